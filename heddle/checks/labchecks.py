@@ -19,10 +19,9 @@ from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.lab.faults.orders import fault_lines, lost_faults
 from heddle.lab.health import overriding_routes
-from heddle.lab.impairments import wanted_faults
+from heddle.lab.impairments import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.runs.store import has_run, paths_of
-from heddle.switch.links.portfaults import differences
 
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
 
@@ -35,7 +34,7 @@ def sysctls(subject: Subject) -> Answer:
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
     given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls()
     rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
-    for node in lab.fabric.nodes:
+    for node in lab.own_nodes:
         wanted = dict(given[node.name])
         settings = dict(decided.get(node.name, {}))
         if node.role is Role.SWITCH:
@@ -86,7 +85,7 @@ def offloads(subject: Subject) -> Found:
     """No port has an offload on, so packets have the sizes they would have on a wire. `order` checks GRO."""
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
-        for node in subject.lab.fabric.nodes
+        for node in subject.lab.own_nodes
         for port, on in port_offloads.read(subject.handles[node.name].netns, _names(node)).items()
         if on
     ]
@@ -99,7 +98,7 @@ def order(subject: Subject) -> Found:
     online = inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
     faults: list[str] = []
     count = 0
-    for node in subject.lab.fabric.nodes:
+    for node in subject.lab.own_nodes:
         found = inorder.read(subject.handles[node.name].netns, _names(node), wanted.delivery)
         count += len(found)
         faults += [
@@ -112,12 +111,9 @@ def order(subject: Subject) -> Found:
 
 def faults(subject: Subject) -> Answer:
     """Compare the programs' faults and the delay lines with what was set. A fault that was set is named in a note."""
-    from heddle.switch.queues.cells import LabQueues
-
     lab = subject.lab
     wanted = wanted_faults(lab)
-    with LabQueues.pinned(lab.fabric) as live:
-        wrong = differences(lab.fabric, subject.handles, live, wanted)
+    wrong = fault_differences(lab, wanted)
     count = _ports(lab)
     notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
     kept = f"{len(wanted)} of {count} ports have a fault, as it was set"
@@ -175,7 +171,7 @@ def reachability(subject: Subject) -> Found:
     lab = subject.lab
     if sum(port.address is not None for port in lab.fabric.host_ports) < 2:
         raise NothingError("fewer than two ports of hosts have an address")
-    result = probe(lab.fabric, subject.handles)
+    result = probe(lab)
     sizes = sorted({port.mtu for port in lab.fabric.host_ports})
     size = "- and ".join(str(each) for each in sizes)
     return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
@@ -225,4 +221,4 @@ def _names(node: Node) -> Iterable[str]:
 
 
 def _ports(lab: Lab) -> int:
-    return sum(len(node.ports) for node in lab.fabric.nodes)
+    return sum(len(node.ports) for node in lab.own_nodes)

@@ -1,7 +1,7 @@
 """Test that every host reaches every other: UDP datagrams of MTU size with DF set, sent and received here.
 
 In:  a fabric and handles. Out: Reach: how many pairs were tried, which of them failed, and why.
-This process holds all sockets, each opened in its host's namespace. No other process is started.
+One process holds the sockets of all hosts of a machine, each opened in its host's namespace.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
+from heddle.lab.lab import Lab
+from heddle.lab.spread import spread
 
 _PORT: Final = 4790  # next to RoCEv2's 4791, which NICs keep for themselves
 # Level, option and value that forbid fragments (linux/in.h, in6.h: PMTUDISC_DO); then bytes of UDP and IP header.
@@ -41,27 +43,53 @@ class Reach:
     faults: tuple[str, ...]
 
 
-def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
+def probe(lab: Lab) -> Reach:
     """Send a datagram of its MTU from each host port to all others of its network (at most 31). Lost ones: again."""
+    fabric = lab.fabric
     nics = [port for port in fabric.host_ports if port.address is not None]
     pairs = _pairs(fabric, nics)
-    refused: dict[tuple[int, int], str] = {}
-    arrived: set[tuple[int, int]] = set()
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(_open(handles[nic.node], nic)) for nic in nics]
-        nonce = os.urandom(4)
-        for _ in range(_TRIES):
-            left = [pair for pair in pairs if pair not in arrived and pair not in refused]
-            if not left:
-                break
-            refused |= _send(sockets, nics, left, nonce, arrived)
-            _drain(sockets, nonce, arrived, len(pairs) - len(refused), _patience(fabric, len(left), len(nics)))
+    seen = Seen()
+    nonce = os.urandom(4)
+    for _ in range(_TRIES):
+        left = [pair for pair in pairs if pair not in seen.arrived and pair not in seen.refused]
+        if not left:
+            break
+        seen = both([seen, one_round(lab, nonce, left)])
     faults = []
     for source, target in pairs:
-        if (source, target) not in arrived:
-            why = refused.get((source, target), f"no {nics[source].mtu}-byte packet arrives")
+        if (source, target) not in seen.arrived:
+            why = seen.refused.get((source, target), f"no {nics[source].mtu}-byte packet arrives")
             faults.append(f"{nics[source].ref} to {nics[target].ref}: {why}")
     return Reach(len(pairs), tuple(faults))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Pairs of NICs, by number: whose datagram arrived, and whose kernel refused it, with its error."""
+
+    arrived: frozenset[tuple[int, int]] = frozenset()
+    refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+def both(seen: Sequence[Seen]) -> Seen:
+    """All of several."""
+    arrived = frozenset(pair for each in seen for pair in each.arrived)
+    return Seen(arrived, {pair: why for each in seen for pair, why in each.refused.items()})
+
+
+@spread(both)
+def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Seen:
+    """Send from the NICs that are here, and receive with them. pairs: numbers of NICs in the whole fabric."""
+    nics, handles = [port for port in lab.fabric.host_ports if port.address is not None], lab.handles()
+    own = {number for number, nic in enumerate(nics) if nic.node in handles}
+    with ExitStack() as stack:
+        sockets = {number: stack.enter_context(_open(handles[nics[number].node], nics[number])) for number in own}
+        arrived: set[tuple[int, int]] = set()
+        refused = _send(sockets, nics, [pair for pair in pairs if pair[0] in own], nonce, arrived)
+        # Those of other shards may arrive until the end, so only on one machine is the number known.
+        wanted = len(pairs) - len(refused) if len(own) == len(nics) else len(pairs) + 1
+        _drain(sockets, nonce, arrived, wanted, _patience(lab.fabric, len(pairs), len(nics)))
+    return Seen(frozenset(arrived), refused)
 
 
 def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:
@@ -107,7 +135,7 @@ def _open(handle: NodeHandle, nic: Port) -> Iterator[socket.socket]:
 
 
 def _send(
-    sockets: Sequence[socket.socket],
+    sockets: Mapping[int, socket.socket],
     nics: Sequence[Port],
     pairs: Sequence[tuple[int, int]],
     nonce: bytes,
@@ -131,11 +159,11 @@ def _send(
 
 
 def _drain(
-    sockets: Sequence[socket.socket], nonce: bytes, arrived: set[tuple[int, int]], wanted: int, seconds: float
+    sockets: Mapping[int, socket.socket], nonce: bytes, arrived: set[tuple[int, int]], wanted: int, seconds: float
 ) -> None:
     """Receive until `wanted` pairs have arrived or `seconds` have passed; 0 s: only what has already arrived."""
     poll = select.poll()
-    by_fd = {each.fileno(): i for i, each in enumerate(sockets)}
+    by_fd = {each.fileno(): number for number, each in sockets.items()}
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     deadline = time.monotonic() + seconds

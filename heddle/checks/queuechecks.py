@@ -70,7 +70,9 @@ def thresholds(subject: Subject) -> Answer:
         faults += [f"DSCP {n} maps to class {classes[n]}, not {wanted_class[n]}" for n in moved]
     changed = sum(bool(values) for values in own_settings(lab).values())
     note = f", with values set at run time on {changed} nodes" if changed else ""
-    said = f"{len(queues.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}"
+    said = (
+        f"{len(queues.numbers)} classes on {sum(len(node.ports) for node in lab.own_nodes)} ports as configured{note}"
+    )
     return Answer(said, faults, late_marks(lab))
 
 

@@ -7,7 +7,8 @@ only packets sent are UDP probes from host to host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -16,6 +17,7 @@ from heddle.base.problems import HeddleError
 from heddle.checks import labchecks, queuechecks
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 from heddle.lab.lab import Lab
+from heddle.lab.spread import spread
 
 Check = Callable[[Subject], Found | Answer]
 # Name -> check, in the order of their dependencies. A new check is a function in its own file, and one line here.
@@ -39,6 +41,41 @@ CHECKS: Final[Mapping[str, Check]] = {
     "paths": labchecks.paths,
     "polarisation": labchecks.polarisation,
 }
+
+
+# Those that read kernels and maps themselves. For a lab in shards they run in each.
+BESIDE_NODES: Final = frozenset({"sysctls", "offloads", "order", "thresholds", "depths", "pauses"})
+_COUNT: Final = re.compile(r"^\d+")
+
+
+def joined(answers: Sequence[Answer | None]) -> Answer | None:
+    """One answer of those of all shards: leading counts of equal texts are added. None: nothing to check."""
+    found = [each for each in answers if each is not None]
+    if not found:
+        return None
+    texts: dict[str, int] = {}
+    for each in found:
+        count = _COUNT.match(each.checked)
+        texts[_COUNT.sub("", each.checked)] = texts.get(_COUNT.sub("", each.checked), 0) + int(count[0] if count else 0)
+    checked = "; ".join(f"{count or ''}{text}" for text, count in texts.items())
+    faults = [line for each in found for line in each.faults]
+    return Answer(checked, faults, tuple(dict.fromkeys(note for each in found for note in each.notes)))
+
+
+@spread(joined)
+def check_beside(lab: Lab, name: str) -> Answer | None:
+    """A check of BESIDE_NODES, for the nodes of one shard."""
+    try:
+        return Answer(*CHECKS[name](Subject.of(lab)))
+    except NothingError:
+        return None
+
+
+def _in_shards(lab: Lab, name: str) -> Answer:
+    found = check_beside(lab, name)
+    if found is None:
+        raise NothingError("no shard has anything that this check applies to")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +110,13 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
         return (nodes, *(CheckResult(name, True, skipped, skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
     chosen = {name: check for name, check in CHECKS.items() if only is None or name in only}
-    return (nodes, *(_check(name, partial(check, subject)) for name, check in chosen.items()))
+    asks = {
+        name: partial(_in_shards, lab, name)
+        if name in BESIDE_NODES and not lab.runtime.here
+        else partial(check, subject)
+        for name, check in chosen.items()
+    }
+    return (nodes, *(_check(name, ask) for name, ask in asks.items()))
 
 
 def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:

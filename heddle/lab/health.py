@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
-from heddle.base.process import run
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import LINK_LOCAL, Fib
-from heddle.kernel.netlink import down_ports
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
 from heddle.lab.faults import orders
@@ -33,11 +33,12 @@ from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, start_daemons
 from heddle.lab.impairments import Requested, changing, reinstall_faults
 from heddle.lab.lab import Lab
+from heddle.lab.nearnodes import down_of, in_network
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import concat, spread
+from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
@@ -269,6 +270,19 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
 
 
 @spread(concat)
+def _lost_pins(lab: Lab) -> list[Path]:
+    """Pins of the programs of these nodes that are missing."""
+    return [path for path in install.pins_of(lab.fabric, lab.own_nodes) if not path.exists()]
+
+
+@spread(nothing, nodes=lambda broken, _: broken)
+def _reinstall(lab: Lab, broken: Mapping[str, Sequence[Port]], own: Mapping[str, QueuePolicy]) -> None:
+    handles = lab.handles()
+    here = {node: ports for node, ports in broken.items() if node in handles}
+    install.reinstall(lab.fabric, handles, here, own)
+
+
+@spread(concat)
 def restore_all_routes(lab: Lab) -> list[str]:
     """Add the link-local routes that ports do not have; returns these ports."""
     return restore_routes(lab.fabric, lab.handles())
@@ -284,7 +298,7 @@ def _check_repairable(lab: Lab) -> None:
         found = [
             Problem(ref, "the port", "is missing: it was removed", recreate) for ref, kind in roots.items() if not kind
         ]
-        pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
+        pins = _lost_pins(lab)
         found += [Problem("bpf", str(path), "is missing: it was removed", recreate) for path in pins[:1]]
     if found:
         raise MachineError(*found)
@@ -295,9 +309,9 @@ def _links(lab: Lab) -> list[str]:
     if not lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
     kept, repaired = Requested.read(lab.dir).down | orders.places_of(lab, "link"), []
+    down = down_of(lab, [node.name for node in lab.fabric.nodes])
     for node in lab.fabric.nodes:
-        down = down_ports(lab.handle(node.name))
-        ports = [port for port in node.ports if down.get(port.name) and port.ref not in kept]
+        ports = [port for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
         if ports:
             _set_up(lab, node, ports)
             repaired += [f"{port.ref}: link set up" for port in ports]
@@ -306,9 +320,8 @@ def _links(lab: Lab) -> list[str]:
 
 def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
     """Set ports up, then restore the addresses and routes that the node lost with them, from its topology."""
-    netns = ["nsenter", f"--net={lab.handle(node.name).netns}", "ip"]
     lines = "".join(f"link set dev {port.name} up\n" for port in ports)
-    done = run([*netns, "-batch", "-"], stdin=lines, check=False)
+    done = in_network(lab, node.name, ["ip", "-batch", "-"], lines)
     if done.code:
         raise MachineError(Problem(node.name, "ports up", f"failed: {done.err.strip()}"))
     commands = [line.removeprefix("ip ") for line in read_topology(lab.topology).nodes[node.name].exec]
@@ -318,7 +331,7 @@ def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
             own = [line.removeprefix("-6 ") for line in again if line.startswith("-6 ") == (family == "-6 ")]
             if own:  # -force: an address or route that exists already must not stop the rest
                 flags = ["-6"] if family == "-6 " else []
-                run([*netns, *flags, "-force", "-batch", "-"], stdin="\n".join(own) + "\n", check=False)
+                in_network(lab, node.name, ["ip", *flags, "-force", "-batch", "-"], "\n".join(own) + "\n")
 
 
 def _ports(lab: Lab) -> list[str]:
@@ -333,7 +346,7 @@ def _ports(lab: Lab) -> list[str]:
             broken.setdefault(port.node, []).append(port)
             why.setdefault(" and ".join(parts), []).append(port.ref)
     if broken:
-        install.reinstall(lab.fabric, lab.handles(), broken, own_queues(lab))
+        _reinstall(lab, broken, own_queues(lab))
     return [f"{some_of(refs)}: {parts} installed again" for parts, refs in why.items()]
 
 

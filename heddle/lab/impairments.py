@@ -29,6 +29,7 @@ from heddle.base import owners, state
 from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.faults.record import SetFault
+from heddle.lab.spread import nothing, spread, union
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
 
@@ -149,15 +150,12 @@ def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault) -> list[str]:
     kernel has no netem and the fault needs it. In both cases nothing is changed. CheckError when the program and the
     kernel do not have the fault afterwards.
     """
-    from heddle.switch.queues.cells import LabQueues
-
     key, why, hint = fault.complaint()
     if why:
         raise InputError(Problem("", f"--{key}", why, hint))
     ports = ports_of(lab.fabric, refs)
     done = _set(lab, dict.fromkeys((port.ref for port in ports), fault))
-    with LabQueues.pinned(lab.fabric) as live:
-        wrong = differences(lab.fabric, lab.handles(), live, wanted_faults(lab))
+    wrong = fault_differences(lab, wanted_faults(lab))
     if found := [Problem(ref, "the port", wrong[ref], f"./inv fault clear {ref}") for ref in done if ref in wrong]:
         raise CheckError(*found)
     return done
@@ -181,25 +179,49 @@ def restore_faults(lab: Lab) -> bool:
 
 def reinstall_faults(lab: Lab) -> list[str]:
     """Set faults again where program or kernel differ from them; returns the ports. The caller holds the lab's lock."""
+    wanted = wanted_faults(lab)
+    wrong = fault_differences(lab, wanted)
+    if wrong:
+        _put_faults(lab, {ref: wanted.get(ref, NO_FAULT) for ref in wrong})
+    return [*wrong]
+
+
+@spread(nothing)
+def _put_faults(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
+    """Give ports their faults, in the programs and the delay lines."""
     from heddle.switch.queues.cells import LabQueues
 
-    wanted = wanted_faults(lab)
+    handles = lab.handles()
+    here = {ref: fault for ref, fault in wanted.items() if ref.partition(":")[0] in handles}
     with LabQueues.pinned(lab.fabric) as live:
-        wrong = differences(lab.fabric, lab.handles(), live, wanted)
-        if wrong:
-            set_faults(lab.fabric, lab.handles(), live, {ref: wanted.get(ref, NO_FAULT) for ref in wrong})
-    return [*wrong]
+        set_faults(lab.fabric, handles, live, here)
+
+
+@spread(union)
+def fault_differences(lab: Lab, wanted: Mapping[str, LinkFault]) -> dict[str, str]:
+    """Port -> how the program or the kernel differs from its fault."""
+    from heddle.switch.queues.cells import LabQueues
+
+    handles = lab.handles()
+    here = {ref: fault for ref, fault in wanted.items() if ref.partition(":")[0] in handles}
+    with LabQueues.pinned(lab.fabric) as live:
+        return dict(differences(lab.fabric, handles, live, here))
+
+
+@spread(union)
+def _fault_counts(lab: Lab) -> dict[str, FaultCounts]:
+    from heddle.switch.queues.cells import LabQueues
+
+    with LabQueues.pinned(lab.fabric) as live:
+        return dict(read_counts(lab.fabric, lab.handles(), live))
 
 
 def read_faults(lab: Lab) -> list[PortFault]:
     """All ports that have a fault, in the fabric's order, with their counters."""
-    from heddle.switch.queues.cells import LabQueues
-
     requested, wanted = Requested.read(lab.dir), wanted_faults(lab)
     if not wanted:
         return []
-    with LabQueues.pinned(lab.fabric) as live:
-        counts = read_counts(lab.fabric, lab.handles(), live)
+    counts = _fault_counts(lab)
 
     def source(ref: str) -> Literal["file", "fault", "run"]:
         return "run" if ref in requested.before_run else "fault" if ref in requested.links else "file"
@@ -278,13 +300,10 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
 
 def write_faults(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
     """Record faults, then set those of `wanted`. The caller holds CHANGES."""
-    from heddle.switch.queues.cells import LabQueues
-
     usual = file_faults(lab.fabric)
     own = {ref: fault for ref, fault in requested.links.items() if fault != usual.get(ref, NO_FAULT)}
     replace(requested, links=own).write(lab.dir)
-    with LabQueues.pinned(lab.fabric) as live:
-        set_faults(lab.fabric, lab.handles(), live, wanted)
+    _put_faults(lab, wanted)
 
 
 @contextmanager

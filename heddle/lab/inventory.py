@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any, Final
@@ -27,6 +27,7 @@ from heddle.kernel.uapi import (
 from heddle.lab.daemons import BgpPeer
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
+from heddle.lab.spread import spread, union
 
 _RTM_GETADDR: Final = 22
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -152,19 +153,33 @@ def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInvento
     nodes = [node for node in fabric.nodes if names is None or node.name in names]
     asked = [node.name for node in nodes if node.role is Role.SWITCH and node.name not in stopped]
     sessions = lab.snapshot(LabPart.SESSIONS, asked).sessions
-    found = [_node(lab, node, stopped.get(node.name, ""), sessions.get(node.name) or {}) for node in nodes]
+    seen = _seen(lab, [node.name for node in nodes if node.name not in stopped])
+    found = [
+        _node(lab, node, stopped.get(node.name, ""), sessions.get(node.name) or {}, seen.get(node.name))
+        for node in nodes
+    ]
     sizes = len(fabric.switches), len(fabric.hosts), len(fabric.links)
     return LabInventory(lab.name, lab.runtime.name, str(lab.topology), *sizes, tuple(found))
 
 
-def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str]) -> NodeEntry:
-    handle = lab.handle(node.name)
-    addresses: dict[str, tuple[str, ...]] = {}
-    down: Mapping[str, bool] | None = None
-    if not trouble:
-        found = read_interfaces(handle).addresses
-        addresses = {name: tuple(map(str, rows)) for name, rows in found.items()}
-        down = down_ports(handle)
+_Seen = tuple[dict[str, tuple[str, ...]], Mapping[str, bool]]  # interface -> addresses; ports without a carrier
+
+
+@spread(union, nodes=lambda names: names)
+def _seen(lab: Lab, names: Sequence[str]) -> dict[str, _Seen]:
+    """What the kernels of these nodes have."""
+    handles = {name: handle for name, handle in lab.handles().items() if name in names}
+    return {
+        name: (
+            {port: tuple(map(str, rows)) for port, rows in read_interfaces(handle).addresses.items()},
+            down_ports(handle),
+        )
+        for name, handle in handles.items()
+    }
+
+
+def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _Seen | None) -> NodeEntry:
+    addresses, down = ({}, None) if seen is None else seen
     # A fabric file defines the AS numbers; those of an imported lab are read from bgpd.
     peers: Mapping[str, BgpPeer] = {}
     if states and node.asn is None:
@@ -175,7 +190,8 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str]) -> Node
     others = {name: _without_loopback(rows) for name, rows in addresses.items() if name not in own}
     return NodeEntry(
         node.name, node.role, lab.fabric.level_of(node).title, asn, _text(node.loopback), _text(node.router_id),
-        _text(node.prefix), str(handle.netns), ports, {name: rows for name, rows in others.items() if rows}, trouble,
+        _text(node.prefix), str(lab.handle(node.name).netns), ports,
+        {name: rows for name, rows in others.items() if rows}, trouble,
     )  # fmt: skip
 
 

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
-from heddle.base.process import run
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
-from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
 from heddle.lab.impairments import Requested, ports_of
+from heddle.lab.nearnodes import down_of, in_network
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -260,9 +258,9 @@ def _taken_down(lab: Lab, what: str, ports: Sequence[tuple[Node, str]], timeout:
     """Take ports of switches down. Ports that were down before stay down after `undo`."""
     check_rendered(lab)
     fresh = dict[str, list[str]]()
+    down = down_of(lab, [*_by_switch(ports)])
     for switch, names in _by_switch(ports).items():
-        down = down_ports(lab.handle(switch))
-        fresh[switch] = [name for name in names if not down.get(name)]
+        fresh[switch] = [name for name in names if not down[switch].get(name)]
     do, undo = (partial(_set_all, lab, fresh, word) for word in ("down", "up"))
     return _inject(lab, what, do, undo, timeout)
 
@@ -305,8 +303,7 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
     check_rendered(lab)
     lines = "".join(f"link set dev {name} {word}\n" for name in names)
     with lock(lab.name):
-        with inside(lab.handle(node.name).netns):
-            done = run(["ip", "-batch", "-"], stdin=lines, check=False)
+        done = in_network(lab, node.name, ["ip", "-batch", "-"], lines)
         if done.code == 0:
             requested, refs = Requested.read(lab.dir), {node.port(name).ref for name in names}
             down = requested.down | refs if word == "down" else requested.down - refs
@@ -359,8 +356,7 @@ def set_links(lab: Lab, refs: Sequence[str], word: str) -> None:
     """Set ports (`rtsw1:eth3`) down or up at their own ends, without a record. MachineError when ip fails."""
     for node, names in by_node(refs).items():
         lines = "".join(f"link set dev {name} {word}\n" for name in names)
-        netns = str(lab.handle(node).netns)
-        done = run(["nsenter", f"--net={netns}", "ip", "-batch", "-"], stdin=lines, check=False)
+        done = in_network(lab, node, ["ip", "-batch", "-"], lines)
         if done.code != 0:
             raise MachineError(Problem(node, f"ports {word}", f"failed: {done.err.strip()}"))
 

@@ -23,6 +23,7 @@ from heddle.fabric.model import Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.seeds import seed_for
 from heddle.lab.snapshot import LabPart
+from heddle.lab.spread import spread, union
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.switch.hashing.steering import Exact, exact_from_json, exact_to_json
 from heddle.switch.hashing.swap import change
@@ -310,6 +311,8 @@ def _undo(lab: Lab, switches: Sequence[str]) -> None:
             _change(lab, [row])
 
 
-def _change(lab: Lab, rows: Sequence[SwitchHashing]) -> Mapping[str, int]:
+@spread(union, nodes=lambda rows: [row.switch for row in rows])
+def _change(lab: Lab, rows: Sequence[SwitchHashing]) -> dict[str, int]:
     handles = lab.handles()
-    return change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.policy.ip_version)
+    here = [(handles[row.switch], row) for row in rows if row.switch in handles]
+    return dict(change(lab.name, here, lab.fabric.policy.ip_version))

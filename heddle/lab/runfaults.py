@@ -20,13 +20,13 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
-from heddle.kernel.netlink import down_ports
 from heddle.kernel.routewatch import RouteWatch
 from heddle.lab import outages
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KEYS, KINDS
 from heddle.lab.impairments import Requested, changing, ports_of, write_faults
+from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
@@ -334,8 +334,5 @@ def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> lis
 
 def _up_now(lab: Lab, refs: Sequence[str]) -> list[str]:
     """Those of these ports that are not down at their own end."""
-    found = []
-    for node, names in by_node(refs).items():
-        down = down_ports(lab.handle(node))
-        found += [f"{node}:{name}" for name in names if not down.get(name)]
-    return found
+    down = down_of(lab, [*by_node(refs)])
+    return [f"{node}:{name}" for node, names in by_node(refs).items() for name in names if not down[node].get(name)]

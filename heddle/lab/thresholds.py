@@ -26,6 +26,8 @@ from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Level, Port
 from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
+from heddle.lab import agents
+from heddle.lab.spread import nothing, spread
 from heddle.spec.keys import Strict
 from heddle.spec.plain import nested_values
 from heddle.spec.queuespec import QueuesSpec
@@ -104,7 +106,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
             own[name] = after
         _check_gates(lab, [after for _, after in changes])
         write_queues(lab, own, names)
-    pfc.reload(lab.name)
+    agents.reload(lab)
     return names
 
 
@@ -113,14 +115,21 @@ def write_queues(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str],
 
     The caller holds CHANGES, and reloads the PFC agent where its thresholds change.
     """
-    from heddle.switch.queues.cells import LabQueues
-
     usual = lab.fabric.policy.queues
     own = {name: queues for name, queues in own.items() if queues != usual}
     kept, again = {name: dump_queues(queues) for name, queues in own.items()}, partial(reapply_queues, lab)
-    with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, again, queues=kept, **values):
+    with state.recorded(lab.name, again, queues=kept, **values):
+        _set_policies(lab, own, list(names))
+
+
+@spread(nothing)
+def _set_policies(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str]) -> None:
+    """own: node -> its queues, where they differ from the file's. names: the nodes that change."""
+    from heddle.switch.queues.cells import LabQueues
+
+    with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own=own))
-        _set_red_curves(lab, {name: own.get(name, usual) for name in names})
+        _set_red_curves(lab, {name: own.get(name, lab.fabric.policy.queues) for name in names})
 
 
 def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
@@ -141,6 +150,7 @@ def threshold_differences(fabric: Fabric, live: LabQueues, policies: Policies) -
                 yield port, traffic_class, what
 
 
+@spread(any)
 def reapply_queues(lab: Lab) -> bool:
     """Set the recorded thresholds again where others are in force, as after a `queues set` that was killed.
 
@@ -168,7 +178,7 @@ def restore_queues(lab: Lab) -> bool:
         if not own:
             return False
         write_queues(lab, {}, [*own], before_run={})
-    pfc.reload(lab.name)
+    agents.reload(lab)
     return True
 
 
@@ -236,8 +246,9 @@ def changed(
 
 def _set_red_curves(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
     """Set the curves of the kernel's RED qdiscs on nodes that mark by RED. It is done per port, without packet loss."""
+    handles = lab.handles()
     for node in lab.fabric.switches:
-        if node.name in wanted and wanted[node.name].ecn.marker == "red":
+        if node.name in handles and node.name in wanted and wanted[node.name].ecn.marker == "red":
             curves = red.curves_of(wanted[node.name])
             red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -137,9 +137,10 @@ def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[P
     queues.apply(handle.netns, node, setup, journal, ports)
 
 
-def pins_of(fabric: Fabric) -> list[Path]:
-    """The pins of all programs that a running lab's ports have."""
-    return list(dict.fromkeys(each.pin(fabric.name) for node in fabric.nodes for each in programs_of(node)))
+def pins_of(fabric: Fabric, nodes: Iterable[Node] | None = None) -> list[Path]:
+    """The pins of all programs that a running lab's ports have. nodes: all by default."""
+    chosen = fabric.nodes if nodes is None else nodes
+    return list(dict.fromkeys(each.pin(fabric.name) for node in chosen for each in programs_of(node)))
 
 
 def reinstall(

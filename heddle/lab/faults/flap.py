@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
-from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import RouteSocket, carrier_changes, down_ports
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
 from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import set_links, switch_end
+from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -35,7 +35,7 @@ class Flap(NamedFault):
         """With the end that goes down. InputError for a link that is down already."""
         port = switch_end(lab.fabric, where)
         node, _, name = port.partition(":")
-        if name in down_ports(lab.handle(node)):
+        if name in down_of(lab, [node])[node]:
             hint = f"./inv fault up {where} --lab {lab.name}"
             raise InputError(Problem(where, "the link", "is down already", hint))
         return {**values, "port": port, "changes": _changes(lab, port)}
@@ -75,6 +75,4 @@ class Flap(NamedFault):
 
 def _changes(lab: Lab, port: str) -> int:
     node, _, name = port.partition(":")
-    netns = lab.handle(node).netns
-    with inside(netns), RouteSocket(netns, here=True) as netlink:
-        return carrier_changes(netlink)[name]
+    return (lab.snapshot(LabPart.CARRIER, [node]).nodes[node].carrier_changes or {})[name]

@@ -7,11 +7,11 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
-from heddle.base.process import run
 from heddle.fabric.model import Role
-from heddle.kernel.fib import read_fib
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
+from heddle.lab.nearnodes import in_network
+from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -38,7 +38,7 @@ class Misroute(NamedFault):
         if lab.fabric.by_name[port.peer_node].role is Role.HOST:
             why = "leads to a host, which forwards nothing"
             raise InputError(Problem("", where, why, "name a port that leads to a switch"))
-        fib = read_fib(lab.handle(node), lab.fabric.policy.ip_version)
+        fib = lab.snapshot(LabPart.FIBS, [node]).fibs[node]
         gateways = [hop.gateway for hops in fib.routes.values() for hop in hops if hop.port == name and hop.gateway]
         if not gateways:
             why = f"has no next hop over {name}, so its neighbour's address is not known"
@@ -57,10 +57,9 @@ class Misroute(NamedFault):
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """The kernel's lookup returns the port."""
         node, _, name = fault.where.partition(":")
-        netns = lab.handle(node).netns
         for prefix in fault.values["prefixes"]:
             address = prefix.partition("/")[0]
-            done = run(["nsenter", f"--net={netns}", "ip", "route", "get", address], check=False)
+            done = in_network(lab, node, ["ip", "route", "get", address])
             if f" dev {name} " not in done.out:
                 return ""
         return f"the kernel of {node} looks up {', '.join(fault.values['prefixes'])} and returns {name}"
@@ -89,7 +88,6 @@ def _routes(lab: Lab, fault: SetFault, word: str) -> None:
     node, _, name = fault.where.partition(":")
     over = f"via {fault.values['gateway']} dev {name} onlink proto static"
     lines = "".join(f"route {word} {prefix} {over}\n" for prefix in fault.values["prefixes"])
-    argv = ["nsenter", f"--net={lab.handle(node).netns}", "ip", "-force", "-batch", "-"]
-    done = run(argv, stdin=lines, check=False)
+    done = in_network(lab, node, ["ip", "-force", "-batch", "-"], lines)
     if done.code and word != "del":  # what was removed already is no error
         raise MachineError(Problem(fault.where, "the route", f"cannot be set: {done.reason}"))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.fabric.model import Fabric, Role
-from heddle.kernel.netlink import down_ports
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.frr import end_daemons, start_daemons
+from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class NodeDown(NamedFault):
     def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """With the ports that go down. InputError for a node of which all links are down already."""
         ports = [switch_end(lab.fabric, port.ref) for port in lab.fabric.by_name[where].ports]
-        down = {f"{node}:{name}" for node in by_node(ports) for name in down_ports(lab.handle(node))}
+        down = {f"{node}:{name}" for node, names in down_of(lab, [*by_node(ports)]).items() for name in names}
         if not (fresh := [ref for ref in ports if ref not in down]):
             raise InputError(Problem(where, "the node", "has no link that is up", f"run ./inv status {lab.name}"))
         return {"ports": fresh}
@@ -44,7 +44,8 @@ class NodeDown(NamedFault):
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """No link has a carrier, and no daemon answers."""
         ports = fault.values["ports"]
-        if any({*names} - down_ports(lab.handle(node)).keys() for node, names in by_node(ports).items()):
+        down = down_of(lab, [*by_node(ports)])
+        if any({*names} - down[node].keys() for node, names in by_node(ports).items()):
             return ""
         if lab.fabric.by_name[fault.where].role is not Role.SWITCH:
             return f"{many(len(ports), 'link')} without a carrier; all kernels have the routes without it"

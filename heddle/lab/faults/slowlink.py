@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import run
 from heddle.base.units import format_rate, format_share
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
+from heddle.lab.nearnodes import in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import rate_line
@@ -67,6 +67,6 @@ def set_shares(lab: Lab, refs: Sequence[str], share: float) -> None:
         node, _, name = ref.partition(":")
         port = lab.fabric.by_name[node].port(name)
         line = rate_line(port, lab.fabric.policy.queues, round(port.rate_bps * share))
-        done = run(["nsenter", f"--net={lab.handle(node).netns}", "tc", "-batch", "-"], stdin=f"{line}\n", check=False)
+        done = in_network(lab, node, ["tc", "-batch", "-"], f"{line}\n")
         if done.code:
             raise MachineError(Problem(ref, "the rate of the port", f"cannot be set: {done.reason}"))
