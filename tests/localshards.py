@@ -112,6 +112,11 @@ class LocalCluster:
             holder.wait()
         return len(held)
 
+    def close(self) -> None:
+        """End all shards."""
+        for lab in [*self._holders]:
+            self.remove(lab, Observer())
+
     def kill(self, lab: str, shard: str) -> None:
         """End one shard, as a node that fails does."""
         os.kill(self._holders[lab][shard].pid, signal.SIGKILL)

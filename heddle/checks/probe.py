@@ -33,6 +33,7 @@ _HEADERS: Final[Mapping[int, int]] = {4: 8 + 20, 6: 8 + 40}
 _MARK: Final = struct.Struct("!4sII")  # random identifier of this probe, sender, receiver
 _MAX_PEERS: Final = 31  # NICs that one NIC probes at most; a larger fabric is sampled by a pattern of distances
 _TRIES: Final = 3
+_OPEN_S: Final = 0.1  # until the sockets of other shards are open, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Seen:
     own = {number for number, nic in enumerate(nics) if nic.node in handles}
     with ExitStack() as stack:
         sockets = {number: stack.enter_context(_open(handles[nics[number].node], nics[number])) for number in own}
+        if len(own) < len(nics):
+            time.sleep(_OPEN_S)
         arrived: set[tuple[int, int]] = set()
         refused = _send(sockets, nics, [pair for pair in pairs if pair[0] in own], nonce, arrived)
         # Those of other shards may arrive until the end, so only on one machine is the number known.

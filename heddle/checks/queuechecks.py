@@ -70,9 +70,8 @@ def thresholds(subject: Subject) -> Answer:
         faults += [f"DSCP {n} maps to class {classes[n]}, not {wanted_class[n]}" for n in moved]
     changed = sum(bool(values) for values in own_settings(lab).values())
     note = f", with values set at run time on {changed} nodes" if changed else ""
-    said = (
-        f"{len(queues.numbers)} classes on {sum(len(node.ports) for node in lab.own_nodes)} ports as configured{note}"
-    )
+    ports = sum(len(node.ports) for node in lab.own_nodes)
+    said = f"{ports} ports have {len(queues.numbers)} classes as configured{note}"
     return Answer(said, faults, late_marks(lab))
 
 
@@ -229,7 +228,7 @@ def pauses(subject: Subject) -> Found:
 def _closed(subject: Subject) -> set[tuple[str, str, int]]:
     return {
         (node.name, port, number)
-        for node in subject.lab.fabric.nodes
+        for node in subject.lab.own_nodes
         for port, number in read_closed(subject.handles[node.name].netns)
     }
 

@@ -110,10 +110,9 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
         return (nodes, *(CheckResult(name, True, skipped, skipped=True) for name in CHECKS))
     subject = Subject.of(lab)
     chosen = {name: check for name, check in CHECKS.items() if only is None or name in only}
+    beside = frozenset() if lab.runtime.here else BESIDE_NODES
     asks = {
-        name: partial(_in_shards, lab, name)
-        if name in BESIDE_NODES and not lab.runtime.here
-        else partial(check, subject)
+        name: partial(_in_shards, lab, name) if name in beside else partial(check, subject)
         for name, check in chosen.items()
     }
     return (nodes, *(_check(name, ask) for name, ask in asks.items()))

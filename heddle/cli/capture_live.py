@@ -72,6 +72,7 @@ def run_capture(
         hint = f"name a port, as {EXAMPLE_PORT}, or a file: --read FILE"
         raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
     where = open_lab(lab)
+    where.require_here("capture")
     taps = find_ports(where, port)
     expression = read_filter(filter_)
     refs = [tap.ref for tap in taps]

@@ -116,7 +116,9 @@ def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str |
             text = shown(f"[{seat.rank} {seat.end.host}] {line}")
             print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
 
-    result = run_program(open_lab(lab), options, cmd, out.observer, show)
+    where = open_lab(lab)
+    where.require_here("launch")
+    result = run_program(where, options, cmd, out.observer, show)
     for fault in result.faults:
         out.observer.warn(fault)
     ranks = [
@@ -148,6 +150,7 @@ def _rdma(
     from heddle.lab.opening import open_lab
 
     where = open_lab(lab)
+    where.require_here("launch")
     if not out.json:
         out.close()
         out.exit_code = run(where, client, server, cmd, out.observer)

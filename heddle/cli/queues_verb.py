@@ -170,10 +170,10 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
 def _reset(lab: Lab) -> None:
     """Set all counters to 0. Not during a run, which needs the difference of two readings."""
     from heddle.base import owners
-    from heddle.switch.queues.cells import LabQueues
+    from heddle.lab.queues import forget
 
-    with owners.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
-        live.forget()
+    with owners.lock(lab.name):
+        forget(lab)
 
 
 def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
@@ -215,6 +215,7 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
     from heddle.lab.queues import QueueWatch
     from heddle.switch.queues.cells import LabQueues
 
+    lab.require_here("queues --watch")
     end = time.monotonic() + seconds
     with LabQueues.pinned(lab.fabric) as live, Screen(sys.stdout, out) as screen:
         watch = QueueWatch(lab, live)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from heddle.lab.spread import concat, spread
 from heddle.runtimes.netns_topology import read_topology
@@ -10,6 +10,9 @@ from heddle.switch.links.cuts import CutCount, CutEnd, TunnelUse, read_counts, t
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+
+
+_READINGS: Final = 20
 
 
 def cut_ends(lab: Lab) -> list[CutEnd]:
@@ -28,5 +31,13 @@ def cut_counts(lab: Lab) -> list[CutCount]:
 
 
 def tunnels(lab: Lab) -> list[TunnelUse]:
-    """Both directions of each cut link: frames sent over the tunnel, and those that did not arrive."""
-    return tunnel_uses(cut_counts(lab))
+    """Both directions of each cut link: frames sent over the tunnel, and those that did not arrive.
+
+    It reads until that is sure, a limited number of times.
+    """
+    readings = [cut_counts(lab)]
+    while True:
+        readings.append(cut_counts(lab))
+        found = tunnel_uses(readings)
+        if len(readings) == _READINGS or not any(each.unsure for each in found):
+            return found

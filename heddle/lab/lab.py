@@ -178,6 +178,12 @@ class Lab:
         """The FRR daemons of its switches."""
         return Daemons(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
 
+    def require_here(self, what: str) -> None:
+        """InputError for a lab in shards: what needs its nodes on this machine. what: `capture`."""
+        if not self.runtime.here:
+            why = f"is in shards ({self.runtime.name}), and {what} needs all of its nodes on this machine"
+            raise InputError(Problem("", f"lab {self.name}", why, "./inv up FABRIC brings one up here"))
+
     @property
     def own_nodes(self) -> Sequence[Node]:
         """The nodes that have a handle: all of the fabric, or those of a shard."""

@@ -19,6 +19,7 @@ from heddle.base.units import parse_duration
 from heddle.fabric.model import Fabric, Port
 from heddle.fabric.policy import PfcPolicy
 from heddle.lab.snapshot import LabPart
+from heddle.lab.spread import nothing, spread
 from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
 from heddle.switch.queues.classes import ClassPolicy, Policies
@@ -179,6 +180,13 @@ class QueuesResult:
             "set": {node: dict(values) for node, values in self.settings.items()},
             "emulated": {"k": self.k},
         }
+
+
+@spread(nothing)
+def forget(lab: Lab) -> None:
+    """Set all counters to 0. The caller holds the lock of the lab's runs."""
+    with LabQueues.pinned(lab.fabric) as live:
+        live.forget()
 
 
 def read_queues(lab: Lab) -> QueuesResult:

@@ -134,8 +134,8 @@ def _set_policies(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str]
 
 def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
     """Differences of the thresholds in the BPF maps from those that were set last, a line each."""
-    found = threshold_differences(lab.fabric, live, wanted_policies(lab))
-    return [f"{port.ref}, class {number}: {what}" for port, number, what in found]
+    own, found = lab.handles(), threshold_differences(lab.fabric, live, wanted_policies(lab))
+    return [f"{port.ref}, class {number}: {what}" for port, number, what in found if port.node in own]
 
 
 def threshold_differences(fabric: Fabric, live: LabQueues, policies: Policies) -> Iterator[tuple[Port, int, str]]:

@@ -99,6 +99,7 @@ def craft(
         raise InputError(Problem("", f"--wait {wait:g}", "is no time to wait for answers", hint))
     recipe = read_recipe(fields)
     where = open_lab(lab) if lab is None or isinstance(lab, str) else lab
+    where.require_here("craft")
     ends = _ends(where, src, dst)
     addresses = _addresses(where, *ends)
     packets = recipe.packets(addresses)

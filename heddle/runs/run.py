@@ -92,6 +92,8 @@ def run_workload(
     only: run this job alone, on the NICs that it has in the workload.
     """
     jobs, faults = plan_workload(lab.fabric, workload, lab)
+    if any(each.transport.stack is not None for each in jobs):
+        lab.require_here("the hosts' own RDMA stack")
     if only:
         jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
     handles = lab.handles()

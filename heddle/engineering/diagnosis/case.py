@@ -19,6 +19,7 @@ from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.daemons import MissingSession, SessionCauses, explained, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import spread, union
 from heddle.lab.thresholds import threshold_differences
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof.evidence import Evidence
@@ -106,16 +107,19 @@ class LiveState:
         now = lab.snapshot(_READ, [node.name for node in lab.fabric.nodes if node.name not in stopped])
         seen = SessionCauses(stopped, now.down, now.silent)
         missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
-        return cls(now, stopped, missing, None if measured else _thresholds(lab.fabric), lab.blueprint.rendered)
+        return cls(now, stopped, missing, None if measured else _thresholds(lab), lab.blueprint.rendered)
 
 
-def _thresholds(fabric: Fabric) -> dict[str, tuple[str, ...]]:
+@spread(union)
+def _thresholds(lab: Lab) -> dict[str, tuple[str, ...]]:
     from heddle.switch.queues.cells import LabQueues
 
     found: dict[str, list[str]] = {}
-    with LabQueues.pinned(fabric) as live:
-        for port, number, what in threshold_differences(fabric, live, policies_of(fabric)):
-            found.setdefault(port.ref, []).append(f"class {number}: {what}")
+    with LabQueues.pinned(lab.fabric) as live:
+        own = lab.handles()
+        for port, number, what in threshold_differences(lab.fabric, live, policies_of(lab.fabric)):
+            if port.node in own:
+                found.setdefault(port.ref, []).append(f"class {number}: {what}")
     return {ref: tuple(lines) for ref, lines in found.items()}
 
 

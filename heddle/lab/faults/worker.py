@@ -26,6 +26,7 @@ _PATIENCE_S: Final = 2.0
 
 def start_worker(lab: Lab, fault: SetFault, node: str) -> SetFault:
     """Start the process of a fault in a node's namespace; returns the fault with it."""
+    lab.require_here(f"fault {fault.kind}")
     argv = ["nsenter", f"--net={lab.handle(node).netns}", sys.executable, "-P", "-m", __package__]
     env = {**os.environ, "PYTHONPATH": str(resources.HERE.python_path)}
     quiet = subprocess.DEVNULL

@@ -1,8 +1,8 @@
 """Cut links: links whose other end is in another shard. Their stubs, their programs, and what has crossed them.
 
 In:  a lab's fabric whose queues are pinned, and its cut links; the namespace of the stubs.
-Out: programs at the stubs and at the tunnel (bpf/cut.h); packets sent and received by each cut port, and the tunnel's
-losses from the counts of both ends.
+Out: programs at the stubs and at the tunnel (bpf/cut.h); packets sent and received by each cut port, and the losses of
+the tunnel from the counts of both ends.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -111,18 +112,30 @@ def read_counts(fabric: Fabric, ends: Iterable[CutEnd]) -> list[CutCount]:
 
 @dataclass(frozen=True, slots=True)
 class TunnelUse:
-    """One direction of a cut link: frames that `port` sent over the tunnel, and how many of them did not arrive."""
+    """One direction of a cut link: frames that `port` sent over the tunnel since the lab came up, and their losses.
+
+    lost: at least so many did not arrive. unsure: so many more may be lost, or were on their way in each reading.
+    """
 
     port: str
     sent: int
     lost: int
+    unsure: int = 0
 
 
-def tunnel_uses(counts: Iterable[CutCount]) -> list[TunnelUse]:
-    """Of the counts of both ends of each link; a frame that is in the tunnel counts as lost."""
-    rows = {each.port: each for each in counts}
-    return [
-        TunnelUse(each.port, each.sent, each.sent - rows[each.peer].received)
-        for each in rows.values()
-        if each.peer in rows
-    ]
+def tunnel_uses(readings: Sequence[Iterable[CutCount]]) -> list[TunnelUse]:
+    """The losses, from several readings of both ends, oldest first.
+
+    The ends are not read at the same moment. A frame that was sent before a reading has arrived before the next one, or
+    is lost; and one that has arrived before a reading was sent before the next one. So sent - received has a lower and
+    an upper bound from each two readings.
+    """
+    tables = [{each.port: each for each in reading} for reading in readings]
+    last, found = tables[-1], []
+    for port, row in last.items():
+        if row.peer in last:
+            pairs = [(one[port], two[port], one[row.peer], two[row.peer]) for one, two in pairwise(tables)]
+            least = max(one.sent - two_far.received for one, _, _, two_far in pairs)
+            most = min(two.sent - one_far.received for _, two, one_far, _ in pairs)
+            found.append(TunnelUse(port, row.sent, max(0, least), max(0, most - max(0, least))))
+    return found

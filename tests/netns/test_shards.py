@@ -1,0 +1,161 @@
+"""A fabric over several kernels: shards of this machine (tests/localshards.py), joined by cut links over VXLAN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.checks.validate import validate
+from heddle.fabric.fabricfile import LoadedFabric, load_fabric
+from heddle.fabric.model import Role
+from heddle.lab import lifecycle, outages, rehash, thresholds
+from heddle.lab.cutlinks import cut_counts, tunnels
+from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
+from heddle.proof.verdict import PathsResult
+from heddle.runs.results import RunResult
+from heddle.runs.run import run
+from heddle.runs.store import paths_of
+from heddle.runtimes import registry
+from heddle.switch.queues.portids import port_ids, row
+from heddle.traffic.options import RunOptions
+from tests import localshards
+from tests.machine import until
+
+pytestmark = pytest.mark.root
+LOSSLESS = 3
+LINKS = ("link.host=20mbit", "link.fabric=40mbit")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.LocalCluster]:
+    """The runtime of shards on this machine, registered for this module."""
+    made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.RUNTIMES, localshards.NAME, localshards.PLACE)
+        patch.setattr(localshards.LocalShards, "on", made)
+        yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def lab(cluster: localshards.LocalCluster) -> Iterator[Lab]:
+    """The preset tiny over two shards."""
+    yield lifecycle.up(load_fabric("tiny", name="shardtiny"), runtime=localshards.NAME).lab
+    lifecycle.down("shardtiny")
+
+
+def ran(lab: Lab, **more: object) -> tuple[RunResult, PathsResult]:
+    options = RunOptions(**{"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 4, **more})  # type: ignore[arg-type]
+    return run(lab, options, Silent()), paths_of(lab)
+
+
+def taken(paths: PathsResult) -> dict[tuple[str, str, int, int], tuple[tuple[str, ...], int]]:
+    """Each flow, with the path that its packets took and their number."""
+    return {each.flow.key: (each.measured, each.sent.packets) for each in paths.flows}
+
+
+@pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
+    cluster: localshards.LocalCluster, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    fabric = load_fabric("zone", name="shardzone", overrides=["link.host=40mbit", "link.fabric=40mbit"])
+    found = []
+    for runtime in ("netns", localshards.NAME):
+        monkeypatch.setattr(localshards.LocalShards, "shards_wanted", shards)
+        where = lifecycle.up(fabric, runtime=runtime).lab
+        try:
+            before = {each.port: each for each in tunnels(where)}
+            result, paths = ran(where, sizes=(1 << 17,), iters=1)
+            assert result.wrong == 0 and paths.agree and not paths.lost
+            crossed = [each.sent - before[each.port].sent for each in tunnels(where)]
+            assert all(each.lost == before[each.port].lost for each in tunnels(where)), "the tunnel is a wire"
+            assert (sum(crossed) > 1000) == (runtime != "netns")
+            found.append(taken(paths))
+        finally:
+            lifecycle.down(where.name)
+    assert found[0] == found[1]
+
+
+def test_every_check_passes_over_shards(lab: Lab) -> None:
+    assert [each for each in validate(lab) if not each.ok] == []
+
+
+def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster) -> None:
+    fabric = load_fabric("tiny", name="shardpfc", overrides=["queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS])
+    where = lifecycle.up(fabric, runtime=localshards.NAME).lab
+    try:
+        before = where.snapshot(LabPart.QUEUES).queues
+        result, paths = ran(where, collective="incast", placement="host3,host1,host2,host4", qps=1, iters=1, warmup=0)
+        assert result.wrong == 0 and paths.agree and not paths.lost
+        now = where.snapshot(LabPart.QUEUES).queues
+        ids = port_ids(where.fabric)
+        rows = [
+            row(ids[node, name], LOSSLESS) for each in tunnels(where) for node, _, name in [each.port.partition(":")]
+        ]
+        moved = [int(now.gates["pfc_received"][at] - before.gates["pfc_received"][at]) for at in rows]
+        assert any(moved), "a switch has paused its neighbour in the other shard"
+    finally:
+        lifecycle.down(where.name)
+
+
+def test_hashing_and_thresholds_change_in_all_shards(lab: Lab) -> None:
+    rehash.set_hashing(lab, "e-ecmp")
+    assert {each.mode for each in lab.snapshot(LabPart.HASHING).hashing.values()} == {"e-ecmp"}
+    thresholds.set_queues(lab, ["ecn.kmin=20KB"])
+    assert [each for each in validate(lab, ["thresholds", "hashing"]) if not each.ok] == []
+    _, paths = ran(lab)
+    assert paths.agree
+    assert thresholds.restore_queues(lab)
+    rehash.set_hashing(lab, "flow")
+
+
+def test_routes_of_all_shards_avoid_a_link_that_is_down(lab: Lab) -> None:
+    far = next(
+        each.port for each in tunnels(lab) if lab.fabric.by_name[each.port.partition(":")[0]].role is Role.SWITCH
+    )
+    with outages.link_down(lab, far):
+        _, paths = ran(lab)
+        assert paths.agree and not any(far in step for each in paths.flows for step in each.measured)
+    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+
+
+def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
+    for node in lab.fabric.nodes:
+        assert lab.output(node.name, ["hostname"]).strip() == node.name
+    with pytest.raises(MachineError, match=r"rtsw2: false failed with exit code 1"):
+        lab.output("rtsw2", ["false"])
+
+
+def test_what_needs_one_machine_says_so(lab: Lab) -> None:
+    with pytest.raises(InputError, match=r"is in shards \(localshards\), and capture needs all of its nodes"):
+        lab.require_here("capture")
+
+
+def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster) -> None:
+    where = lifecycle.up(load_fabric("tiny", name="shardlost"), runtime=localshards.NAME).lab
+    assert len(cut_counts(where)) == 4
+    cluster.kill("shardlost", "s2")
+    (lost,) = where.missing_nodes()
+    assert (lost.where, lost.why) == ("shard s2", "has ended")
+    with pytest.raises(MachineError, match="shard s2"):
+        where.snapshot(LabPart.FIBS)
+    assert lifecycle.down("shardlost")
+    until(lambda: not cluster.exists("shardlost"))
+    assert not state.lab_dir("shardlost").exists()
+    assert not [*Path("/run/netns").glob("heddle-shard*")]
+
+
+def test_a_fabric_that_cannot_be_cut_leaves_nothing(
+    cluster: localshards.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(localshards.LocalShards, "shards_wanted", 3)
+    fabric: LoadedFabric = load_fabric("tiny", name="shardmany")
+    with pytest.raises(InputError, match="--shards 3"):
+        lifecycle.up(fabric, runtime=localshards.NAME)
+    assert not state.lab_dir("shardmany").exists()
