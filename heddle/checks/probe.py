@@ -49,7 +49,7 @@ def probe(lab: Lab) -> Reach:
     fabric = lab.fabric
     nics = [port for port in fabric.host_ports if port.address is not None]
     pairs = _pairs(fabric, nics)
-    seen = Seen()
+    seen = ProbesSeen()
     nonce = os.urandom(4)
     for _ in range(_TRIES):
         left = [pair for pair in pairs if pair not in seen.arrived and pair not in seen.refused]
@@ -65,21 +65,21 @@ def probe(lab: Lab) -> Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbesSeen:
     """Pairs of NICs, by number: whose datagram arrived, and whose kernel refused it, with its error."""
 
     arrived: frozenset[tuple[int, int]] = frozenset()
     refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
-def both(seen: Sequence[Seen]) -> Seen:
+def both(seen: Sequence[ProbesSeen]) -> ProbesSeen:
     """All of several."""
     arrived = frozenset(pair for each in seen for pair in each.arrived)
-    return Seen(arrived, {pair: why for each in seen for pair, why in each.refused.items()})
+    return ProbesSeen(arrived, {pair: why for each in seen for pair, why in each.refused.items()})
 
 
 @spread(both)
-def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Seen:
+def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> ProbesSeen:
     """Send from the NICs that are here, and receive with them. pairs: numbers of NICs in the whole fabric."""
     nics, handles = [port for port in lab.fabric.host_ports if port.address is not None], lab.handles()
     own = {number for number, nic in enumerate(nics) if nic.node in handles}
@@ -92,7 +92,7 @@ def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Seen:
         # Those of other shards may arrive until the end, so only on one machine is the number known.
         wanted = len(pairs) - len(refused) if len(own) == len(nics) else len(pairs) + 1
         _drain(sockets, nonce, arrived, wanted, _patience(lab.fabric, len(pairs), len(nics)))
-    return Seen(frozenset(arrived), refused)
+    return ProbesSeen(frozenset(arrived), refused)
 
 
 def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ _NAMED: Final = 0.01
 STOPPED: Final = 0.01  # of the time: a worker that was stopped for longer
 LEAST_S: Final = TICK_S / (1 - FULL)
 
-CauseKind = Literal["processor", "worker", "stopped", "backlog", "sockets"]
+CauseKind = Literal["processor", "worker", "stopped", "backlog", "sockets", "tunnel"]
 
 
 @dataclass(frozen=True, slots=True)

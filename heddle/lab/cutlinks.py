@@ -41,3 +41,27 @@ def tunnels(lab: Lab) -> list[TunnelUse]:
         found = tunnel_uses(readings)
         if len(readings) == _READINGS or not any(each.unsure for each in found):
             return found
+
+
+class TunnelSpan:
+    """The cut links of a lab from one reading to the next. Nothing on one machine."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab, self._shards = lab, lab.runtime.shards(lab.name)
+        self._before = self._read()
+        self.links, self.frames, self.unsure = len(self._before) // 2, 0, 0
+        self.lost: dict[str, int] = {}
+        self.clock_ns = 0
+
+    def _read(self) -> dict[str, TunnelUse]:
+        return {} if self._shards is None else {each.port: each for each in tunnels(self._lab)}
+
+    def end(self) -> None:
+        """The second reading."""
+        now = self._read()
+        self.frames = sum(each.sent - self._before[port].sent for port, each in now.items())
+        moved = {port: each.lost - self._before[port].lost - self._before[port].unsure for port, each in now.items()}
+        self.lost = {port: count for port, count in moved.items() if count > 0}
+        self.unsure = sum(each.unsure for each in now.values())
+        if self._shards is not None:
+            self.clock_ns = max((each.bound_ns for each in self._shards.clocks().values()), default=0)

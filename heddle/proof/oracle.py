@@ -73,7 +73,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class AtSwitch:
     """A flow that arrives at a switch on a port. hops: the number of switches before it."""
 
     row: int
@@ -101,12 +101,12 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
     peers: dict[str, Port] = {port.ref: port for node in fabric.nodes for port in node.ports}
     paths: list[list[str]] = [[] for _ in flows]
     choices: Counter[str] = Counter()
-    here: dict[str, dict[int, Arrival]] = {}
+    here: dict[str, dict[int, AtSwitch]] = {}
     for row, flow in enumerate(flows):
         switch, _, port = flow.first_hop.partition(":")
-        here.setdefault(switch, {})[row] = Arrival(row, port, 0)
+        here.setdefault(switch, {})[row] = AtSwitch(row, port, 0)
     for hops in range(1, MAX_HOPS + 1):
-        there: dict[str, dict[int, Arrival]] = {}
+        there: dict[str, dict[int, AtSwitch]] = {}
         taken: dict[int, list[str]] = {}
         asked = {switch: (hashing[switch], list(found.values())) for switch, found in here.items()}
         answers = at_switches(lab, asked, {row: flows[row] for found in here.values() for row in found})
@@ -118,7 +118,7 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
                     link = peers.get(f"{switch}:{out}")
                     if link is not None and fabric.by_name[link.peer_node].role is Role.SWITCH:
                         on = there.setdefault(link.peer_node, {})
-                        on.setdefault(arrival.row, Arrival(arrival.row, link.peer_port, hops))
+                        on.setdefault(arrival.row, AtSwitch(arrival.row, link.peer_port, hops))
         for row, refs in taken.items():
             paths[row].append(element(_in_order(fabric, refs)))
         here = there
@@ -127,7 +127,7 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
 
 @spread(union, nodes=lambda asked, _: asked)
 def at_switches(
-    lab: OracleLab, asked: Mapping[str, tuple[SwitchHashing, Sequence[Arrival]]], flows: Mapping[int, Flow]
+    lab: OracleLab, asked: Mapping[str, tuple[SwitchHashing, Sequence[AtSwitch]]], flows: Mapping[int, Flow]
 ) -> dict[str, list[tuple[Ports, Chooser]]]:
     """Switch -> the egress ports of each arrival there, and the source of the choice. flows: by the arrivals' rows."""
     fabric, handles = lab.fabric, lab.handles()
@@ -140,7 +140,7 @@ def at_switches(
 
 def ask_one(lab: OracleLab, switch: str, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0) -> Ports:
     """The egress ports of a flow at one switch. arrives: the ingress port; hops: the number of switches before."""
-    return at_switches(lab, {switch: (hashing, [Arrival(0, arrives, hops)])}, {0: flow})[switch][0][0]
+    return at_switches(lab, {switch: (hashing, [AtSwitch(0, arrives, hops)])}, {0: flow})[switch][0][0]
 
 
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
@@ -167,7 +167,7 @@ class _Switch:
         self._flows = flows
         self._tables: dict[Version, Fib] = {}  # read when an answer is not sufficient
 
-    def ask(self, arrivals: Sequence[Arrival]) -> list[tuple[Ports, Chooser]]:
+    def ask(self, arrivals: Sequence[AtSwitch]) -> list[tuple[Ports, Chooser]]:
         """The egress ports of each arrival, empty if the kernel refuses; and the source of the choice."""
         with RouteSocket(self._handle.netns) as netlink:
             names = read_names(netlink)
@@ -206,7 +206,12 @@ class _Switch:
         return [found[at] for at in range(len(arrivals))]
 
     def _behind(
-        self, netlink: RouteSocket, port: str, arrival: Arrival, indexes: Mapping[str, int], names: Mapping[int, str]
+        self,
+        netlink: RouteSocket,
+        port: str,
+        arrival: AtSwitch,
+        indexes: Mapping[str, int],
+        names: Mapping[int, str],
     ) -> str:
         """The port of a bridge that the kernel chose by its route; the bridge itself if its port is not known."""
         if port not in self._bridges:
@@ -214,7 +219,7 @@ class _Switch:
         return names.get(port_behind(netlink, indexes[port], self._flows[arrival.row].dst_ip), port)
 
     def _by_value(
-        self, netlink: RouteSocket, arrivals: Sequence[Arrival], values: Mapping[int, int],
+        self, netlink: RouteSocket, arrivals: Sequence[AtSwitch], values: Mapping[int, int],
         indexes: Mapping[str, int], names: Mapping[int, str],
     ) -> dict[int, Ports]:  # fmt: skip
         """The kernel's choice for hashes that the program set, by row; rows without a near 5-tuple are omitted.
@@ -255,7 +260,11 @@ class _Switch:
         return 0
 
     def _hashed(
-        self, netlink: RouteSocket, arrivals: Sequence[Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
+        self,
+        netlink: RouteSocket,
+        arrivals: Sequence[AtSwitch],
+        indexes: Mapping[str, int],
+        names: Mapping[int, str],
     ) -> tuple[list[Ports], Chooser]:
         """The kernel's choice by its own hash, and the kind of lookup."""
         if self._hashing.policy == POLICY_CUSTOM and any(":" in self._flows[a.row].dst_ip for a in arrivals):
@@ -263,7 +272,7 @@ class _Switch:
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, 0) for a in arrivals])
         return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers], "kernel"
 
-    def _tried(self, arrivals: Sequence[Arrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
+    def _tried(self, arrivals: Sequence[AtSwitch], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
         """The choice with IPv6's policy 3, by packets through a test router with the same hashing.
 
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
@@ -287,14 +296,18 @@ class _Switch:
         return found
 
     def _matched(
-        self, netlink: RouteSocket, arrivals: Sequence[Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
+        self,
+        netlink: RouteSocket,
+        arrivals: Sequence[AtSwitch],
+        indexes: Mapping[str, int],
+        names: Mapping[int, str],
     ) -> list[tuple[NextHop, ...]]:
         """The next hops of the kernel's route for each arrival, in the route's order."""
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, _RTM_F_FIB_MATCH) for a in arrivals])
         found = [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
         return [self._ordered(arrival, hops) for arrival, hops in zip(arrivals, found, strict=True)]
 
-    def _ordered(self, arrival: Arrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
+    def _ordered(self, arrival: AtSwitch, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
         """The next hops in the order of the table: IPv6 answers start with the chosen sibling (rt6_fill_node)."""
         if len(hops) < 2 or self._version(arrival) == 4:
             return hops
@@ -302,20 +315,20 @@ class _Switch:
         turned = {hops[at:] + hops[:at] for at in range(len(hops))}
         return order if order in turned else hops
 
-    def _bucket(self, arrival: Arrival, value: int) -> Ports:
+    def _bucket(self, arrival: AtSwitch, value: int) -> Ports:
         """The port of a value's bucket, if the route's next hops are a resilient group."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip))
         dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
         return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
 
-    def _buckets(self, arrival: Arrival) -> int:
+    def _buckets(self, arrival: AtSwitch) -> int:
         """The number of buckets of the route's resilient group; 0 if it has none."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip)) if table.buckets else None
         return len(table.buckets.get(prefix, ())) if prefix is not None else 0
 
-    def _version(self, arrival: Arrival) -> Version:
+    def _version(self, arrival: AtSwitch) -> Version:
         return 6 if ":" in self._flows[arrival.row].dst_ip else 4
 
     def _table(self, version: Version) -> Fib:
@@ -323,7 +336,7 @@ class _Switch:
             self._tables[version] = read_fib(self._handle, version)
         return self._tables[version]
 
-    def _run(self, arrivals: Sequence[Arrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
+    def _run(self, arrivals: Sequence[AtSwitch], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
         """For each arrival the port that the program steers to (0: none), and the hash that it sets.
 
         Two packets of the flow are run that differ in every field that may differ; None: the program treats them
@@ -339,7 +352,7 @@ class _Switch:
                 )
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
-    def _question(self, arrival: Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
+    def _question(self, arrival: AtSwitch, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
         """`ip route get DST from SRC iif PORT tos T ipproto P sport S dport D`, as struct rtmsg and attributes.
 
         asked: a flow to look up instead of the one that arrives.

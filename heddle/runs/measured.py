@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
+    from heddle.lab.cutlinks import TunnelSpan
     from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
@@ -63,7 +64,8 @@ class FlowRow:
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
-    its paths; None where no verdict is possible. sizes: the rows of the table.
+    its paths; None where no verdict is possible. sizes: the rows of the table. tunnels: of
+    cut links; None where nobody read them.
     """
 
     plan: Plan
@@ -78,6 +80,7 @@ class MeasuredRun:
     faults: FaultClock
     proof: PathsResult | None = None
     sizes: Sequence[SizeRow] = ()
+    tunnels: TunnelSpan | None = None
 
     @cached_property
     def timeline(self) -> Timeline:

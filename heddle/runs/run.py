@@ -29,6 +29,7 @@ from heddle.endpoints.worker import compiled, why_not_compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import agents, health
+from heddle.lab.cutlinks import TunnelSpan
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
@@ -143,6 +144,7 @@ class _Running:
         expected = [reordering(before.hashing, each.plan, each.transport) for each in jobs]
         for reorders in dict.fromkeys(text for each in expected for text in each):
             observer.warn(reorders)
+        span = TunnelSpan(lab)
         heads = [replace(writer.head, before=fabric_before) for writer in self._writers]
         bucket_ns, places = jobs[0].plan.options.bucket_ns, [writer.draft.path for writer in self._writers]
         with recording(lab, bucket_ns, _summary(self._name, jobs), places) as queues:
@@ -158,12 +160,13 @@ class _Running:
             moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
             record = queues.finish(crews.began_ns)
+            span.end()
         warnings, remarks = fabric.warnings(), (*evidence.unplanned, *queues.remarks, *clock.remarks)
         results = []
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
                 each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
-                ended_ns, record, clock, sizes=writer.rows,
+                ended_ns, record, clock, sizes=writer.rows, tunnels=span,
             )  # fmt: skip
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())

@@ -24,6 +24,9 @@ from heddle.base.problems import HeddleError, MachineError, Problem
 
 AGENT: Final = "heddle.shards.agent"
 CLOCK: Final = "heddle.shards.building:clock"
+# What is changed live is in the coordinator's record, and goes with each call.
+LIVE: Final = ("hashing", "engineering", "queues", "before_run")
+OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments
 _COMPARED: Final = 5
 _END_S: Final = 5.0
 _ERRORS: Final = {kind.__name__: kind for kind in (problems.CheckError, problems.InputError, MachineError)}

@@ -32,15 +32,13 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
-from heddle.runtimes.shardcalls import AGENT, AgentCall, ClockOffset, Moment, Shards, call_all
+from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
 from heddle.spec.plain import load_spec
 
 _CPUS: Final = 1.0  # that a shard asks for
 _PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
 _BUILDING: Final = "heddle.shards.building"
 _INSIDE: Final = "heddle.shards.inside"
-_OBSERVER: Final[Mapping[str, bool]] = {"observer": True}
-_LIVE: Final = ("hashing", "engineering", "queues", "before_run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ class ShardedRuntime(ABC):
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the start scripts in all shards."""
-        request = {"call": f"{_BUILDING}:start", "args": [lab, _OBSERVER], "kwargs": {}}
+        request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
         observer.begin("start")
         self._called(lab).every(request, observer)
         observer.end("start", f"{len(read_topology(topology).nodes)} nodes")
@@ -251,7 +249,7 @@ class _Calls:
         plan, record = ShardPlan.read(self._lab), state.read_record(self._lab)
         names = list(plan.shards) if nodes is None else list(dict.fromkeys(plan.of(node) for node in nodes))
         observer = next((each for each in (*args, *kwargs.values()) if isinstance(each, Observer)), None)
-        live = {key: getattr(record, key) if record is not None else {} for key in _LIVE}
+        live = {key: getattr(record, key) if record is not None else {} for key in LIVE}
 
         def request(agent: AgentCall) -> dict[str, Any]:
             ahead = agent.clock.ahead_ns
@@ -270,7 +268,7 @@ class _Calls:
 
 def _dumped(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, Observer):
-        return _OBSERVER
+        return OBSERVER
     return values.dump(Moment(value.ns + ahead_ns) if isinstance(value, Moment) else value)
 
 

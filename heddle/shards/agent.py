@@ -15,17 +15,14 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 from heddle.base import state, values
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.lab.opening import open_lab
 from heddle.lab.spread import operation
-
-# What is changed live is in the coordinator's record, and comes with each call.
-LIVE: Final = ("hashing", "engineering", "queues", "before_run")
-OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments
+from heddle.runtimes.shardcalls import LIVE, OBSERVER
 
 
 class _Told(Observer):

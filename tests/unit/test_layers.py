@@ -26,7 +26,8 @@ from heddle.cli.lockedtools import ensure_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
+    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "shards",
+    "traffic", "endpoints",
     "predict", "proof", "offline", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
     "workshop", "cli", "testing",
 )  # fmt: skip

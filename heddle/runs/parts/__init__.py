@@ -23,6 +23,7 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart, TimeSpan
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.parts.slowest import Slowest
+from heddle.runs.parts.tunnels import TunnelsUse
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -38,6 +39,7 @@ PARTS: Final[dict[str, type[RunPart]]] = {
     "faults": FaultTimes,
     "effects": FaultEffects,
     "machine": MachineUse,
+    "tunnels": TunnelsUse,
     "slowest": Slowest,
 }
 _ADAPTERS: Final[dict[type[RunPart], TypeAdapter[Any]]] = {}  # made when they are used: each takes a millisecond
