@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem
@@ -12,6 +12,9 @@ from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
 
 
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -37,6 +40,7 @@ def up(
     set_: Sequence[str] = (),
     dialect: str | None = None,
     mgmt: str = "own",
+    shards: int | None = None,
     dry_run: bool = False,
     repair: bool = False,
     rollback: bool = False,
@@ -47,6 +51,7 @@ def up(
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
+    ./inv up zone --shards 2 --dry-run shows how a fabric would be cut into shards, and its cost (docs/sharding.md).
     """
     from heddle.host.engine.binary import installed_version
     from heddle.lab import lifecycle as lab
@@ -68,6 +73,11 @@ def up(
         return out.result(views.up_json(done), views.up_text(done))
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
     made, source = blueprint_of(fabric, runtime, name=name, overrides=set_, dialect=dialect)
+    if shards is not None and not dry_run:
+        hint = "--dry-run shows the cut and its cost"
+        raise InputError(Problem("", f"--shards {shards}", f"is not possible with --runtime {runtime}", hint))
+    if dry_run and shards is not None:
+        return _cut(out, made.fabric, shards)
     if dry_run:
         script = lab.script_of(made, runtime, options)
         return out.result({"lab": made.fabric.name, "script": script}, script)
@@ -76,6 +86,17 @@ def up(
         source=source, repair=repair,
     )  # fmt: skip
     return out.result(views.up_json(done), views.up_text(done))
+
+
+def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
+    """Show a cut and its cost. count: of shards; None: the default."""
+    from heddle.fabric.cutting import cut, fitting_cut
+    from heddle.offline.sharding import sharding_forecast
+    from heddle.views.shardtext import cut_json, cut_text
+
+    found = fitting_cut(fabric) if count is None else cut(fabric, count)
+    ahead = sharding_forecast(fabric, found)
+    out.result(cut_json(fabric, found, ahead), cut_text(fabric, found, ahead))
 
 
 @verb(

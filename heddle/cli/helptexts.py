@@ -105,7 +105,13 @@ UP: Final[Options] = {
         "containerlab's kind of switches: linux (any version), or frr (0.80 or newer)",
         "heddle.render.dialects:DEPLOYED",
     ),
-    "dry_run": Option("print the commands as a shell script, and run nothing", was={"--explain": {}}),
+    "dry_run": Option(
+        "print the commands as a shell script, or with --shards the cut and its cost; run nothing",
+        was={"--explain": {}},
+    ),
+    "shards": Option(
+        "number of shards, a pod each (default: the fewest, 2 or more, that fit into machines of 8 GiB)", value="N"
+    ),
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
     "timeout": "seconds to wait for convergence (default: by size)",

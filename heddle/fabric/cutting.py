@@ -1,109 +1,265 @@
-"""Cut a fabric into shards: which nodes are together on one machine, and which links are cut.
+"""Cut a fabric into shards: which nodes run together on one machine, and which links are cut.
 
 In:  a fabric, the number of shards.
-Out: Cut. Edge switches stay with their hosts. Racks go to shards in blocks, in their order: neighbours in a ring are
-neighbours in a shard. Each other switch, from the lowest level up, goes where most of its links lead, among the shards
-that still have room; so the memory is balanced. Nothing is random: the same fabric is always cut in the same way.
+Out: Cut. Racks stay whole: edge switches, and all hosts that they share. Racks go to shards in blocks, those with the
+same uplinks next to each other. Other switches follow, the nearest to racks first, each to the shard to which most of
+its links lead, among those with enough memory left. Then switches and racks move from shards that are too large, and
+change places as long as that cuts fewer links (Fiduccia and Mattheyses, DAC 1982).
+Nothing is random: the same fabric is always cut in the same way.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.fabric.footprint import Footprint, footprints
 from heddle.fabric.model import Fabric, Link, Node, Role
 
-# Resident memory of a node, MB. A switch: zebra, bgpd, namespace and maps (facts of `./inv bench large`: 252 + 18
-# switches and their links take 13.4 GB). A host has no daemon: its namespace, its queues, and its share of a worker.
-_SWITCH_MB: Final = 50
-_HOST_MB: Final = 10
-_SHARD_MB: Final = 150  # Heddle's own processes: the agents, the worker's code
-_MOST: Final = 64
+# Agent, worker, the agent of PFC and its keeper. They also need memory for the buffers of a run.
+SHARD_BYTES: Final = 300_000_000
+NODE_BYTES: Final = 7 << 30  # of a machine of 8 GiB; kubelet and system have the rest
+MARGIN: Final = 1.25  # what a shard requests, over what its nodes are expected to use: routes peak while they converge
+_SLACK: Final = 1.04  # of the largest shard over the mean, and again to cut fewer links: within 10 % together
+_PASSES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The nodes that are together. memory_mb: an estimate."""
+    """Nodes that are together. memory_bytes: to request. cpus: while all its NICs send at line rate. work: processor
+    seconds until it has all routes.
+    """
 
     name: str  # s1, s2, ...
     nodes: tuple[str, ...]
     switches: int
-    memory_mb: int
+    memory_bytes: int
+    cpus: float
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutLink:
+    """A link whose ends are in different shards: those of its ends `a` and `b`."""
+
+    link: Link
+    shards: tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A fabric in shards. links: those whose ends are in different shards."""
+    """A fabric in shards."""
 
     shards: tuple[Shard, ...]
-    links: tuple[Link, ...]
+    links: tuple[CutLink, ...]
 
     @cached_property
     def home(self) -> dict[str, str]:
         """Node -> its shard."""
         return {node: shard.name for shard in self.shards for node in shard.nodes}
 
+    @cached_property
+    def tunnels(self) -> Counter[frozenset[str]]:
+        """Pairs of shards that exchange packets -> their cut links."""
+        return Counter(frozenset(each.shards) for each in self.links)
+
     @property
     def imbalance(self) -> float:
         """The largest memory of a shard over the mean, minus 1."""
-        sizes = [shard.memory_mb for shard in self.shards]
+        sizes = [shard.memory_bytes for shard in self.shards]
         return max(sizes) * len(sizes) / sum(sizes) - 1
 
 
 def cut(fabric: Fabric, count: int) -> Cut:
-    """Cut a fabric. InputError for a number of shards that it cannot have."""
-    racks = _racks(fabric)
-    most = min(len(racks), _MOST)
-    if not 1 <= count <= most:
-        why = f"is outside 1 to {most}: a rack stays in one shard, and {fabric.name} has {len(racks)}"
-        raise InputError(Problem("", f"--shards {count}", why, f"use --shards {min(max(count, 1), most)}"))
-    home: dict[str, int] = {}
-    sizes = [0] * count
-    for at, rack in enumerate(racks):
-        shard = at * count // len(racks)
-        for node in rack:
-            home[node.name] = shard
-            sizes[shard] += _memory_mb(node)
-    rest = [node for node in fabric.nodes if node.name not in home]
-    share = (sum(sizes) + sum(map(_memory_mb, rest))) / count
-    for node in sorted(rest, key=lambda each: each.level):
-        lead = Counter(home[port.peer_node] for port in node.ports if port.peer_node in home)
-        room = [at for at in range(count) if sizes[at] + _memory_mb(node) <= share] or [*range(count)]
-        best = min(room, key=lambda at: (-lead[at], sizes[at], at))
-        home[node.name] = best
-        sizes[best] += _memory_mb(node)
-    names = [f"s{at + 1}" for at in range(count)]
-    members = [[node for node in fabric.nodes if home[node.name] == at] for at in range(count)]
-    shards = tuple(
-        Shard(
-            name, tuple(node.name for node in own), sum(node.role is Role.SWITCH for node in own),
-            _SHARD_MB + sum(map(_memory_mb, own)),
-        )
-        for name, own in zip(names, members, strict=True)
-    )  # fmt: skip
-    return Cut(shards, tuple(link for link in fabric.links if home[link.a[0]] != home[link.b[0]]))
+    """Cut a fabric into `count` shards. InputError for a number of shards that it cannot have."""
+    racks = racks_of(fabric)
+    if not 1 <= count <= len(racks):
+        raise InputError(_refusal(fabric, count, len(racks)))
+    costs = footprints(fabric)
+    parts = _Parts(fabric, racks, costs, count)
+    home = parts.home()
+    names = [f"s{number + 1}" for number in range(count)]
+    shards = [_shard(names[n], [node for node in fabric.nodes if home[node.name] == n], costs) for n in range(count)]
+    places = ((link, home[link.a[0]], home[link.b[0]]) for link in fabric.links)
+    return Cut(tuple(shards), tuple(CutLink(link, (names[a], names[b])) for link, a, b in places if a != b))
 
 
-def _racks(fabric: Fabric) -> list[list[Node]]:
-    """Groups of nodes that stay together: switches with hosts in common, and these hosts; in the fabric's order."""
-    group: dict[str, int] = {}
+def fitting_cut(fabric: Fabric, memory: int = NODE_BYTES) -> Cut:
+    """The cut with fewest shards, two or more, of which each fits into `memory` bytes.
+
+    A fabric of one rack has one shard. Where one rack or switch is larger than the memory, each rack has a shard.
+    """
+    most = len(racks_of(fabric))
+    count = min(2, most)
+    found = cut(fabric, count)
+    while (largest := max(shard.memory_bytes for shard in found.shards)) > memory and count < most:
+        count = min(most, max(count + 1, int(count * largest / memory * 0.9)))
+        found = cut(fabric, count)
+    return found
+
+
+def racks_of(fabric: Fabric) -> list[list[Node]]:
+    """Groups of nodes that one shard must have: edge switches with the hosts that they share; in the fabric's order."""
+    group = {node.name: node.name for node in fabric.nodes}
+
+    def top(name: str) -> str:
+        while group[name] != name:
+            group[name] = name = group[group[name]]
+        return name
+
     for host in fabric.hosts:
-        edges = {port.peer_node for port in host.ports}
-        known = {group[edge] for edge in edges if edge in group}
-        number = min(known, default=len(group))
-        for name, old in list(group.items()):  # a host of two racks joins them
-            if old in known:
-                group[name] = number
-        group |= dict.fromkeys((*edges, host.name), number)
-    found: dict[int, list[Node]] = {}
+        for port in host.ports:
+            group[top(port.peer_node)] = top(host.name)
+    found: dict[str, list[Node]] = {}
     for node in fabric.nodes:
-        if node.name in group:
-            found.setdefault(group[node.name], []).append(node)
-    return [found[number] for number in sorted(found)]
+        found.setdefault(top(node.name), []).append(node)
+    return [rack for rack in found.values() if any(_in_rack(fabric, node) for node in rack)]
 
 
-def _memory_mb(node: Node) -> int:
-    return _SWITCH_MB if node.role is Role.SWITCH else _HOST_MB
+def _in_rack(fabric: Fabric, node: Node) -> bool:
+    return node.role is Role.HOST or fabric.level_of(node).is_edge
+
+
+def _refusal(fabric: Fabric, count: int, most: int) -> Problem:
+    what = f"--shards {count}"
+    if count < 1:
+        return Problem("", what, "is not a number of shards", "use --shards 2")
+    if most < 2:
+        return Problem("", what, f"is not possible: all hosts of {fabric.name} share switches, and racks stay whole")
+    return Problem("", what, f"is more than the {most} racks of {fabric.name}", f"use --shards {most} or fewer")
+
+
+def _shard(name: str, nodes: Sequence[Node], costs: Mapping[str, Footprint]) -> Shard:
+    own = [costs[node.name] for node in nodes]
+    memory = SHARD_BYTES + sum(each.memory for each in own)
+    switches = sum(node.role is Role.SWITCH for node in nodes)
+    cpus, work = sum(each.cpus for each in own), sum(each.work for each in own)
+    return Shard(name, tuple(node.name for node in nodes), switches, round(memory * MARGIN), cpus, work)
+
+
+class _Parts:
+    """Units (racks, then other switches) and their shards, from a first choice to a better one."""
+
+    def __init__(self, fabric: Fabric, racks: list[list[Node]], costs: Mapping[str, Footprint], count: int) -> None:
+        inside = {node.name for rack in racks for node in rack}
+        self._units = [*racks, *([node] for node in fabric.nodes if node.name not in inside)]
+        self._unit_of = {node.name: number for number, unit in enumerate(self._units) for node in unit}
+        self._weight = [sum(costs[node.name].memory for node in unit) for unit in self._units]
+        self._near: list[Counter[int]] = [Counter() for _ in self._units]
+        for link in fabric.links:
+            a, b = self._unit_of[link.a[0]], self._unit_of[link.b[0]]
+            if a != b:
+                self._near[a][b] += 1
+                self._near[b][a] += 1
+        self._racks, self._count = len(racks), count
+        self._place = [-1] * len(self._units)
+        self._size = [0] * count
+        self._links = [[0] * count for _ in self._units]  # of each unit, to the units of each shard
+        self._mean = sum(self._weight) / count
+
+    def home(self) -> dict[str, int]:
+        """Node -> the number of its shard."""
+        self._begin()
+        self._balance()
+        limit = max(self._mean, *self._size) * _SLACK
+        for _ in range(_PASSES):
+            if not (self._move(limit) | self._exchange(limit)):
+                break
+        return {name: self._place[unit] for name, unit in self._unit_of.items()}
+
+    def _put(self, unit: int, shard: int) -> None:
+        old = self._place[unit]
+        self._place[unit] = shard
+        self._size[shard] += self._weight[unit]
+        if old >= 0:
+            self._size[old] -= self._weight[unit]
+        for other, links in self._near[unit].items():
+            self._links[other][shard] += links
+            if old >= 0:
+                self._links[other][old] -= links
+
+    def _begin(self) -> None:
+        racks = sorted(range(self._racks), key=self._first_above)
+        for at, rack in enumerate(racks):
+            self._put(rack, at * self._count // self._racks)
+        for unit in self._outwards(racks):
+            room = [n for n in range(self._count) if self._size[n] + self._weight[unit] <= self._mean * _SLACK]
+            shards = room or range(self._count)
+            self._put(unit, min(shards, key=lambda n: (-self._links[unit][n], self._size[n], n)))
+
+    def _first_above(self, rack: int) -> int:
+        return min((unit for unit in self._near[rack] if unit >= self._racks), default=len(self._units))
+
+    def _outwards(self, racks: Sequence[int]) -> Iterator[int]:
+        """The units that are no rack, the nearest to racks first."""
+        seen, edge = set(racks), list(racks)
+        while edge or len(seen) < len(self._units):
+            if edge:
+                edge = sorted({far for unit in edge for far in self._near[unit]} - seen)
+            else:  # no link leads there
+                edge = [min(set(range(len(self._units))) - seen)]
+            seen.update(edge)
+            yield from edge
+
+    def _balance(self) -> None:
+        """Move units out of the largest shard while it is too large, those that cut fewest links more."""
+        while max(self._size) > self._mean * _SLACK:
+            old = max(range(self._count), key=lambda n: (self._size[n], -n))
+            best = min(self._moves(old), default=None)
+            if best is None:
+                return
+            self._put(*best[2:])
+
+    def _moves(self, old: int) -> Iterator[tuple[int, int, int, int]]:
+        """More cut links, the size of the other shard, a unit, that shard: moves after which both shards are smaller
+        than this one is now.
+        """
+        for unit in self._inside(old):
+            for new, size in enumerate(self._size):
+                if size + self._weight[unit] < self._size[old]:
+                    yield self._links[unit][old] - self._links[unit][new], size, unit, new
+
+    def _gain(self, unit: int, other: int) -> int:
+        """Cut links less after an exchange."""
+        old, new = self._place[unit], self._place[other]
+        ahead, back = self._links[unit], self._links[other]
+        return ahead[new] - ahead[old] + back[old] - back[new] - 2 * self._near[unit][other]
+
+    def _inside(self, shard: int) -> list[int]:
+        return [unit for unit, place in enumerate(self._place) if place == shard]
+
+    def _move(self, limit: float) -> bool:
+        """Move each unit to the shard to which most of its links lead, if that has room."""
+        moved = False
+        for unit, weight in enumerate(self._weight):
+            old, links = self._place[unit], self._links[unit]
+            room = [n for n in range(self._count) if self._size[n] + weight <= limit and links[n] > links[old]]
+            if room and self._size[old] > weight:  # the last unit of a shard stays
+                self._put(unit, max(room, key=lambda n: (links[n], -self._size[n], -n)))
+                moved = True
+        return moved
+
+    def _exchange(self, limit: float) -> bool:
+        """Exchange two units of different shards if that cuts fewer links."""
+        moved = False
+        for unit, weight in enumerate(self._weight):
+            for new in range(self._count):
+                old = self._place[unit]
+                if self._links[unit][new] <= self._links[unit][old]:
+                    continue
+                fit = (
+                    other
+                    for other in self._inside(new)
+                    if self._size[new] + weight - self._weight[other] <= limit
+                    and self._size[old] + self._weight[other] - weight <= limit
+                )
+                best = max(fit, key=lambda other: self._gain(unit, other), default=None)
+                if best is not None and self._gain(unit, best) > 0:
+                    self._put(unit, new)
+                    self._put(best, old)
+                    moved = True
+        return moved

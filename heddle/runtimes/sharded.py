@@ -35,7 +35,6 @@ from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
 from heddle.spec.plain import load_spec
 
-_CPUS: Final = 1.0  # that a shard asks for
 _PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
 _BUILDING: Final = "heddle.shards.building"
 _INSIDE: Final = "heddle.shards.inside"
@@ -89,7 +88,7 @@ class ShardedRuntime(ABC):
     def needs(self, fabric: Fabric) -> Sequence[ShardNeed]:
         """The shards that a fabric is cut into. InputError for one that cannot be cut so."""
         found = cut(fabric, self.count(fabric)).shards
-        return [ShardNeed(each.name, each.nodes, each.memory_mb << 20, _CPUS) for each in found]
+        return [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
 
     def shards(self, lab: str) -> Shards:
         """The shards of a lab that is up."""

@@ -1,0 +1,64 @@
+"""What a fabric in shards takes to come up, from measured costs: time, API calls, and the limits that it reaches.
+
+In:  a fabric and its cut. Out: ShardingForecast. docs/sharding.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.fabric.cutting import NODE_BYTES, Cut
+from heddle.fabric.model import Fabric
+from heddle.switch.queues.portids import MOST_PORTS
+
+CPUS: Final = 4  # processors of a machine, unless the caller has another number
+_POD_S: Final = 13.0  # from nothing until pods run, with an image of 200 MiB to unpack (Kubernetes 1.34)
+_PORT_S: Final = 0.006  # queues and programs of a port; the kernel's RTNL lock admits one at a time
+_SETTLE_S: Final = 3.5  # of the smallest fabric: router advertisements, connections, updates that wait
+_OBJECTS: Final = 7  # of a lab, beside one StatefulSet a shard: account, role and binding, Service, policy, key, files
+_READS: Final = 2  # list and watch of the pods
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingForecast:
+    """One machine with `cpus` processors for each shard. seconds: phase of `up` -> its time in the slowest shard.
+
+    api_calls: of one `up`. limits: what does not fit, one sentence each.
+    """
+
+    cpus: int
+    seconds: Mapping[str, float]
+    api_calls: int
+    limits: tuple[str, ...]
+
+    @property
+    def total(self) -> float:
+        """Seconds of `up`."""
+        return sum(self.seconds.values())
+
+
+def sharding_forecast(fabric: Fabric, found: Cut, cpus: int = CPUS) -> ShardingForecast:
+    """The time and the limits of a cut."""
+    # An end of a cut link has a second port, its stub.
+    ports = Counter(name for each in found.links for name in each.shards)
+    ports.update({each.name: sum(len(fabric.by_name[node].ports) for node in each.nodes) for each in found.shards})
+    seconds = {
+        "pods": _POD_S,
+        "ports": max(ports.values()) * _PORT_S,
+        "routes": _SETTLE_S + max(each.work for each in found.shards) / cpus,
+    }
+    calls = _OBJECTS + _READS + 2 * len(found.shards)  # a StatefulSet and an exec of its agent each
+    return ShardingForecast(cpus, seconds, calls, tuple(_limits(fabric, found)))
+
+
+def _limits(fabric: Fabric, found: Cut) -> list[str]:
+    limits = []
+    if (ports := sum(len(node.ports) for node in fabric.nodes)) > MOST_PORTS:
+        limits.append(f"{fabric.name} has {ports:,} ports, and a lab can have {MOST_PORTS:,}: `up` refuses it")
+    if large := [each.name for each in found.shards if each.memory_bytes > NODE_BYTES]:
+        what = f"{len(large)} of {len(found.shards)} shards do" if len(large) > 1 else f"shard {large[0]} does"
+        limits.append(f"{what} not fit into a machine of 8 GiB")
+    return limits
