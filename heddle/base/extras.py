@@ -151,6 +151,7 @@ class Extra:
 _DASHBOARD: Final = ("python3-starlette", "python3-uvicorn", "python3-prometheus-client")
 _TEST: Final = ("python3-pytest", "python3-pytest-timeout", "python3-pytest-xdist")
 DASHBOARD: Final = "dashboard"
+KUBERNETES: Final = "kubernetes"
 MCP: Final = "mcp"
 PLOT: Final = "plot"
 REPORT: Final = "report"
@@ -160,6 +161,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
     each.name: each
     for each in (
         Extra(DASHBOARD, "starlette", "starlette", "the live page and its metrics (dashboard)", _DASHBOARD),
+        Extra(KUBERNETES, "kubernetes", "kubernetes", "fabrics over a cluster (--runtime kubernetes)"),
         Extra(MCP, "mcp", "mcp", "assistants (mcp)"),
         Extra(PLOT, "matplotlib", "matplotlib", "pictures (plot, graph, --heatmap)", ("python3-matplotlib",)),
         Extra(REPORT, "plotly", "plotly", "reports (report, compare --report)"),

@@ -1,0 +1,174 @@
+"""The API of a cluster: objects as plain data, by the official client, with its errors as Problems.
+
+In:  a KubeTarget. Out: KubeApi. Objects are dicts as in manifests; nothing is cached.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base import extras, state
+from heddle.base.problems import InputError, MachineError
+from heddle.runtimes.kube import apierrors
+from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, checked
+
+MANAGER: Final = "heddle"  # of the fields that server-side apply sets
+_SECONDS: Final = (10.0, 30.0)  # to connect, and to get an answer
+_IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+# Kind -> where its objects are, and its name there.
+KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Event": ("/api/v1", "events"),
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+}
+_APPLY: Final = "application/apply-patch+yaml"
+
+
+class KubeApi:
+    """One namespace of a cluster. MachineError when it cannot be reached or refuses; InputError for a wrong context."""
+
+    def __init__(self, target: KubeTarget) -> None:
+        extras.require(extras.KUBERNETES)
+        target = checked(target)
+        self.client, context, namespace = _connected(target.context)
+        self.target = replace(target, context=context, namespace=target.namespace or namespace or NAMESPACE)
+        self.server = str(self.client.configuration.host)
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object; None when there is none of that name."""
+        return self._call("GET", self.path(kind, name), f"read {kind} {name}", absent=True)
+
+    def all(self, kind: str, selector: str = "", *, fields: str = "") -> list[dict[str, Any]]:
+        """All objects of a kind. selector: of their labels; fields: of their fields."""
+        pairs = {"labelSelector": selector, "fieldSelector": fields}
+        query = [(key, value) for key, value in pairs.items() if value]
+        answer = self._call("GET", self.path(kind), f"list {KINDS[kind][1]}", query=query)
+        return list((answer or {}).get("items") or [])
+
+    def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, or change it to what the manifest says (server-side apply)."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        query = [("fieldManager", MANAGER), ("force", "true")]
+        path, what = self.path(kind, name), f"create {kind} {name}"
+        return self._call("PATCH", path, what, query=query, body=manifest, content=_APPLY) or {}
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
+        """Delete an object; False when there was none. grace_s: until a pod is killed; None: as its manifest says."""
+        body: dict[str, Any] = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        return self._call("DELETE", self.path(kind, name), f"delete {kind} {name}", body=body, absent=True) is not None
+
+    def read(self, path: str, what: str) -> dict[str, Any] | None:
+        """What is at a path; None when nothing is there, or this user may not read it."""
+        try:
+            return self._call("GET", path, what, absent=True)
+        except ForbiddenError:
+            return None
+
+    def may(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
+        """Whether this user may do that in the namespace (SelfSubjectAccessReview)."""
+        asked = {"namespace": self.target.namespace, "verb": verb, "group": group, "resource": resource}
+        spec = {"resourceAttributes": asked | ({"subresource": subresource} if subresource else {})}
+        path, kind = "/apis/authorization.k8s.io/v1", "SelfSubjectAccessReview"
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+        answer = self._call("POST", f"{path}/selfsubjectaccessreviews", f"create {kind}", body=body)
+        return bool((answer or {}).get("status", {}).get("allowed"))
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Where the objects of a kind are, or one of them."""
+        prefix, plural = KINDS[kind]
+        return f"{prefix}/namespaces/{self.target.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        absent: bool = False,
+    ) -> dict[str, Any] | None:
+        with self.errors(what, absent=absent):
+            answer: dict[str, Any] = self.client.call_api(
+                path,
+                method,
+                query_params=query or [],
+                header_params={"Accept": "application/json", "Content-Type": content},
+                body=body,
+                response_type="object",
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _request_timeout=_SECONDS,
+            )
+            return answer
+        return None
+
+    @contextmanager
+    def errors(self, what: str, *, absent: bool = False) -> Iterator[None]:
+        """Errors of the client in a with block as ours. absent: an object that does not exist ends it without one."""
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            yield
+        except ApiException as error:
+            problem = apierrors.refused(error, what, self.server, self.target.namespace)
+            if error.status == 404 and absent and not problem.what.startswith("namespace "):
+                return
+            raise (ForbiddenError if error.status in (401, 403) else MachineError)(problem) from None
+        except OSError as error:
+            raise UnreachableError(apierrors.unreachable(error, self.server)) from None
+        except Exception as error:  # urllib3's errors have no base outside it: HTTPError
+            if type(error).__module__.partition(".")[0] not in ("urllib3", "websocket", "kubernetes"):
+                raise
+            raise UnreachableError(apierrors.unreachable(error, self.server)) from None
+
+
+class ForbiddenError(MachineError):
+    """This user may not do that."""
+
+
+class UnreachableError(MachineError):
+    """The API does not answer."""
+
+
+def kubeconfig() -> str:
+    """The file, or several with colons: $KUBECONFIG, else that of the user who called sudo."""
+    return os.environ.get("KUBECONFIG") or str(state.caller_home() / ".kube/config")
+
+
+def _connected(context: str) -> tuple[Any, str, str]:
+    """The client of a context; the context's name and namespace."""
+    from kubernetes import client, config
+
+    settings = type.__call__(client.Configuration)  # not the shared default
+    settings.retries = 1
+    files = kubeconfig()
+    if not any(Path(each).exists() for each in files.split(":")) and not context and _IN_POD.exists():
+        config.load_incluster_config(client_configuration=settings)
+        return client.ApiClient(settings), "", _IN_POD.with_name("namespace").read_text(encoding="utf-8").strip()
+    known: list[str] = []
+    try:
+        contexts, current = config.list_kube_config_contexts(files)
+        known = [str(each["name"]) for each in contexts]
+        chosen = context or str(current["name"])
+        config.load_kube_config(files, context=chosen, client_configuration=settings, persist_config=False)
+        found: Mapping[str, Any] = next((each["context"] for each in contexts if each["name"] == chosen), {})
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        kind = InputError if context and context not in known else MachineError
+        raise kind(apierrors.bad_config(error, context, known)) from None
+    except Exception as error:  # of PyYAML
+        if type(error).__module__.partition(".")[0] != "yaml":
+            raise
+        raise MachineError(apierrors.bad_config(error, context, known)) from None
+    return client.ApiClient(settings), chosen, str(found.get("namespace") or "")

@@ -1,0 +1,228 @@
+"""The shards of labs as pods: implements heddle.runtimes.cluster.Cluster with one StatefulSet a shard.
+
+In:  a target, and what each shard needs. Out: pods that accept commands, or Problems that name the shard and its nodes.
+All objects carry the lab and its owner as labels, so `remove` needs no record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.tables import some_of
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.kube import manifests, podexec
+from heddle.runtimes.kube.api import KubeApi, UnreachableError
+from heddle.runtimes.kube.manifests import OWNER, SHARD
+from heddle.runtimes.kube.podstate import PodState, ended_before, pod_state, when
+from heddle.runtimes.kube.target import KubeTarget, owner
+
+_STEP: Final = "pods"
+_LOOK_S: Final = 0.5  # between two looks at the pods
+_PATIENCE_S: Final = 20.0  # for an API that does not answer in the middle of `up`
+_GONE_S: Final = 90.0  # until all pods of a removed lab have ended
+_FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that does not answer would keep them
+_STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
+
+
+class KubeCluster:
+    """The cluster of a target. The kubeconfig is read when it is first needed."""
+
+    name = "kubernetes"
+    python: Sequence[str] = manifests.PYTHON
+
+    def __init__(self, target: KubeTarget, *, options: Sequence[str] = ()) -> None:
+        self._asked, self.options = target, options
+        self._connection: KubeApi | None = None
+
+    @property
+    def api(self) -> KubeApi:
+        """The connection."""
+        if self._connection is None:
+            self._connection = KubeApi(self._asked)
+        return self._connection
+
+    @property
+    def target(self) -> KubeTarget:
+        """The target with the kubeconfig's own context and namespace where none was named: for a lab's record."""
+        return self.api.target
+
+    def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        """See Cluster. InputError when the lab's objects are of another owner."""
+        self._check_owner(lab)
+        start = _Start(self, lab, shards, observer)
+        start.apply()
+        start.wait()
+
+    def _check_owner(self, lab: str) -> None:
+        name = manifests.object_name(lab)
+        for kind in ("ConfigMap", "Service"):
+            found = self.api.get(kind, name)
+            if found is not None and (whose := _labels(found).get(OWNER)) != owner():
+                place = f"in namespace {self.target.namespace}"
+                why = f"belongs to {whose} {place}" if whose else f"has the name of a {kind} {place} ({name})"
+                hint = "choose another lab name (--name), or another --namespace"
+                raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
+
+    def addresses(self, lab: str) -> Mapping[str, str]:
+        """See Cluster."""
+        return {shard: each.address for shard, each in self.states(lab).items() if each.ready}
+
+    def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        """See Cluster. It needs no connection when the target is complete, as in a lab's record."""
+        complete = self._asked.context and self._asked.namespace
+        target = self._asked if complete else self.target
+        return podexec.argv_of(target, manifests.pod_name(lab, shard), argv, tty=tty)
+
+    def states(self, lab: str, events: Sequence[Mapping[str, Any]] = ()) -> dict[str, PodState]:
+        """Shard -> the state of its pod, of shards that have one."""
+        pods = self.api.all("Pod", manifests.selector(lab, owner()))
+        found = {_labels(pod).get(SHARD, ""): pod for pod in pods}
+        return {shard: pod_state(pod, about(events, lab, shard)) for shard, pod in found.items()}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the namespace; none when this user may not read them."""
+        return list((self.api.read(self.api.path("Event"), "list events") or {}).get("items") or [])
+
+    def lost(self, lab: str) -> list[Problem]:
+        """See Cluster. A shard whose container has started again runs, but has nothing of the lab: it is lost, too."""
+        config = self.api.get("ConfigMap", manifests.object_name(lab))
+        if config is None or _labels(config).get(OWNER) != owner():
+            return []
+        nodes = {shard: tuple(text.split()) for shard, text in (config.get("data") or {}).items()}
+        started = json.loads((config["metadata"].get("annotations") or {}).get(_STARTED) or "{}")
+        pods = {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
+        again = f"./inv up --repair --name {lab}"
+        problems, events = [], None
+        for shard, its_nodes in nodes.items():
+            state = pod_state(pods.get(shard))
+            if state.ready and started.get(shard, state.incarnation) == state.incarnation:
+                continue
+            events = self.events() if events is None else events
+            own = about(events, lab, shard)
+            if state.ready:
+                reason = ended_before(pods.get(shard), own)
+                why = "has started again, and is empty" + (f": {reason}" if reason else "")
+                problems.append(problem_of(shard, its_nodes, why, again))
+            else:
+                state = pod_state(pods.get(shard), own)
+                problems.append(problem_of(shard, its_nodes, state.why, state.hint))
+        return problems
+
+    def exists(self, lab: str) -> bool:
+        """See Cluster."""
+        chosen = manifests.selector(lab, owner())
+        return any(self.api.all(kind, chosen) for kind in manifests.LAB_KINDS)
+
+    def remove(self, lab: str, observer: Observer) -> int:
+        """See Cluster. It returns when the last pod has ended. MachineError when pods cannot be ended."""
+        chosen = manifests.selector(lab, owner())
+        count = 0
+        for kind in manifests.LAB_KINDS:
+            names = [str(each["metadata"]["name"]) for each in self.api.all(kind, chosen)]
+            count += sum(self.api.delete(kind, name) for name in names)
+        begun, forced = time.monotonic(), False
+        while left := [str(each["metadata"]["name"]) for each in self.api.all("Pod", chosen)]:
+            waited = time.monotonic() - begun
+            if waited > _GONE_S:
+                hint = "kubectl delete pod --force removes it; its node may be lost"
+                raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
+            if waited > _FORCE_S and not forced:
+                forced = True
+                for name in left:
+                    self.api.delete("Pod", name, grace_s=0)
+            time.sleep(_LOOK_S)
+        return count
+
+
+def _labels(each: Mapping[str, Any]) -> Mapping[str, str]:
+    return each["metadata"].get("labels") or {}
+
+
+def about(events: Sequence[Mapping[str, Any]], lab: str, shard: str) -> list[Mapping[str, Any]]:
+    """The events of a shard's pod and of its StatefulSet."""
+    names = {manifests.pod_name(lab, shard), f"{manifests.object_name(lab)}-{shard}"}
+    return [each for each in events if (each.get("involvedObject") or {}).get("name") in names]
+
+
+def problem_of(shard: str, nodes: Sequence[str], why: str, hint: str) -> Problem:
+    """`shard s1  (rtsw1, host1, ...) needs image ...`."""
+    return Problem(f"shard {shard}", f"({some_of(nodes)})" if nodes else "", why, hint)
+
+
+class _Start:
+    """One `create`: apply the manifests, then look at the pods until all are ready, or one never will be."""
+
+    def __init__(self, cluster: KubeCluster, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        self._cluster, self._lab, self._shards, self._observer = cluster, lab, shards, observer
+        self._objects = manifests.lab_objects(lab, owner(), shards, cluster.target, options=cluster.options)
+        self._old = {_occurrence(each) for each in cluster.events()}
+        self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
+
+    def apply(self) -> None:
+        """Create all objects, or change them."""
+        for each in self._objects:
+            self._cluster.api.apply(each)
+
+    def wait(self) -> None:
+        """Return when every shard is ready. MachineError with one problem for each that is not, when one never will."""
+        self._observer.begin(_STEP, len(self._shards))
+        answered = time.monotonic()
+        while True:
+            try:
+                states, events = self._look()
+                answered = time.monotonic()
+            except UnreachableError:
+                if time.monotonic() - answered > _PATIENCE_S:
+                    raise
+                time.sleep(_LOOK_S)
+                continue
+            waiting = [each for each in self._shards if not states[each.name].ready]
+            self._observer.advance(_STEP, len(self._shards) - len(waiting))
+            if not waiting:
+                break
+            first = states[waiting[0].name]
+            self._observer.waiting(_STEP, f"shard {waiting[0].name} {first.why}")
+            if any(self._overdue(each.name, states[each.name]) for each in waiting):
+                everything = {each.name: about(events, self._lab, each.name) for each in waiting}
+                raise MachineError(*(self._problem(each, states[each.name], everything[each.name]) for each in waiting))
+            time.sleep(_LOOK_S)
+        self._record({shard: each.incarnation for shard, each in states.items()})
+        self._observer.end(_STEP, ", ".join(f"{name} on {each.node}" for name, each in sorted(states.items())))
+
+    def _look(self) -> tuple[dict[str, PodState], list[dict[str, Any]]]:
+        """The states of all shards, by events since the start; all events."""
+        states = self._cluster.states(self._lab)
+        absent = pod_state(None)
+        found = {each.name: states.get(each.name, absent) for each in self._shards}
+        if all(each.ready for each in found.values()):
+            return found, []
+        events = self._cluster.events()
+        new = [each for each in events if _occurrence(each) not in self._old]
+        states = self._cluster.states(self._lab, new)
+        return {name: states.get(name) or pod_state(None, about(new, self._lab, name)) for name in found}, events
+
+    def _overdue(self, shard: str, state: PodState) -> bool:
+        key, now = (state.hint, state.patience_s), time.monotonic()
+        if self._since.get(shard, ((), 0.0))[0] != key:
+            self._since[shard] = key, now
+        return now - self._since[shard][1] >= state.patience_s
+
+    def _problem(self, shard: ShardNeed, state: PodState, events: Sequence[Mapping[str, Any]]) -> Problem:
+        if not state.uid:  # the cluster may not have tried again since the start: what it said before is the reason
+            state = pod_state(None, events)
+        return problem_of(shard.name, shard.nodes, state.why, state.hint)
+
+    def _record(self, started: Mapping[str, str]) -> None:
+        """Keep which pods, and which starts of them, have the lab."""
+        config = next(each for each in self._objects if each["kind"] == "ConfigMap")
+        metadata = {**config["metadata"], "annotations": {_STARTED: json.dumps(dict(started))}}
+        self._cluster.api.apply({**config, "metadata": metadata})
+
+
+def _occurrence(event: Mapping[str, Any]) -> tuple[str, str]:
+    return str(event["metadata"].get("uid")), when(event)

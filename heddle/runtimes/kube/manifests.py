@@ -1,0 +1,134 @@
+"""The objects of a lab in a cluster, and those that an administrator makes once: templates/kubernetes as data.
+
+In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, or the same objects as dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from heddle.base import resources
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.kube.target import KubeTarget
+
+TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
+PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
+READY: Final = "/run/heddle-ready"  # a file that a pod's first process makes when mounts and sysctls are as needed
+LAB, OWNER, SHARD = "heddle.lab", "heddle.owner", "heddle.shard"
+# In the order in which they are removed: what makes pods before the pods.
+LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+_INIT: Final = "heddle.runtimes.kube.podinit"
+_MOST_MILLICPUS: Final = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """Rights on resources of one API group; why they are needed."""
+
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    why: str
+
+
+_OBJECTS: Final = ("get", "list", "create", "patch", "delete")
+RULES: Final = (
+    AccessRule("", ("configmaps", "services"), _OBJECTS, "the cut and the names of shards"),
+    AccessRule("apps", ("statefulsets",), _OBJECTS, "the shards"),
+    AccessRule("networking.k8s.io", ("networkpolicies",), _OBJECTS, "shards reach each other"),
+    AccessRule("", ("pods",), ("get", "list", "delete"), "whether shards run, and their addresses"),
+    AccessRule("", ("pods/exec",), ("get", "create"), "commands in shards; get: up to Kubernetes 1.34"),
+    AccessRule("", ("events",), ("list",), "why a shard does not run"),
+)
+
+
+def object_name(lab: str) -> str:
+    """The name of a lab's objects: `heddle-zone`."""
+    return f"heddle-{lab}"
+
+
+def pod_name(lab: str, shard: str) -> str:
+    """The only pod of a shard's StatefulSet: `heddle-zone-s1-0`."""
+    return f"{object_name(lab)}-{shard}-0"
+
+
+def selector(lab: str, owner: str) -> str:
+    """The label selector of a lab's objects."""
+    return f"{LAB}={lab},{OWNER}={owner}"
+
+
+def is_local(image: str) -> bool:
+    """Whether an image must be on the nodes: without a registry in its name, a public one may have another of it."""
+    return "/" not in image or image.startswith("localhost/")
+
+
+def lab_text(
+    lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget, *, options: Sequence[str] = ()
+) -> str:
+    """The manifest of a lab. options: of the first process of its pods."""
+    rows = [
+        {
+            "name": each.name,
+            "nodes": each.nodes,
+            "memory_bytes": each.memory_bytes,
+            "millicpus": min(max(1, round(each.cpus * 1000)), _MOST_MILLICPUS),
+        }
+        for each in shards
+    ]
+    return _render(
+        "lab.yaml.j2",
+        lab=lab,
+        owner=owner,
+        name=object_name(lab),
+        namespace=target.namespace,
+        shards=rows,
+        image=target.image,
+        local=is_local(target.image),
+        pull_secret=target.pull_secret,
+        command=[*PYTHON, _INIT, *options],
+        ready=READY,
+    )
+
+
+def lab_objects(
+    lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget, *, options: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The same as dicts, in the order in which they are made."""
+    import yaml
+
+    return list(yaml.safe_load_all(lab_text(lab, owner, shards, target, options=options)))
+
+
+def namespace_text(namespace: str) -> str:
+    """The manifest of a namespace for labs."""
+    return _render("namespace.yaml.j2", namespace=namespace)
+
+
+def access_text(namespace: str) -> str:
+    """The manifest of the rights that Heddle needs in a namespace."""
+    return _render("access.yaml.j2", namespace=namespace, rules=RULES)
+
+
+def files(lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget) -> Mapping[str, str]:
+    """File name -> manifest: all that `render --runtime kubernetes` writes, in the order to apply them."""
+    return {
+        "1-namespace.yaml": namespace_text(target.namespace),
+        "2-access.yaml": access_text(target.namespace),
+        "3-lab.yaml": lab_text(lab, owner, shards, target),
+    }
+
+
+def _render(template: str, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - YAML, not HTML; names are checked, and texts are quoted by tojson
+    )
+    return env.get_template(template).render(values)

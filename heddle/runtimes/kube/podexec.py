@@ -1,0 +1,244 @@
+"""Run a command in a pod with this process's streams: `python -m heddle.runtimes.kube.podexec OPTIONS POD -- COMMAND`.
+
+In:  standard input until its end, and signals. Out: both outputs, unchanged, and the command's exit code.
+127: the command does not exist there. 255: the pod or the connection is lost, with the reason on standard error.
+A signal is passed on by a second command in the pod, and this process ends when the command has ended by it. A second
+signal ends this process at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.runtimes.kube.api import KubeApi
+from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
+from heddle.runtimes.kube.manifests import PYTHON
+from heddle.runtimes.kube.podsignal import TOKEN
+from heddle.runtimes.kube.target import KubeTarget
+
+LOST: Final = 255
+_PIECE: Final = 1 << 18
+_MOST_UNSENT: Final = 1 << 20  # bytes: more is not read from standard input
+_PING_S: Final = 15.0
+_SILENT_S: Final = 45.0  # three pings without an answer
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+_CONNECT_S: Final = 20.0
+# The status of a refused handshake -> why, and the hint.
+_REFUSED: Final = {
+    400: (f"speaks no {PROTOCOL}", "use Kubernetes 1.30 or newer"),
+    401: ("accepts no commands with these credentials", "log in to the cluster again"),
+    403: ("accepts no commands of this user", "run ./inv setup kubernetes: it prints the rights that are needed"),
+    404: ("does not exist", "./inv status shows why"),
+    500: ("is on a node that does not answer", "kubectl get nodes shows their states"),
+}
+
+
+def connect(api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool = False) -> ChannelSocket:
+    """Start a command in a pod. MachineError when the API, or the cluster, refuses."""
+    import websocket
+    from kubernetes.stream.ws_client import create_websocket
+
+    settings = api.client.configuration
+    flags = {"stdin": "true", "stdout": "true", "stderr": "false" if tty else "true", "tty": "true" if tty else "false"}
+    query = [*flags.items(), *(("command", word) for word in argv)]
+    base = str(settings.host).replace("http", "ws", 1)
+    url = f"{base}/api/v1/namespaces/{api.target.namespace}/pods/{pod}/exec?{urlencode(query)}"
+    headers = {"sec-websocket-protocol": PROTOCOL}
+    websocket.setdefaulttimeout(_CONNECT_S)
+    with api.errors(f"exec in pod {pod}"):
+        if (bearer := settings.auth_settings().get("BearerToken")) is not None:
+            headers["authorization"] = bearer["value"]
+        try:
+            return ChannelSocket(create_websocket(settings, url, headers).sock)
+        except websocket.WebSocketBadStatusException as error:
+            raise MachineError(_refusal(error, pod)) from None
+
+
+def _refusal(error: Any, pod: str) -> Problem:
+    """Why a handshake was refused. error: has the status and the body of the answer."""
+    why, hint = _REFUSED.get(error.status_code, (f"refuses commands (status {error.status_code})", ""))
+    with suppress(ValueError, TypeError, AttributeError):
+        said = str(json.loads(error.resp_body)["message"])
+        if error.status_code == 500 or error.status_code not in _REFUSED:
+            why = f"refuses commands: {' '.join(said.split())}"
+    return Problem("kubernetes", f"pod {pod}", why, hint)
+
+
+class PodCommand:
+    """A command in a pod, joined to this process's streams."""
+
+    def __init__(self, api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool) -> None:
+        self._api, self._pod, self._token = api, pod, secrets.token_hex(8)
+        self._channels = connect(api, pod, ["env", f"{TOKEN}={self._token}", *argv], tty=tty)
+        self._wake, self._waking = os.pipe()  # a signal may come while poll(2) waits
+        self._status: dict[str, Any] | None = None
+        self._tty = tty
+
+    def run(self) -> int:
+        """Pass everything until the command ends; its exit code."""
+        with ExitStack() as stack:
+            if self._tty:
+                stack.enter_context(_raw_terminal())
+                signal.signal(signal.SIGWINCH, lambda *_: self._resize())
+                self._resize()
+            else:
+                for number in _SIGNALS:
+                    signal.signal(number, lambda number, _: self._signalled(number))
+            os.set_blocking(self._waking, False)
+            signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
+            return self._loop()
+
+    def _loop(self) -> int:
+        poll, channels = select.poll(), self._channels
+        poll.register(self._wake, select.POLLIN)
+        reading = True
+        heard, pinged = time.monotonic(), time.monotonic()
+        while True:
+            poll.register(channels, select.POLLIN | (select.POLLOUT if channels.unsent else 0))
+            if reading and channels.unsent < _MOST_UNSENT:
+                poll.register(0, select.POLLIN)
+            else:
+                with suppress(KeyError):
+                    poll.unregister(0)
+            ready = dict(poll.poll(_PING_S * 1000))
+            now = time.monotonic()
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            if 0 in ready and reading:
+                reading = self._send_input()
+            if channels.fileno() in ready:
+                heard = now
+                self._receive()
+            channels.flush()
+            if channels.closed:
+                return self._exit_code()
+            if now - pinged >= _PING_S:
+                pinged = now
+                channels.ping()
+                if now - heard >= _SILENT_S:
+                    raise MachineError(Problem("kubernetes", self._api.server, f"has been silent for {_SILENT_S:g} s"))
+
+    def _send_input(self) -> bool:
+        """Pass on what standard input has; False at its end."""
+        try:
+            data = os.read(0, _PIECE)
+        except OSError:  # closed, or a terminal that is gone
+            data = b""
+        if data:
+            self._channels.send(STDIN, data)
+        else:
+            self._channels.close_channel(STDIN)
+        return bool(data)
+
+    def _receive(self) -> None:
+        for channel, data in self._channels.receive():
+            if channel in (STDOUT, STDERR):
+                try:
+                    _write(channel, data)
+                except OSError:  # our reader is gone, as `head` after its lines
+                    self._pass(signal.SIGPIPE)
+            elif channel == ERROR:
+                self._status = json.loads(data)
+
+    def _exit_code(self) -> int:
+        status = self._status
+        if status is None:
+            raise MachineError(Problem("kubernetes", f"pod {self._pod}", "has closed the connection: it may be gone"))
+        if status.get("status") == "Success":
+            return 0
+        said = " ".join(str(status.get("message") or "").split())
+        for cause in (status.get("details") or {}).get("causes") or []:
+            if cause.get("reason") == "ExitCode":
+                return int(cause["message"])
+        raise MachineError(Problem("kubernetes", f"pod {self._pod}", f"has ended the command: {said}"))
+
+    def _signalled(self, number: int) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        self._pass(number)
+
+    def _pass(self, number: int) -> None:
+        """Send a signal to the command, by another command beside it. In a thread: the streams go on meanwhile."""
+        threading.Thread(target=self._signal, args=(number,), daemon=True).start()
+
+    def _signal(self, number: int) -> None:
+        with suppress(HeddleError, OSError):
+            argv = [*PYTHON, "heddle.runtimes.kube.podsignal", self._token, str(int(number))]
+            other = connect(self._api, self._pod, argv)
+            while not other.closed:
+                other.flush()
+                select.select([other], [], [], _PING_S)
+                for _ in other.receive():
+                    pass
+
+    def _resize(self) -> None:
+        with suppress(OSError):
+            size = os.get_terminal_size(0)
+            self._channels.send(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """All keys, also Ctrl-C, go to the command."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def argv_of(target: KubeTarget, pod: str, argv: Sequence[str], *, tty: bool) -> list[str]:
+    """The command of this machine that runs argv in a pod."""
+    flags = ["--context", target.context, "--namespace", target.namespace, *(["--tty"] if tty else [])]
+    return [sys.executable, "-P", "-m", __name__, *flags, pod, "--", *argv]
+
+
+def main(words: Sequence[str]) -> int:
+    """Parse the words of `argv_of`, and run."""
+    parser = argparse.ArgumentParser(prog="podexec")
+    parser.add_argument("--context", default="")
+    parser.add_argument("--namespace", default="")
+    parser.add_argument("--tty", action="store_true")
+    parser.add_argument("pod")
+    parser.add_argument("command", nargs="+")
+    typed = parser.parse_args(words)
+    try:
+        api = KubeApi(KubeTarget(typed.context, typed.namespace))
+        return PodCommand(api, typed.pod, typed.command, tty=typed.tty).run()
+    except HeddleError as error:
+        print(error, file=sys.stderr)
+        return LOST
+    except OSError as error:
+        print(Problem("kubernetes", f"pod {typed.pod}", f"the connection is lost: {error}"), file=sys.stderr)
+        return LOST
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
