@@ -201,6 +201,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "setup": {
         "containerlab": "install Docker, containerlab and the images",
         "fabric --yes": "install FRR and the other system packages without a question",
+        "kubernetes --namespace labs": "check what a cluster allows in a namespace, by two pods",
     },
     "vm": {
         "up": "start the VM; then any verb runs there with --place vm",

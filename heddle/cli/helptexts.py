@@ -75,6 +75,16 @@ IMPORT: Final[Options] = {
     "set": "a key of the fabric file that has priority over the imported ones; can be repeated",
 }
 
+KUBERNETES: Final = group(
+    "Kubernetes",
+    {
+        "context": "context of the kubeconfig (default: its current one)",
+        "namespace": Option("namespace of the cluster (default: that of the context, else heddle)", value="NS"),
+        "image": "image of the shards (default: heddle-fabric:latest, which must be on the nodes)",
+        "pull_secret": Option("Secret with the password of the image's registry", value="SECRET"),
+    },
+)
+
 HASHING: Final[Options] = {
     "mode": "the new mode; without it, the current modes are shown",
     "switch": "these switches only: rtsw1,ctsw2; can be repeated",

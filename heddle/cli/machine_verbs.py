@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from heddle.base.problems import machine_errors
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
+from heddle.cli.helptexts import KUBERNETES
 from heddle.cli.verbs import verb
 
 
@@ -27,25 +31,50 @@ def doctor(out: Console) -> None:
     group="Start",
     help={
         "what": Option(
-            "containerlab; or fabric: FRR and the other system packages of runtime netns", ("containerlab",)
+            "containerlab; fabric: FRR and the other system packages of runtime netns; kubernetes: check a cluster",
+            ("containerlab", "fabric", "kubernetes"),
         ),
         "stop": "stop the container engine that Heddle started, and do nothing else",
         "yes": "install missing system packages without asking",
+        **KUBERNETES,
+        "out": "kubernetes: also write the manifests for an administrator into this directory",
     },
     positional=["what"],
-    root=True,
+    root=lambda typed: typed["what"] != "kubernetes",
     lasting=True,
+    files_out=["out_"],
+    directory_out=True,
 )
-def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: bool = False) -> None:
+def setup(
+    out: Console,
+    what: str = "containerlab",
+    stop: bool = False,
+    yes: bool = False,
+    context: str | None = None,
+    namespace: str | None = None,
+    image: str | None = None,
+    pull_secret: str | None = None,
+    out_: str | None = None,
+) -> None:
     """Install the missing parts of runtime containerlab: Docker, its daemon, containerlab, images.
 
     ./inv setup fabric installs the system packages that `up` needs without containers. Both ask before they install.
+    ./inv setup kubernetes installs nothing: it checks what a cluster allows, by two pods, which it removes.
     """
     from heddle.base.problems import InputError, Problem
     from heddle.host.engine import setup as engine
     from heddle.views import labtext as views
 
     engine.check_what(what)
+    chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    if what == engine.KUBERNETES:
+        if stop:
+            raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
+        return _setup_kubernetes(out, given, out_)
+    if named := next(iter([*given, *(["out"] if out_ else [])]), None):
+        flag = f"--{named.replace('_', '-')}"
+        raise InputError(Problem("", flag, "is only for kubernetes", f"run ./inv setup kubernetes {flag} ..."))
     if what == engine.FABRIC:
         if stop:
             raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
@@ -53,6 +82,23 @@ def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: boo
         return out.result({"steps": [each.to_json() for each in done]}, views.steps_text(done))
     steps = [engine.stop_engine()] if stop else engine.setup_containerlab(out.observer, yes=yes, ask=out.confirm)
     return out.result({"steps": [each.to_json() for each in steps]}, views.steps_text(steps))
+
+
+def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | None) -> None:
+    from heddle.base.files import real
+    from heddle.base.userfiles import as_caller
+    from heddle.runtimes.kube.kubeprobe import probe
+    from heddle.runtimes.kube.target import KubeTarget
+
+    found = probe(KubeTarget(**given), out.observer)
+    if directory is not None and found.manifests:
+        place = real(directory)
+        with machine_errors(str(place)), as_caller(place):
+            place.mkdir(parents=True, exist_ok=True)
+            for name, text in found.manifests.items():
+                (place / name).write_text(text, encoding="utf-8")
+    out.result(found.to_json(), found.text())
+    out.exit_code = 0 if found.report.ok else 3
 
 
 @verb(

@@ -56,6 +56,14 @@ class Report:
 
     def text(self) -> str:
         """A table with the fix below each failed check, and the verdict."""
+        absent = [c.name for c in self.checks if c.required and not c.ok]
+        verdict = f"Missing on this machine: {', '.join(absent)}." if absent else "This machine can run fabrics."
+        if packages.PARTS.keys() & absent:
+            verdict += " ./inv setup fabric installs missing packages after you confirm."
+        return self.table() + "\n\n" + verdict
+
+    def table(self) -> str:
+        """One row for each check, with the fix below each failed one."""
         from heddle.base.tables import table
 
         rows = []
@@ -64,11 +72,7 @@ class Report:
             rows.append((check.name, state, check.detail))
             if not check.ok and check.fix:
                 rows.append(("", "", f"-> {check.fix}"))
-        absent = [c.name for c in self.checks if c.required and not c.ok]
-        verdict = f"Missing on this machine: {', '.join(absent)}." if absent else "This machine can run fabrics."
-        if packages.PARTS.keys() & absent:
-            verdict += " ./inv setup fabric installs missing packages after you confirm."
-        return table(("check", "state", "details"), rows) + "\n\n" + verdict
+        return table(("check", "state", "details"), rows)
 
 
 def examine(more: Mapping[str, Callable[[], Check]] | None = None) -> Report:

@@ -34,7 +34,8 @@ from heddle.host.engine.docker import check_engine_possible
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
 FABRIC: Final = "fabric"
-WHAT: Final = ("containerlab", FABRIC)
+KUBERNETES: Final = "kubernetes"
+WHAT: Final = ("containerlab", FABRIC, KUBERNETES)
 
 
 @dataclass(frozen=True, slots=True)

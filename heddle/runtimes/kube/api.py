@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import extras, state
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.runtimes.kube import apierrors
 from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, checked
 
@@ -154,9 +154,12 @@ def _connected(context: str) -> tuple[Any, str, str]:
     settings = type.__call__(client.Configuration)  # not the shared default
     settings.retries = 1
     files = kubeconfig()
-    if not any(Path(each).exists() for each in files.split(":")) and not context and _IN_POD.exists():
+    found_file = any(Path(each).exists() for each in files.split(":"))
+    if not found_file and not context and _IN_POD.exists():
         config.load_incluster_config(client_configuration=settings)
         return client.ApiClient(settings), "", _IN_POD.with_name("namespace").read_text(encoding="utf-8").strip()
+    if not found_file:
+        raise MachineError(Problem("kubernetes", files, "does not exist", apierrors.KUBECONFIG))
     known: list[str] = []
     try:
         contexts, current = config.list_kube_config_contexts(files)

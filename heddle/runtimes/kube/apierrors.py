@@ -12,7 +12,7 @@ from typing import Any, Final
 from heddle.base.problems import Problem
 
 RIGHTS: Final = "run ./inv setup kubernetes: it prints the rights that are needed, as a manifest"
-_KUBECONFIG: Final = "kubectl config get-contexts lists the contexts; use --context, or set KUBECONFIG"
+KUBECONFIG: Final = "kubectl config get-contexts lists the contexts; use --context, or set KUBECONFIG"
 _CREDENTIALS: Final = "log in to the cluster again, or use another --context"
 # The kinds of urllib3's errors, in the words of its texts: the client passes them on as they are.
 _UNREACHABLE: Final = {
@@ -76,4 +76,4 @@ def bad_config(error: BaseException, context: str, known: list[str]) -> Problem:
     if context and context not in known and known:
         return Problem("kubernetes", f"--context {context}", "is not in the kubeconfig", f"use {', '.join(known)}")
     said = " ".join(str(error).split()) or type(error).__name__
-    return Problem("kubernetes", "the kubeconfig", f"cannot be used: {said}", _KUBECONFIG)
+    return Problem("kubernetes", "the kubeconfig", f"cannot be used: {said}", KUBECONFIG)

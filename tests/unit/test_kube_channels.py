@@ -1,0 +1,107 @@
+"""The channels of exec over a WebSocket: bytes come unchanged, in both directions, whatever the sizes of frames."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+
+import pytest
+
+from heddle.runtimes.kube.channels import ERROR, STDIN, STDOUT, ChannelSocket
+
+SIZES = (0, 1, 124, 125, 126, 65533, 65534, 65535, 65536, 300_000)
+
+
+@pytest.fixture
+def ends() -> tuple[ChannelSocket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(5)
+    return ChannelSocket(ours), theirs
+
+
+def received(server: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += server.recv(count - len(data))
+    return data
+
+
+def frame_of_client(channels: ChannelSocket, server: socket.socket) -> tuple[int, bytes]:
+    """The next frame, as a server reads it by RFC 6455: opcode, unmasked payload."""
+    data = bytearray()
+
+    def need(count: int) -> bytes:
+        while len(data) < count:
+            channels.flush()
+            data.extend(server.recv(1 << 16))
+        taken = bytes(data[:count])
+        del data[:count]
+        return taken
+
+    first, second = need(2)
+    assert second & 0x80, "a client masks"
+    size = second & 0x7F
+    if size == 126:
+        (size,) = struct.unpack(">H", need(2))
+    elif size == 127:
+        (size,) = struct.unpack(">Q", need(8))
+    key, masked = need(4), need(size)
+    assert not data, "one frame at a time"
+    return first & 0x0F, bytes(byte ^ key[index % 4] for index, byte in enumerate(masked))
+
+
+def frame_of_server(payload: bytes, code: int = 0x2, *, final: bool = True) -> bytes:
+    size = len(payload)
+    head = struct.pack("BB", code | (0x80 if final else 0), size if size < 126 else 126 if size < 1 << 16 else 127)
+    more = b"" if size < 126 else struct.pack(">H", size) if size < 1 << 16 else struct.pack(">Q", size)
+    return head + more + payload
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_sent_is_read_unchanged(ends: tuple[ChannelSocket, socket.socket], size: int) -> None:
+    channels, server = ends
+    data = os.urandom(size)
+    channels.send(STDIN, data)
+    assert frame_of_client(channels, server) == (0x2, bytes((STDIN,)) + data)
+    assert channels.unsent == 0
+
+
+def test_the_end_of_standard_input_has_its_own_message(ends: tuple[ChannelSocket, socket.socket]) -> None:
+    channels, server = ends
+    channels.close_channel(STDIN)
+    assert frame_of_client(channels, server) == (0x2, bytes((255, STDIN)))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096, 1 << 20])
+def test_frames_are_read_in_any_pieces(ends: tuple[ChannelSocket, socket.socket], piece: int) -> None:
+    channels, server = ends
+    texts = [os.urandom(size) for size in SIZES[:7]]
+    stream = b"".join(frame_of_server(bytes((STDOUT,)) + text) for text in texts)
+    stream += frame_of_server(b"\x01a", final=False) + frame_of_server(b"b", 0x0)  # one message in two frames
+    stream += frame_of_server(bytes((ERROR,)) + b"{}") + frame_of_server(b"\x03\xe8", 0x8)
+    found: list[tuple[int, bytes]] = []
+    server.setblocking(False)
+    while stream:
+        with suppress(BlockingIOError):
+            stream = stream[server.send(stream[:piece]) :]
+        found += channels.receive()
+    found += channels.receive()
+    assert b"".join(data for channel, data in found if channel == STDOUT) == b"".join(texts) + b"ab"
+    assert [data for channel, data in found if channel == ERROR] == [b"{}"]
+    assert channels.closed
+
+
+def test_a_ping_is_answered_with_its_own_text(ends: tuple[ChannelSocket, socket.socket]) -> None:
+    channels, server = ends
+    server.sendall(frame_of_server(b"are you there", 0x9))
+    assert list(channels.receive()) == []
+    assert frame_of_client(channels, server) == (0xA, b"are you there")
+
+
+def test_a_connection_that_ends_without_a_close_is_closed(ends: tuple[ChannelSocket, socket.socket]) -> None:
+    channels, server = ends
+    server.close()
+    assert list(channels.receive()) == []
+    assert channels.closed
