@@ -19,6 +19,7 @@ from typing import Final
 from heddle.base.events import Observer
 from heddle.base.problems import Problem
 from heddle.base.process import run
+from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
@@ -163,6 +164,6 @@ class LocalShards(ShardedRuntime):
         assert self.on is not None, "a test sets it"
         return self.on
 
-    def count(self, fabric: Fabric) -> int:
+    def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
         """What the test wants."""
-        return self.shards_wanted
+        return cut(fabric, self.shards_wanted)

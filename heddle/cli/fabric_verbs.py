@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import state
+from heddle.base import extras, state
 from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
@@ -15,6 +16,9 @@ from heddle.host import packages
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
+
+
+KUBERNETES: Final = "kubernetes"
 
 
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -27,6 +31,7 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     group="Lab",
     help=words.UP,
     packages=lambda typed: () if typed["dry_run"] else packages.for_runtime(typed["runtime"]),
+    extras=lambda typed: [extras.KUBERNETES] if typed["runtime"] == KUBERNETES and not typed["dry_run"] else [],
     root=lambda typed: not typed["dry_run"],
     positional=["fabric"],
     files_in=_files,
@@ -41,6 +46,10 @@ def up(
     dialect: str | None = None,
     mgmt: str = "own",
     shards: int | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+    image: str | None = None,
+    pull_secret: str | None = None,
     dry_run: bool = False,
     repair: bool = False,
     rollback: bool = False,
@@ -51,7 +60,8 @@ def up(
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
-    ./inv up zone --shards 2 --dry-run shows how a fabric would be cut into shards, and its cost (docs/sharding.md).
+    --runtime kubernetes runs a fabric in pods, a shard in each, that tunnels join (docs/kubernetes.md). --dry-run shows
+    how it would be cut, and its cost.
     """
     from heddle.host.engine.binary import installed_version
     from heddle.lab import lifecycle as lab
@@ -73,10 +83,15 @@ def up(
         return out.result(views.up_json(done), views.up_text(done))
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
     made, source = blueprint_of(fabric, runtime, name=name, overrides=set_, dialect=dialect)
-    if shards is not None and not dry_run:
-        hint = "--dry-run shows the cut and its cost"
-        raise InputError(Problem("", f"--shards {shards}", f"is not possible with --runtime {runtime}", hint))
-    if dry_run and shards is not None:
+    given = {"shards": shards, "context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
+    target = {key: str(value) for key, value in given.items() if value is not None}
+    if runtime == KUBERNETES:
+        options = replace(options, target=target)
+    elif target and not (dry_run and [*target] == ["shards"]):
+        flag = f"--{next(iter(target)).replace('_', '-')}"
+        hint = "write --runtime kubernetes, too; with --dry-run, --shards alone shows the cut and its cost"
+        raise InputError(Problem("", flag, f"is not for --runtime {runtime}", hint))
+    if dry_run and (shards is not None or runtime == KUBERNETES):
         return _cut(out, made.fabric, shards)
     if dry_run:
         script = lab.script_of(made, runtime, options)

@@ -38,7 +38,8 @@ SHARED: Final[Mapping[str, Option]] = {
         "ID or number of a run (./inv runs lists them), or last (default: last)", completion.runs, value="ID"
     ),
     "runtime": Option(
-        "where nodes run: netns (namespaces) or containerlab (containers)", "heddle.runtimes.registry:RUNTIMES"
+        "where nodes run: netns (namespaces), containerlab (containers) or kubernetes (pods)",
+        "heddle.runtimes.registry:RUNTIMES",
     ),
     "set": Option(
         "set a key of the fabric file, for example routing.ecmp=flow; can be repeated",
@@ -122,6 +123,7 @@ UP: Final[Options] = {
     "shards": Option(
         "number of shards, a pod each (default: the fewest, 2 or more, that fit into machines of 8 GiB)", value="N"
     ),
+    **KUBERNETES,
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
     "timeout": "seconds to wait for convergence (default: by size)",

@@ -167,8 +167,8 @@ VM_BUILD_USER: Final = (*VM_BUILD, "uidmap")
 
 
 def for_runtime(runtime: str) -> Sequence[str]:
-    """The parts that labs of this runtime need. Containers have their own FRR, and `setup` installs their engine."""
-    return LAB if runtime == "containerlab" else FABRIC
+    """The parts that labs of this runtime need. Containers and pods have their own FRR."""
+    return {"containerlab": LAB, "kubernetes": ()}.get(runtime, FABRIC)
 
 
 def missing(names: Sequence[str]) -> list[Need]:

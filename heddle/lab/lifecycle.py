@@ -350,7 +350,7 @@ def install_in_shard(lab: Lab, observer: Observer) -> None:
 
 def _recorded(options: RenderOptions) -> dict[str, str]:
     """The options that distinguish two labs; not the subnet, which is any free one."""
-    return {"dialect": options.dialect, "mgmt": options.mgmt}
+    return {"dialect": options.dialect, "mgmt": options.mgmt, **options.target}
 
 
 def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None:

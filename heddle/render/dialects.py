@@ -9,7 +9,7 @@ the keys that its Kubernetes runtime refuses. docs/containerlab.md has a table o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import Final, Literal, get_args
 
@@ -45,12 +45,14 @@ class RenderOptions:
 
     dialect: see DIALECTS. mgmt: `own`, a management network for this lab alone, or `none`, no management network.
     subnet: overrides the computed management network. version: of the target containerlab; None is the newest.
+    target: where a lab in shards runs, by the words of its runtime.
     """
 
     dialect: Dialect = "linux"
     mgmt: Mgmt = "own"
     subnet: IPv4Network | None = None
     version: Version | None = None
+    target: Mapping[str, str] = field(default_factory=dict)
 
     def takes(self, since: Version) -> bool:
         """Whether the target containerlab has the features of version `since`."""

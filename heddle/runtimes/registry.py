@@ -80,7 +80,9 @@ class Runtime(Protocol):
 RUNTIMES: Final[dict[str, str]] = {
     "netns": "heddle.runtimes.netns:NetnsRuntime",
     "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
+    "kubernetes": "heddle.runtimes.kube.kuberuntime:KubernetesRuntime",
 }
+HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 
 
 def get_runtime(name: str) -> Runtime:

@@ -24,7 +24,7 @@ from heddle.base import state, values
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import Journal, attached, run
-from heddle.fabric.cutting import cut
+from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.handle import NodeHandle
@@ -82,13 +82,8 @@ class ShardedRuntime(ABC):
         """The cluster of a lab with a record."""
 
     @abstractmethod
-    def count(self, fabric: Fabric) -> int:
-        """The number of shards of a fabric."""
-
-    def needs(self, fabric: Fabric) -> Sequence[ShardNeed]:
-        """The shards that a fabric is cut into. InputError for one that cannot be cut so."""
-        found = cut(fabric, self.count(fabric)).shards
-        return [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
+    def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
+        """The shards of a fabric. options: of its record. InputError for a fabric that cannot be cut so."""
 
     def shards(self, lab: str) -> Shards:
         """The shards of a lab that is up."""
@@ -117,14 +112,15 @@ class ShardedRuntime(ABC):
         if options.dialect == "c9s":
             hint = "leave --dialect out"
             raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
-        self.needs(fabric)
+        self.cut_of(fabric, options.target)
         return options
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Start the shards, send each its part, and make namespaces, links, sysctls and cut links there."""
         record = state.read_record(lab)
         assert record is not None  # noqa: S101  (`up` has written it)
-        needs = self.needs(build(load_spec(record.spec)))
+        found = self.cut_of(build(load_spec(record.spec)), record.options).shards
+        needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
         ShardPlan({each.name: each.nodes for each in needs}).write(lab)
         cluster = self.cluster(lab)
         observer.begin("shards", len(needs))

@@ -26,7 +26,7 @@ import pytest
 
 from heddle.base import resources
 from heddle.base.problems import HeddleError, Problem
-from heddle.runtimes.registry import RUNTIMES
+from heddle.runtimes.registry import HERE
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
 from heddle.testing.junit import record_runs
 from heddle.testing.pool import MOST, Pool
@@ -45,9 +45,7 @@ _MARKER: Final = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the group heddle."""
     group = parser.getgroup("heddle", "emulated fabrics (Heddle)")
-    group.addoption(
-        "--heddle-runtime", choices=tuple(RUNTIMES), default="netns", help="where labs run (default: netns)"
-    )
+    group.addoption("--heddle-runtime", choices=HERE, default="netns", help="where labs run (default: netns)")
     group.addoption(
         "--heddle-keep", action="store_true", help="leave the lab of a failed test up, and print how to look"
     )

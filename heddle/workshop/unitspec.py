@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heddle.base.problems import did_you_mean
 from heddle.base.units import parse_size
-from heddle.runtimes.registry import RUNTIMES
+from heddle.runtimes.registry import HERE, RUNTIMES
 from heddle.spec.keys import Strict, at, wrong
 
 Fact = str | int | float | bool
@@ -227,7 +227,7 @@ class UnitSpec(Strict):
     fabric: Text
     set: list[Text] = Field(default_factory=list)
     file: str = ""
-    runtimes: list[Annotated[str, AfterValidator(_runtime)]] = Field(default_factory=lambda: list(RUNTIMES))
+    runtimes: list[Annotated[str, AfterValidator(_runtime)]] = Field(default_factory=lambda: list(HERE))
     packages: list[Text] = Field(default_factory=list)
     may_change: list[Text] = Field(min_length=1)
     setup: list[UnitCommand] = Field(default_factory=list)
