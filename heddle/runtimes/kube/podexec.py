@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from heddle.base import resources
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.runtimes.kube.api import KubeApi
 from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
@@ -30,6 +31,7 @@ from heddle.runtimes.kube.podsignal import TOKEN
 from heddle.runtimes.kube.target import KubeTarget
 
 LOST: Final = 255
+_NAME: Final = "heddle.runtimes.kube.podexec"
 _PIECE: Final = 1 << 18
 _MOST_UNSENT: Final = 1 << 20  # bytes: more is not read from standard input
 _PING_S: Final = 15.0
@@ -217,7 +219,8 @@ def _raw_terminal() -> Iterator[None]:
 def argv_of(target: KubeTarget, pod: str, argv: Sequence[str], *, tty: bool) -> list[str]:
     """The command of this machine that runs argv in a pod."""
     flags = ["--context", target.context, "--namespace", target.namespace, *(["--tty"] if tty else [])]
-    return [sys.executable, "-P", "-m", __name__, *flags, pod, "--", *argv]
+    found = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", _NAME]
+    return [*found, *flags, pod, "--", *argv]
 
 
 def main(words: Sequence[str]) -> int:
