@@ -27,7 +27,7 @@ TRAFFIC: Final = "traffic"
 LABS: Final = "labs"
 DOCS: Final = "docs"
 CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS, DOCS)
-_BUNDLED: Final = "_content"
+BUNDLED: Final = "_content"  # of a wheel, in its package
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
 # With these, the content and the package, a wheel makes a checkout on a lab server (heddle/places/sync.py).
@@ -49,12 +49,12 @@ class Installation:
     @property
     def is_checkout(self) -> bool:
         """True in a checkout, where the content stands beside the package; False when a wheel is installed."""
-        return not (self.package / _BUNDLED).is_dir()
+        return not (self.package / BUNDLED).is_dir()
 
     @property
     def root(self) -> Path:
         """Where the content folders and the files beside them are: of a wheel, inside the package."""
-        return self.package.parent if self.is_checkout else self.package / _BUNDLED
+        return self.package.parent if self.is_checkout else self.package / BUNDLED
 
     @property
     def verbs(self) -> Path:
@@ -97,12 +97,13 @@ class Installation:
         return found
 
     def as_checkout(self) -> dict[str, Path]:
-        """Every file of an installed wheel under its name in a checkout: `inv`, `heddle/cli/argv.py`, and so on."""
+        """Every file of a wheel under its name in a checkout: `inv`, `heddle/cli/argv.py`, and so on."""
         roots = {folder: self.content(folder) for folder in CONTENT} | {self.package.name: self.package}
         found = {name: self._there(self.root / name) for name in BESIDE}
         for name, place in roots.items():
             for path in place.rglob("*"):
-                if path.is_file() and not (place == self.package and path.is_relative_to(self.root)):
+                bundled = place == self.package and path.is_relative_to(self.package / BUNDLED)
+                if path.is_file() and not bundled and "__pycache__" not in path.parts:
                     found[f"{name}/{path.relative_to(place).as_posix()}"] = path
         return found
 

@@ -104,18 +104,30 @@ def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | N
 @verb(
     group="Start",
     help={
-        "rebuild": "build both images again, even if they exist",
+        "rebuild": "build both images again, even if they exist; with --archive, the system below Heddle",
         "prune": "remove older images that nothing uses",
+        "archive": Option("only write Heddle's own image to this file, for the nodes of a cluster", value="FILE"),
         "yes": "install missing system packages without asking",
     },
     root=True,
     lasting=True,
 )
-def image(out: Console, rebuild: bool = False, prune: bool = False, yes: bool = False) -> None:
-    """Build the images of containerlab's nodes if they are missing, and list them."""
+def image(out: Console, rebuild: bool = False, prune: bool = False, archive: str = "", yes: bool = False) -> None:
+    """Build the images of containerlab's nodes if they are missing, and list them.
+
+    --archive needs no container engine: docs/install.md has the commands that load the file into a cluster.
+    """
     from heddle.host.engine import images
     from heddle.views import labtext as views
 
+    if archive:
+        from heddle.base.files import real
+        from heddle.host.fabricarchive import write_fabric_image
+
+        made = write_fabric_image(real(archive), out.observer, rebuild=rebuild, yes=yes, ask=out.confirm)
+        return out.result(made.to_json(), f"{archive}: image {made.name}, {made.bytes / 1e6:.0f} MB")
     found = images.ensure_images(out.observer, rebuild=rebuild, yes=yes, ask=out.confirm)
     removed = images.prune() if prune else []
-    out.result({"images": [each.to_json() for each in found], "removed": removed}, views.images_text(found, removed))
+    return out.result(
+        {"images": [each.to_json() for each in found], "removed": removed}, views.images_text(found, removed)
+    )

@@ -27,9 +27,10 @@ from heddle.cli.verbs import verb
 from heddle.host import packages
 
 # Cheap to expensive. clab also needs a container engine and containerlab, browser needs Chromium, vm needs QEMU and an
-# image of 1 GB. Each suite is a folder of tests, and tests/conftest.py gives its tests the suite's name as a mark; a
-# test of tests/netns that runs in containers has the mark clab instead.
-SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm")
+# image of 1 GB, kube needs a Kubernetes that takes minutes to build. Each suite is a folder of tests, and
+# tests/conftest.py gives its tests the suite's name as a mark; a test of tests/netns that runs in containers has the
+# mark clab instead.
+SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "kube")
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
 # Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
@@ -56,7 +57,7 @@ _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
 _PROCESSORS: Final = 2  # that workers need
 _WORKERS: Final = 3  # tests wait a third of their time
-_ALONE: Final = frozenset({"clab", "browser", "vm"})
+_ALONE: Final = frozenset({"clab", "browser", "vm", "kube"})
 # pytest's words that select tests, need the terminal, or choose workers.
 _PLAIN: Final = frozenset(
     {
@@ -91,7 +92,8 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
         from heddle.cli.vm_verb import needed_packages as needed_by_vm
 
         needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
-    for suite, parts in (("clab", (*packages.ENGINE, *packages.IMAGE)), ("browser", packages.BROWSER)):
+    more = {"clab": (*packages.ENGINE, *packages.IMAGE), "browser": packages.BROWSER, "kube": packages.KUBE}
+    for suite, parts in more.items():
         needed += parts if suite in suites else ()
     needed += packages.BUILD if typed["build"] else ()
     absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
@@ -229,7 +231,7 @@ def _engine(out: Console) -> Iterator[None]:
         "suite": Option(
             "quick (each feature once), deep (what it leaves out, but for long), long (20 seconds and more each), "
             "unit, golden, netns, or all. Others: fuzz (damaged files and messages), clab (labs in containers), "
-            "browser (Chromium's pages), vm (a full kernel in QEMU). Several: deep,vm",
+            "browser (Chromium's pages), vm (a full kernel in QEMU), kube (a real Kubernetes). Several: deep,vm",
             WORDS,
         ),
         "build": "also install clang, so that the BPF programs are rebuilt and compared",

@@ -134,10 +134,19 @@ _ALL: Final = (
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
     Need(
         "golang",
-        "builds containerlab where its release does not run",
+        "builds containerlab where its release does not run, and the Kubernetes of tests",
         ("golang-go",),
         lambda: find_program("go", "/usr/local/go/bin", "/usr/lib/go/bin") is not None,
         ("go",),
+    ),
+    _tool("etcd", "the database of the Kubernetes of tests", packages=("etcd-server",)),
+    _tool("containerd", "runs the pods of the Kubernetes of tests", "containerd", "ctr"),
+    _tool("runc", "starts the containers of these pods"),
+    Need(
+        "cni",
+        "gives these pods their network",
+        ("containernetworking-plugins",),
+        lambda: all(os.access(f"/usr/lib/cni/{name}", os.X_OK) for name in ("bridge", "host-local", "loopback")),
     ),
     Need("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
@@ -164,6 +173,7 @@ IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 VM: Final = ("qemu",)
 VM_BUILD: Final = (*IMAGE, "e2fsprogs")
 VM_BUILD_USER: Final = (*VM_BUILD, "uidmap")
+KUBE: Final = ("etcd", "containerd", "runc", "cni", "openssh-client", "procps", "mount", *GO, *IMAGE)
 
 
 def for_runtime(runtime: str) -> Sequence[str]:
@@ -312,6 +322,15 @@ class _Service:
 
 
 _SERVICES: Final = {
+    "containerd": _Service(
+        ("containerd.service",),
+        "/etc/init.d/containerd",
+        Path("/run/containerd/containerd.sock"),
+        "tests start their own, in namespaces",
+    ),
+    "etcd": _Service(
+        ("etcd.service",), "/etc/init.d/etcd", Path("/run/etcd.pid"), "tests start their own, in namespaces"
+    ),
     "frr": _Service(
         ("frr.service",),
         "/etc/init.d/frr",
