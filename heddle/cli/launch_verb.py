@@ -31,6 +31,7 @@ if TYPE_CHECKING:
             "placement of ranks on hosts, as of run: block, cyclic, host names, ...", completion.placements
         ),
         "time_limit": Option("end the ranks after this time, such as 60s (default: no limit)", value="TIME"),
+        "rdma": "give the NICs of the ranks soft-RoCE devices, for UCX, MPI over UCX, or verbs",
         "client": "of an RDMA program, the host of the client: data of a write or send test flow from it",
         "server": "of an RDMA program, the host of the server",
         "cmd": "after --: the program with its flags, for example -- python3 train.py",
@@ -48,6 +49,7 @@ def launch(
     per_host: int | None = None,
     placement: str = "block",
     time_limit: str | None = None,
+    rdma: bool = False,
     lab: str | None = None,
 ) -> None:
     """Run a program on ranks, one process in the host of each: ./inv launch --ranks 4 -- sh -c 'echo $RANK'.
@@ -55,7 +57,8 @@ def launch(
     Each rank has the environment of torchrun, and of mpirun. Host names are known: host1, rank0. Each line that it
     prints begins with its rank and host. The first rank that fails ends the others and gives the exit code; no process
     stays behind. Its TCP and UDP flows are counted at every port, and ./inv paths proves them. docs/programs.md has
-    programs to start with.
+    programs to start with. With --rdma each rank's NIC has a soft-RoCE device, and UCX is set up to use it: --place vm
+    has the kernel for that.
     With two hosts instead of --ranks: an RDMA program between them, with soft-RoCE: ./inv launch host1 host3 --
     ib_write_bw --tclass=98. Heddle makes a device in both hosts, starts the server, and adds the device, the address
     index and the server's address to the flags. Data flows from the first host to the second with ib_write_bw and
@@ -64,7 +67,7 @@ def launch(
     namespaces: ./inv doctor shows whether it has it, and --place vm has it.
     """
     if ranks is None:
-        return _rdma(out, client, server, cmd, lab, (per_host, time_limit))
+        return _rdma(out, client, server, cmd, lab, (per_host, time_limit, rdma or None))
     if client is not None:
         command = shlex.join(each for each in (client, server) if each)
         hint = f"choose hosts by --placement {client},..., or leave --ranks out for an RDMA program between two hosts"
@@ -77,7 +80,7 @@ def launch(
     from heddle.endpoints.programs import ProgramOptions
 
     words = [_from_anywhere(word) for word in cmd]
-    return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit)), words, lab)
+    return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit), rdma), words, lab)
 
 
 def _from_anywhere(word: str) -> str:

@@ -24,7 +24,8 @@ from heddle.base.problems import CheckError, InputError, MachineError, Problem, 
 from heddle.base.process import find_program
 from heddle.base.tables import many
 from heddle.base.userfiles import caller, give_to_caller
-from heddle.endpoints.programs import Seat, by_host, environment, hosts_file
+from heddle.endpoints.programs import Seat, by_host, environment, hosts_file, rdma_environment
+from heddle.endpoints.rdma.rxestack import rxe_devices
 from heddle.lab.lab import Lab
 from heddle.runtimes.netns import HELPER
 
@@ -34,6 +35,7 @@ Mount = tuple[str, str, bool]  # source, target, read only
 TIMED_OUT: Final = 124  # the exit code of timeout(1)
 _PATIENCE_S: Final = 5.0  # between SIGTERM and SIGKILL
 _KILLED_S: Final = 10.0  # for a process that was killed: it may be in a system call
+_RDMA_FLOWS: Final = 64  # of each rank, that are counted at its NIC
 _LINE: Final = 1 << 16  # bytes; a longer line is passed on in parts
 _NAMES, _RESOLVER = Path("/etc/hosts"), Path("/etc/resolv.conf")
 
@@ -85,9 +87,12 @@ def check_command(argv: Sequence[str]) -> None:
 
 
 def run_ranks(
-    lab: Lab, every: Sequence[Seat], argv: Sequence[str], show: Show, limit_s: float | None = None
-) -> ProgramEnd:
+    lab: Lab, every: Sequence[Seat], argv: Sequence[str], show: Show, limit_s: float | None = None, *,
+    rdma: bool = False,
+) -> ProgramEnd:  # fmt: skip
     """Run the program until all ranks have ended, one has failed, or the time is up. No process stays behind.
+
+    rdma: the NICs of the ranks have soft-RoCE devices meanwhile. MachineError where this machine cannot make them.
 
     The ranks run as the user who called sudo, with this process's environment and working directory. CheckError when a
     host cannot be entered. After Ctrl-C all processes are ended, and KeyboardInterrupt goes on.
@@ -104,7 +109,11 @@ def run_ranks(
             if file.exists():
                 (spot / file.name).write_text(text)
                 mounts.append((str(spot / file.name), str(file), True))
-        run = _Running(stack, show, len(every), str(shared))
+        if rdma:
+            nics = list(dict.fromkeys((seat.end.host, seat.end.port) for seat in every))
+            netns = {host: lab.handle(host).netns for host, _ in nics}
+            stack.enter_context(rxe_devices(lab.name, nics, netns, _RDMA_FLOWS * len(every)))
+        run = _Running(stack, show, len(every), str(shared), lab.name if rdma else "")
         try:
             for host, mine in by_host(every).items():
                 run.start(host, str(lab.handle(host).netns), mounts, mine, every, argv)
@@ -117,8 +126,8 @@ def run_ranks(
 class _Running:
     """The processes of a program while they run."""
 
-    def __init__(self, stack: ExitStack, show: Show, ranks: int, shared: str) -> None:
-        self._show, self._shared = show, shared
+    def __init__(self, stack: ExitStack, show: Show, ranks: int, shared: str, rdma_lab: str) -> None:
+        self._show, self._shared, self._rdma_lab = show, shared, rdma_lab
         self._poll = stack.enter_context(selectors.DefaultSelector())
         self._helpers: dict[str, subprocess.Popen[bytes]] = {}
         self._controls: dict[str, int] = {}
@@ -155,13 +164,15 @@ class _Running:
         rows = []
         for seat in mine:
             self._seats[seat.rank] = seat
-            row: dict[str, object] = {"env": environment(seat, every)}
+            words = rdma_environment(self._rdma_lab, seat) if self._rdma_lab else {}
+            own = {key: word for key, word in words.items() if key not in os.environ}
+            row: dict[str, object] = {"env": {**environment(seat, every), **own}}
             for stream in ("out", "err"):
-                own, row[stream] = pipe()
-                self._listen(own, seat, stream)
+                end, row[stream] = pipe()
+                self._listen(end, seat, stream)
             rows.append(row)
-        own, status = pipe()
-        self._poll.register(own, selectors.EVENT_READ, (host, mine))
+        end, status = pipe()
+        self._poll.register(end, selectors.EVENT_READ, (host, mine))
         self._controls[host], control = pipe(read=False)
         job = {
             "node": host, "netns": netns, "mounts": mounts, "argv": list(argv),

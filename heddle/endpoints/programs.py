@@ -14,9 +14,11 @@ from typing import Final
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.fabric.model import Fabric
+from heddle.kernel.rdma import link_name
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
+from heddle.wire.layout import TOS_DATA
 
 MASTER_PORT: Final = 29500  # torchrun's; each host has ports of its own
 _MOST: Final = 256  # ranks: each is a process of this machine
@@ -26,13 +28,15 @@ _MOST: Final = 256  # ranks: each is a process of this machine
 class ProgramOptions:
     """ranks: processes. per_host: of each host, which then share its NICs; None: one for each NIC.
 
-    placement: as of a run. limit_s: seconds until the ranks are ended; None: no limit.
+    placement: as of a run. limit_s: seconds until the ranks are ended; None: no limit. rdma: whether NICs have
+    soft-RoCE devices meanwhile.
     """
 
     ranks: int
     per_host: int | None = None
     placement: str = "block"
     limit_s: float | None = None
+    rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,20 @@ def environment(seat: Seat, every: Sequence[Seat]) -> dict[str, str]:
     }  # fmt: skip
     sockets = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), nic)
     return {**torch, **mpi, **sockets}
+
+
+def rdma_environment(lab: str, seat: Seat) -> dict[str, str]:
+    """The variables of a rank whose NIC has a soft-RoCE device; those that the user has set win.
+
+    UCX (ucx.conf of its documentation): data on reliable connections, which it connects over TCP by the NIC itself, in
+    the lossless class with ECN. NCCL: its device and its traffic class.
+    """
+    device, tos = link_name(lab, seat.end.host, seat.end.port), str(TOS_DATA)
+    return {
+        "RDMA_DEVICE": device,
+        "UCX_TLS": "rc_verbs,tcp", "UCX_NET_DEVICES": f"{device}:1,{seat.end.port}", "UCX_IB_TRAFFIC_CLASS": tos,
+        "NCCL_IB_HCA": f"={device}", "NCCL_IB_TC": tos,
+    }  # fmt: skip
 
 
 def hosts_file(fabric: Fabric, every: Sequence[Seat]) -> str:

@@ -14,6 +14,7 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2s
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,9 @@ _MODULE: Final = Path("/sys/module/rdma_rxe")
 # Functions of the module, and the release of Linux that has them: a UDP port in each namespace; devices that move.
 _PORTS: Final = ("rxe_ns_init", (7, 1))
 _MOVES: Final = ("rxe_disassociate_ucontext", (7, 3))
+_PORT: Final = "eth"
+_MOST_LAB, _MOST_NIC = 6, 8  # characters of a link's name
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 QPS_BEFORE_FIRST: Final = 16  # a new rxe device numbers its queue pairs from 17 (rxe_param.h: RXE_MIN_QP_INDEX)
 
 
@@ -40,8 +44,22 @@ class LinkState:
 
 
 def link_name(lab: str, node: str, port: str) -> str:
-    """The name of a NIC's link: device names are the same for all namespaces of a machine. Labs' names have no `-`."""
-    return f"{prefix_of(lab)}{node}-{port}"
+    """The name of a NIC's link, such as `zone-host16-1`: device names are the same for all namespaces of a machine.
+
+    It has 15 characters at most, which is all that UCX opens (UCT_MD_NAME_MAX in uct/api/uct_def.h).
+    """
+    return f"{prefix_of(lab)}{_short(f'{node}-{port.removeprefix(_PORT)}', _MOST_NIC)}"
+
+
+def _short(text: str, most: int) -> str:
+    """The text if it has `most` characters at most; else its first two, and others that depend on all of it."""
+    if len(text) <= most:
+        return text
+    number, digits = int.from_bytes(blake2s(text.encode()).digest()), ""
+    while len(digits) < most - 2:
+        number, digit = divmod(number, len(_DIGITS))
+        digits += _DIGITS[digit]
+    return text[:2] + digits
 
 
 def obstacle(*, load: bool = True) -> Problem | None:
@@ -164,5 +182,5 @@ def remove_links(prefix: str, spaces: Sequence[Path] = ()) -> None:
 
 
 def prefix_of(lab: str) -> str:
-    """How the names of a lab's links begin."""
-    return f"{lab}-"
+    """How the names of a lab's links begin. Names of labs have no `-`."""
+    return f"{_short(lab, _MOST_LAB)}-"

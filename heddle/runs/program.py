@@ -17,6 +17,7 @@ from heddle.base.events import Observer
 from heddle.base.tables import many
 from heddle.endpoints.programruns import ProgramEnd, Show, check_command, run_ranks
 from heddle.endpoints.programs import ProgramOptions, Seat, seats
+from heddle.kernel import rdma
 from heddle.lab import agents, health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
@@ -68,6 +69,8 @@ def run_program(
     A program that fails is a result. The lab is locked meanwhile. After Ctrl-C nothing is stored.
     """
     check_command(argv)
+    if options.rdma:
+        rdma.require()
     every = seats(lab.fabric, options)
     head = _head(lab, options, every, argv)
     work = f"launch ({head.work} on {many(len(every), 'rank')})"
@@ -83,7 +86,7 @@ def run_program(
             bucket_ns, began_ns = writer.head.options.bucket_ns, time.monotonic_ns()
             with recording(lab, bucket_ns, work, [writer.draft.path]) as queues:
                 with queues.during(lambda: began_ns):
-                    end = run_ranks(lab, every, argv, show, options.limit_s)
+                    end = run_ranks(lab, every, argv, show, options.limit_s, rdma=options.rdma)
                 evidence = collect_program(lab, before, end.seconds, state_parts(lab))
                 queues.finish(began_ns)
             moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
@@ -102,6 +105,7 @@ def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequen
     words = ["--ranks", str(options.ranks)]
     words += [] if options.per_host is None else ["--per-host", str(options.per_host)]
     words += [] if options.placement == "block" else ["--placement", options.placement]
+    words += ["--rdma"] * options.rdma
     words += [] if options.limit_s is None else ["--time-limit", f"{options.limit_s:g}s"]
     return RunHead(
         lab=lab.name,

@@ -89,6 +89,19 @@ def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch
     assert "--place vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
 
 
+def test_names_of_devices_are_short_enough_for_ucx_and_differ() -> None:
+    assert rdma.link_name("zone", "host16", "eth1") == "zone-host16-1"
+    labs = ("zone", "training", "trainings", "abcdefghijkl")
+    nics = [(f"host{host}", f"eth{port}") for host in range(1, 201) for port in range(1, 9)]
+    nics += [("abcdefghijkl", "ens1f0np0"), ("abcdefghijkl", "ens1f0np1")]
+    names = [rdma.link_name(lab, *nic) for lab in labs for nic in nics]
+    assert max(map(len, names)) == 15
+    assert len(set(names)) == len(names)
+    for lab in labs:  # `down` finds those of its lab, and no others
+        mine = [name for name in names if name.startswith(rdma.prefix_of(lab))]
+        assert mine == [rdma.link_name(lab, *nic) for nic in nics]
+
+
 def test_what_rdma_and_the_library_say_is_read() -> None:
     assert rdma._mode("netns shared privileged-qkey off monitor on\n") == "shared"
     assert rdma._mode("netns exclusive copy-on-fork on\n") == "exclusive"
