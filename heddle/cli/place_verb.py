@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.tables import some_of
 from heddle.cli import completion
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Option, Options, Tool
@@ -92,6 +93,10 @@ def place(
     from heddle.views.placementtext import render
 
     if export is not None:
+        _check_export({
+            "--ranks": ranks, "--workload": workload, "--job": job, "--down": down, "--drain": drain, "--seed": seed,
+            "--choose": choose, "--nccl": nccl,
+        })  # fmt: skip
         _export(out, export, _fabric(fabric, lab, set_)[0], out_)
         return
     _check_out(out_)
@@ -108,6 +113,14 @@ def place(
     text = [render(ranking, chosen), *_written(ranking, chosen, out_)]
     out.result({**ranking.to_json(), "file": out_}, "\n\n".join(text))
     out.exit_code = 1 if chosen.unreachable else 0
+
+
+def _check_export(given: Mapping[str, Any]) -> None:
+    """InputError for flags of the ranking: the export is of the whole fabric."""
+    if words := [flag for flag, value in given.items() if value]:
+        verb_ = "has" if len(words) == 1 else "have"
+        why = f"{verb_} no effect with --export, which writes the whole fabric"
+        raise InputError(Problem("", some_of(words), why, "leave it out, or leave --export out"))
 
 
 def _export(out: Console, kind: str, fabric: Fabric, name: str | None) -> None:

@@ -55,8 +55,7 @@ def off(out: Console, asked: TeWords) -> None:
     where = open_lab(asked.lab)
     ended = _end_controller(where.name)
     with owners.lock(where.name, CONTROLLER, work="te off", seconds=_PATIENCE_S):
-        idle = ended is not None and engineered(where.name) is None
-        changed = () if idle else take_out(where, "te off")
+        changed = () if engineered(where.name) is None else take_out(where, "te off")
     text = [f"ended te watch (process {ended})"] if ended is not None else []
     back = f"; the hashing from before is in force on {many(len(changed), 'switch')}" if changed else ""
     text.append(f"{where.name}: no entries of te in force{back}")
@@ -133,7 +132,13 @@ def show(out: Console, asked: TeWords) -> None:
     if found is None:
         out.result(data, f"{where.name}: no entries of te in force; {controller}")
         return
-    out.result(data, f"{where.name}: {_head(found)}; {controller}\n\n{_text(rows, None if asked.all else _ROWS)}")
+    head = f"{where.name}: {_head(found)}; {controller}"
+    if unfinished := [row.switch for row in rows if not row.as_recorded]:
+        head += (
+            f"\nnot as recorded on {some_of(unfinished)}: that change did not complete, or another program changed it"
+        )
+        head += f"\n./inv te apply sets entries again, ./inv up --repair --name {where.name} those of the record"
+    out.result(data, f"{head}\n\n{_text(rows, None if asked.all else _ROWS)}")
 
 
 def _head(found: Engineered) -> str:

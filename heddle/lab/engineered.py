@@ -57,12 +57,16 @@ class Engineered:
 
 @dataclass(frozen=True, slots=True)
 class EntriesInForce:
-    """The entries of one switch. packets: to port, to backup, fell_back and no_entry, since the first change."""
+    """The entries of one switch. packets: to port, to backup, fell_back and no_entry, since the first change.
+
+    as_recorded: whether they are what the lab's record says; not after a kill in the middle of a change.
+    """
 
     switch: str
     mode: str
     table: Exact
     packets: Mapping[str, int]
+    as_recorded: bool
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -70,7 +74,8 @@ class EntriesInForce:
             {"sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
             for (sport, prefix), ports in self.table.items()
         ]
-        return {"switch": self.switch, "mode": self.mode, "entries": entries, "packets": dict(self.packets)}
+        state = {"as_recorded": self.as_recorded, "entries": entries, "packets": dict(self.packets)}
+        return {"switch": self.switch, "mode": self.mode, **state}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,13 @@ def engineered(lab: str) -> Engineered | None:
 def in_force(lab: Lab, found: Engineered) -> list[EntriesInForce]:
     """What the switches have now, in the order of the tables that were set."""
     now, rows = lab.snapshot(LabPart.HASHING, found.switches), []
+    recorded = wanted(lab)
     for name in found.switches:
         row, counts = now.hashing[name], found.since(name, now.statistics[name])
         packets = {"port": counts["steered"] - counts["backups"], "backup": counts["backups"]}
         packets |= {"fell_back": counts["fell_back"], "no_entry": counts["misses"]}
-        rows.append(EntriesInForce(name, row.mode, row.steering.exact, packets))
+        same = row.mode == recorded[name].mode and row.steering.exact == recorded[name].steering.exact
+        rows.append(EntriesInForce(name, row.mode, row.steering.exact, packets, same))
     return rows
 
 

@@ -25,6 +25,7 @@ _EXAMPLE: Final = "PORT,loss=1/256"
 _TIME_HINT: Final = "write the time on hardware, as 500ns or 10us: Heddle multiplies it by k"
 _SHOWN: Final = 40  # letters of a wrong value
 _DOWN: Final = "down"
+_DRAIN: Final = "drain"  # a fault of the verb `fault` alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
     where = f"--fault {text}"
     words = [word.strip() for word in text.split(",") if word.strip()]
     named = [word for word in words if word in (kinds or ())]
-    ports = tuple(word for word in words if "=" not in word and word not in (_DOWN, *named))
+    ports = tuple(word for word in words if "=" not in word and word not in (_DOWN, _DRAIN, *named))
     own = [*(kinds or {})[named[0]]] if named else [*KINDS]
     given: dict[str, str] = {}
     problems: list[Problem] = []
@@ -220,6 +221,7 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
         given[key] = value
     if not words:
         raise InputError(Problem("", "--fault", "has an empty value", f"write --fault {_EXAMPLE}"))
+    problems += _no_drain(where, words)
     if not ports:
         problems.append(Problem("", where, "names no port", f"write --fault {_EXAMPLE}"))
     down, values = _DOWN in words, {key: value for key, value in given.items() if key in own}
@@ -240,6 +242,12 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
     if down:
         return RunFault(ports, NO_FAULT, times, down=True)
     return RunFault(ports, read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}")), times)
+
+
+def _no_drain(where: str, words: Sequence[str]) -> list[Problem]:
+    """A Problem for the one kind of `fault` that a run cannot have."""
+    hint = "run ./inv fault drain SWITCH before the run, and ./inv fault undrain SWITCH after it"
+    return [Problem(where, _DRAIN, "is no fault of a run", hint)] if _DRAIN in words else []
 
 
 def parse_run_faults(texts: Sequence[str], kinds: Mapping[str, Collection[str]] | None = None) -> tuple[RunFault, ...]:

@@ -153,6 +153,22 @@ def test_a_switch_that_dies_during_a_swap_gives_the_others_their_old_rule(
     assert now["rtsw1"] == before["rtsw1"] and state.read_record(lab.name) == record
 
 
+def test_show_names_switches_that_a_killed_change_did_not_reach(
+    lab: Lab, flows: list[Flow], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rehash.set_hashing(lab, "e-ecmp")
+    before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
+    put_in_force(lab, tables_for(lab, flows), "te apply")
+    te_live.show(Console(), TeWords(lab.name))
+    assert "not as recorded" not in capsys.readouterr().out
+    swap.change(lab.name, [(lab.handle("rtsw2"), before["rtsw2"])])  # the record is written first: as after a kill
+    te_live.show(Console(), TeWords(lab.name))
+    assert "not as recorded on rtsw2: that change did not complete" in capsys.readouterr().out
+    for _ in range(2):  # also where nothing is left to remove
+        te_live.off(Console(), TeWords(lab.name))
+        assert f"{lab.name}: no entries of te in force" in capsys.readouterr().out
+
+
 def test_a_port_that_dies_loses_what_waited_there_and_its_flows_go_to_their_backups(lab: Lab) -> None:
     options: dict[str, Any] = {"collective": "broadcast", "placement": "host1,host3", "ranks": 2, "qps": 8}
     ran(lab, **options)

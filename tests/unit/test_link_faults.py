@@ -57,6 +57,7 @@ WRONG: Final = (
     ["rtsw1:eth3,delay=1us,jitter=5us"],
     ["rtsw1:eth3,loss=2", "rtsw1:eth4"],
     ["rtsw1:eth1,down,loss=1%"],
+    ["rtsw1,drain,from=1s"],
     ["rtsw1:eth1,down,from=4s,to=2s"],
     ["rtsw1:eth1,down,to=0"],
     ["rtsw1:eth1,down,from=2,to=often"],

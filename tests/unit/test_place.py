@@ -152,6 +152,7 @@ def test_more_ranks_than_free_nics_are_an_error() -> None:
         (["zone", "--ranks", "99"], "--ranks 99 is more than the 16 NICs"),
         (["zone", "--workload", "two-tenants", "--job", "b", "--ranks", "12"], "ranks: 12 needs 12 NICs, but"),
         (["zone", "--export", "slurn"], "did you mean slurm?"),
+        (["zone", "--export", "slurm", "--ranks", "8", "--seed", "2"], "--ranks, --seed have no effect with --export"),
     ],
 )
 def test_mistakes_are_named(inv: Inv, words: list[str], said: str) -> None:
