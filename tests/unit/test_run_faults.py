@@ -1,0 +1,262 @@
+"""Faults of a run: ports, values and times, the order in which they are set, and how errors are explained."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from heddle.base.problems import InputError, MachineError
+from heddle.endpoints.runoptions import run_options
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import runfaults
+from heddle.lab.faults import orders
+from heddle.lab.faults.registry import KINDS
+from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
+from heddle.runs.parts.faults import FaultTimes
+from heddle.runs.parts.part import TimeSpan
+from heddle.runs.run import plan_run, plan_workload
+from heddle.spec.faultsettings import SETTINGS
+from heddle.spec.faulttimes import Times
+from heddle.spec.impairments import NETEM_KINDS, LinkFault, RunFault, parse_run_fault
+from heddle.switch.links import delaylines
+from heddle.traffic.options import RunOptions
+from heddle.traffic.workload import Workload
+
+TINY: Final = load_fabric("tiny").fabric
+WRONG: Final = (
+    ["loss=1/256"],
+    ["rtsw1:eth3"],
+    [""],
+    ["rtsw1:eth3,los=1/256"],
+    ["rtsw1:eth3,loss"],
+    ["rtsw1:eth3,loss=1/256,loss=1%"],
+    ["rtsw1:eth3,loss=2,corrupt=often,delay=5,jitter=2ms"],
+    ["rtsw1:eth3,loss=0"],
+    ["rtsw1:eth3,reorder=1%"],
+    ["rtsw1:eth3,delay=1us,jitter=5us"],
+    ["rtsw1:eth3,loss=2", "rtsw1:eth4"],
+    ["rtsw1:eth1,down,loss=1%"],
+    ["rtsw1,drain,from=1s"],
+    ["rtsw1:eth1,down,from=4s,to=2s"],
+    ["rtsw1:eth1,down,to=0"],
+    ["rtsw1:eth1,down,from=2,to=often"],
+    ["rtsw1:eth1,down,form=2s"],
+    ["rtsw1:eth1,from=2s,to=4s"],
+    ["rtsw1:eth1,down,every=5s"],
+    ["rtsw1:eth1,down,from=2s,to=4s,every=2s"],
+    ["rtsw1:eth1,down,to=10ms,every=50ms"],
+    ["rtsw1:eth1,down,from=2s,to=4s", "ctsw1:eth1,down,from=3s,to=5s"],
+    ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%,from=1s,to=2s"],
+    ["rtsw1:eth9,ctws1,loss=1%", "rtsw1:eth3,loss=1%", "leaf1:eth1,loss=1%"],
+    ["rtsw1:eth1,slow-link"],
+    ["rtsw1:eth1,slow-link,rate=2"],
+    ["rtsw1:eth1,slow-link,rate=100%,duty=1/2"],
+    ["rtsw1:eth1,slow-link,loss=1%"],
+    ["rtsw1:eth1,down,bgp-down"],
+    ["rtsw1:eth1,slow-lnk,rate=10%"],
+    ["rtsw1:eth3,bgp-down"],
+    ["host1,frozen"],
+    ["ctsw9,node-down"],
+    ["rtsw1,pfc-storm"],
+    ["host1,pfc-storm,time=20ms,class=9"],
+    ["frozen"],
+    ["rtsw1:eth1,flap,period=1h"],
+    ["rtsw1:eth1,misroute"],
+    ["rtsw1:eth1,slow-link,rate=10%", "rtsw1,slow-link,rate=20%,from=1s"],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports", "fault"),
+    [
+        ("rtsw1:eth3,loss=1/256", ("rtsw1:eth3",), LinkFault(loss=1 / 256)),
+        ("rtsw1:eth3, ctsw*, loss=1%, corrupt=0.5%", ("rtsw1:eth3", "ctsw*"), LinkFault(loss=0.01, corrupt=0.005)),
+        ("delay=10us,jitter=1us,reorder=2%,rtsw1", ("rtsw1",), LinkFault(10_000, 1_000, reorder=0.02)),
+    ],
+)
+def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...], fault: LinkFault) -> None:
+    assert parse_run_fault(text) == RunFault(ports, fault)
+
+
+def test_ports_are_resolved_on_the_fabric_and_the_last_fault_of_a_port_counts() -> None:
+    found = faults_on(TINY, ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%"])
+    assert {each.port: each.fault for each in found} == {
+        **dict.fromkeys(("rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth4"), LinkFault(loss=0.01)),
+        "rtsw1:eth3": LinkFault(corrupt=0.01),
+    }
+    assert faults_on(TINY, []) == ()
+
+
+def test_a_link_goes_down_once_at_the_end_of_a_switch() -> None:
+    (link,) = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,down,from=2s,to=4s,every=5s"])
+    assert link == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9, 4 * 10**9, 5 * 10**9))
+    assert (link.what(4000), link.times.text()) == ("rtsw1:eth1 down", "from 2s to 4s, every 5s")
+    (host,) = faults_on(TINY, ["host1:eth1,down"])
+    assert (host.port, bool(host.times)) == ("rtsw1:eth3", False)
+
+
+def test_a_kind_by_name_has_its_place_its_values_and_times() -> None:
+    (slow,) = faults_on(TINY, ["rtsw1:eth1,slow-link,rate=1/4,from=2s"])
+    assert slow == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9), "slow-link", (("rate", 0.25),))
+    assert (slow.what(4000), slow.reroutes, slow.down) == ("rtsw1:eth1: slow-link at 1/4 of its rate", False, False)
+    both = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,bgp-down", "rtsw1:eth1,loss=1%", "ctsw*,frozen,to=1s"])
+    assert [(each.port, each.kind, each.reroutes) for each in both] == [
+        ("rtsw1:eth1", "bgp-down", True),
+        ("rtsw1:eth1", "", False),
+        ("ctsw1", "frozen", True),
+        ("ctsw2", "frozen", True),
+    ]
+
+
+def test_each_kind_takes_values_that_there_are() -> None:
+    for name, kind in KINDS.items():
+        assert kind.name == name and kind.does.endswith(".") and kind.settings.keys() <= SETTINGS.keys()
+    assert {key for kind in KINDS.values() for key in kind.settings} == SETTINGS.keys()
+
+
+def test_several_faults_of_a_port_may_follow_each_other_and_a_lossy_link_may_go_down() -> None:
+    texts = ["rtsw1:eth1,loss=1%,to=1s", "rtsw1:eth1,corrupt=1%,from=1s,to=2s", "rtsw1:eth1,down,from=500ms"]
+    assert len(faults_on(TINY, texts)) == 3
+    delays = ["rtsw1:eth1,corrupt=1%,to=1s", "rtsw1:eth1,loss=1%,from=1s"]
+    assert delays_of(faults_on(TINY, delays)) == {"rtsw1:eth1": LinkFault(corrupt=0.01)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ((None, 5, 0), (5, None, 0), False),
+        ((None, 6, 0), (5, None, 0), True),
+        ((1, None, 0), (7, 9, 0), True),
+        ((2, 4, 5), (4, 7, 5), False),
+        ((2, 4, 5), (4, 8, 5), True),
+        ((2, 4, 5), (0, 1, 3), True),
+        ((0, 2, 6), (2, 4, 4), True),
+        ((0, 1, 4), (2, 3, 8), False),
+        ((0, 2, 6), (3, 4, 4), True),
+        ((2, 4, 5), (4, 7, 0), False),
+        ((2, 4, 5), (4, 8, 0), True),
+        ((2, 4, 5), (9, 12, 0), False),
+        ((2, 4, 5), (9, None, 0), True),
+        ((20, 40, 50), (0, 20, 0), False),
+        (None, (3, 4, 0), True),
+    ],
+)
+def test_times_overlap_when_one_begins_before_the_other_has_ended(one: Any, other: Any, meet: bool) -> None:
+    first, second = Times(*one or ()), Times(*other)
+    assert (first.overlap(second), second.overlap(first)) == (meet, meet)
+
+
+def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 10**6
+    flap = PlannedFault("rtsw1:eth1", None, Times(10 * ms, 20 * ms, 30 * ms))
+    lossy = PlannedFault("rtsw2:eth1", LinkFault(loss=0.5), Times(None, 20 * ms))
+    more = PlannedFault("rtsw2:eth1", LinkFault(loss=0.1), Times(20 * ms))
+    whole = PlannedFault("rtsw2:eth2", LinkFault(loss=0.1), Times())
+    done: list[tuple[str, tuple[PlannedFault, ...]]] = []
+    seen = threading.Event()
+
+    def heard(word: str, each: Sequence[PlannedFault]) -> None:
+        done.append((word, tuple(each)))
+        if len(done) == 5:
+            seen.set()
+
+    monkeypatch.setattr(FaultClock, "begin", lambda self, each: heard("begin", each))
+    monkeypatch.setattr(FaultClock, "end", lambda self, each: heard("end", each))
+    lab = SimpleNamespace(fabric=SimpleNamespace(switches=()))
+    clock = FaultClock(lab, [flap, lossy, more, whole])  # type: ignore[arg-type]
+    with clock.during(time.monotonic_ns):
+        assert seen.wait(60)
+    assert done[:5] == [
+        ("begin", (flap,)),
+        ("end", (flap, lossy)),
+        ("begin", (more,)),
+        ("begin", (flap,)),
+        ("end", (flap,)),
+    ]
+
+
+def test_a_fault_begins_before_its_links_go_down_since_packets_are_lost_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (down,) = faults_on(TINY, ["rtsw1:eth1,down,from=1s"])
+    changed: list[int] = []
+    monkeypatch.setattr(runfaults, "changing", lambda lab: nullcontext())
+    monkeypatch.setattr(runfaults, "_up_now", lambda lab, ports: [*ports])
+    monkeypatch.setattr(runfaults, "write_faults", lambda lab, faults, more: None)
+    monkeypatch.setattr(orders, "begin", lambda lab, named, run: [])
+    monkeypatch.setattr(runfaults, "set_links", lambda lab, ports, state: changed.append(time.monotonic_ns()))
+    clock = FaultClock(SimpleNamespace(dir=tmp_path), [down])  # type: ignore[arg-type]
+    clock.begin([down])
+    assert clock.spans[0].begin_ns <= changed[0]
+
+
+def test_values_of_netem_are_read_where_tc_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"limit": 9, "delay": {"delay": 0.04, "jitter": 0.004}, "reorder": {"reorder": 0.25}}
+    rows = [{"dev": "line7", "kind": "netem", "qlen": 3, "drops": 1, "options": options}]
+    links = [{"ifname": "line7", "ifindex": 5}, {"ifname": "back7", "ifindex": 6}]
+    answers = {"tc": json.dumps(rows), "ip": json.dumps(links)}
+    monkeypatch.setattr(delaylines, "run", lambda words: SimpleNamespace(out=answers[words[2]]))
+    values: dict[str, float] = dict.fromkeys((kind.key for kind in NETEM_KINDS), 0)
+    values |= {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25}
+    assert delaylines.read(Path("x")) == {7: delaylines.LineState(5, values, 3, 1)}
+
+
+def test_the_record_of_a_run_has_when_each_fault_was_set_and_which_never_was() -> None:
+    flap, late = faults_on(TINY, ["rtsw1:eth1,down,from=2s,to=4s,every=5s", "rtsw2,loss=1%,from=60s"])[:2]
+    clock = SimpleNamespace(
+        planned=(flap, late),
+        spans=[RunFaultSpan(flap, 3 * 10**9, 5 * 10**9), RunFaultSpan(flap, 8 * 10**9)],
+    )
+    plan = SimpleNamespace(k=4000)
+    run = SimpleNamespace(faults=clock, plan=plan, began_ns=10**9, ended_ns=9 * 10**9)
+    found = FaultTimes.of_run(run)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.lines() == [
+        "#faults   : rtsw1:eth1 down, in wall time of the run: 2.000 s to 4.000 s, 7.000 s to the end",
+        "#faults   : rtsw2:eth1: 1/100 lost from 60s: the run ended before, after 8.000 s",
+    ]
+    assert len(found.outages()) == 1
+    assert found.times() == [TimeSpan("rtsw1:eth1 down", 2.0, 4.0), TimeSpan("rtsw1:eth1 down", 7.0, 8.0)]
+    whole = replace(found, spans=(replace(found.spans[0], requested=""),))
+    assert whole.times() == [], "a fault of the whole run marks no time"
+    assert [span["end_ns"] for span in found.to_json()["spans"]] == [5 * 10**9, None]
+
+
+def test_wrong_faults_are_explained_before_anything_starts(golden: Callable[[str, str], None]) -> None:
+    said = []
+    for texts in WRONG:
+        with pytest.raises(InputError) as caught:
+            plan_run(TINY, run_options(fault=texts))
+        said.append(f"--fault {' --fault '.join(texts)}\n{caught.value}\n")
+    golden("runs/run_faults.log", "\n".join(said))
+
+
+def test_a_run_keeps_what_was_typed() -> None:
+    texts = ["rtsw1:eth3,loss=1/256", "host1,corrupt=1%"]
+    assert run_options(fault=texts).faults == tuple(texts)
+    jobs, faults = plan_workload(TINY, Workload.of(run_options(fault=texts)))
+    assert len(jobs) == 1 and faults == faults_on(TINY, texts)
+    assert RunOptions().faults == ()
+
+
+@pytest.mark.root
+def test_where_netem_is_missing_a_delay_is_refused_before_anything_starts() -> None:
+    options = run_options(fault=["rtsw1:eth3,delay=10us"])
+    if not delaylines.missing():
+        plan_run(TINY, options)
+        return
+    with pytest.raises(MachineError, match=r"a delay on a link is not possible: this kernel has no sch_netem\n.*vm"):
+        plan_run(TINY, options)
+
+
+LINK = "link.delay_at=link"
+ALL = ("link.loss=1/256", "link.corrupt=0.1%", "link.duplicate=0.005", "link.reorder=2%", "link.jitter=50ns")
