@@ -25,7 +25,7 @@ _HOME: Final = "/opt/heddle"  # in the guest
 _PLATFORMS: Final = ("manylinux_2_39", "manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
 # The guest runs templates/vm/guest-init and has no init system.
 _SYSTEM: Final = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")
-_RDMA: Final = ("ibverbs-providers", "ibverbs-utils", "perftest", "python3-pyverbs", "rdma-core")
+_RDMA: Final = ("ibverbs-providers", "ibverbs-utils", "perftest", "python3-pyverbs", "rdma-core", "ucx-utils")
 _PARTS: Final = (*parts.FABRIC, *parts.HOST_TOOLS, *parts.TEST_EXTRAS)
 # A guest has no readers of these files.
 _LEFT_OUT: Final = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
