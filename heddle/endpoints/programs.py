@@ -130,6 +130,7 @@ def rdma_environment(lab: str, seat: Seat) -> dict[str, str]:
     return {
         "RDMA_DEVICE": device,
         "UCX_TLS": "rc_verbs,tcp", "UCX_NET_DEVICES": f"{device}:1,{seat.end.port}", "UCX_IB_TRAFFIC_CLASS": tos,
+        "UCX_MAX_RNDV_LANES": "1",  # else large messages go half over TCP
         "NCCL_IB_HCA": f"={device}", "NCCL_IB_TC": tos,
     }  # fmt: skip
 
