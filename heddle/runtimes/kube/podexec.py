@@ -22,16 +22,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from heddle.base import resources
 from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.resources import HERE
 from heddle.runtimes.kube.api import KubeApi
 from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
 from heddle.runtimes.kube.manifests import PYTHON
 from heddle.runtimes.kube.podsignal import TOKEN
 from heddle.runtimes.kube.target import KubeTarget
 
+MODULE: Final = "heddle.runtimes.kube.podexec"
 LOST: Final = 255
-_NAME: Final = "heddle.runtimes.kube.podexec"
 _PIECE: Final = 1 << 18
 _MOST_UNSENT: Final = 1 << 20  # bytes: more is not read from standard input
 _PING_S: Final = 15.0
@@ -219,8 +219,8 @@ def _raw_terminal() -> Iterator[None]:
 def argv_of(target: KubeTarget, pod: str, argv: Sequence[str], *, tty: bool) -> list[str]:
     """The command of this machine that runs argv in a pod."""
     flags = ["--context", target.context, "--namespace", target.namespace, *(["--tty"] if tty else [])]
-    found = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", _NAME]
-    return [*found, *flags, pod, "--", *argv]
+    python = ["env", f"PYTHONPATH={HERE.python_path}", sys.executable, "-P", "-m", MODULE]
+    return [*python, *flags, pod, "--", *argv]
 
 
 def main(words: Sequence[str]) -> int:
