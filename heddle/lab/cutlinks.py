@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from heddle.lab.spread import concat, spread
+from heddle.base import resources
+from heddle.base.process import run
+from heddle.lab.spread import concat, nothing, spread
+from heddle.runtimes.netns import cable_space
+from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch.links.cuts import CutCount, CutEnd, TunnelUse, read_counts, tunnel_uses
 
@@ -12,6 +19,8 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 
+CARRIER_KEY: Final = "carrier.key"  # in the directory of a shard's lab
+_REPORT: Final = "carrier.json"
 _READINGS: Final = 20
 
 
@@ -21,6 +30,48 @@ def cut_ends(lab: Lab) -> list[CutEnd]:
         CutEnd(each.end.node, each.end.interface, each.number, each.far, each.remote)
         for each in read_topology(lab.topology).cuts
     ]
+
+
+@spread(nothing)
+def keep_carriers(lab: Lab) -> None:
+    """Start the process that carries the state of ports over this shard's cut links, if it does not run."""
+    handles, place = lab.handles(), RUN_DIR / lab.name
+    ends = [
+        {
+            "space": str(handles[each.node].netns), "port": each.port, "stub": each.stub, "number": each.number,
+            "far": each.far, "remote": str(each.remote),
+        }
+        for each in cut_ends(lab)
+    ]  # fmt: skip
+    if not ends:
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    key = (lab.dir / CARRIER_KEY).read_text(encoding="ascii").strip()
+    config = {
+        "lab": lab.name, "key": key, "cables": str(cable_space(lab.name)), "report": str(place / _REPORT), "ends": ends,
+    }  # fmt: skip
+    argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
+    run(argv, stdin=json.dumps(config), called="the carrier of cut links")
+
+
+@dataclass(frozen=True, slots=True)
+class FarTrip:
+    """The round trip to another shard, by heartbeats, ns: the last one, and the longest. alive: whether it answers."""
+
+    address: str
+    alive: bool
+    rtt_ns: int
+    most_ns: int
+
+
+@spread(concat)
+def round_trips(lab: Lab) -> list[FarTrip]:
+    """From each shard to each of the others that it has cut links to."""
+    try:
+        rows = json.loads((RUN_DIR / lab.name / _REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [FarTrip(address, **row) for address, row in rows.items()]
 
 
 @spread(concat)

@@ -30,7 +30,7 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
-from heddle.lab.cutlinks import cut_ends
+from heddle.lab.cutlinks import cut_ends, keep_carriers
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
@@ -345,6 +345,7 @@ def install_in_shard(lab: Lab, observer: Observer) -> None:
     switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
     if ends := cut_ends(lab):
         cuts.attach(lab.fabric, cable_space(lab.name), ends)
+        keep_carriers(lab)
     switch.start_agent(lab.fabric, handles, lab.dir, journal)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import secrets
 import shlex
 import sys
 import tarfile
@@ -42,9 +43,10 @@ _INSIDE: Final = "heddle.shards.inside"
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which nodes are in which shard."""
+    """Which nodes are in which shard. key: of their datagrams, in hexadecimal."""
 
     shards: Mapping[str, tuple[str, ...]]
+    key: str = ""
 
     @classmethod
     def read(cls, lab: str) -> ShardPlan:
@@ -53,11 +55,12 @@ class ShardPlan:
             data = json.loads((state.lab_dir(lab) / _PLAN).read_text(encoding="utf-8"))
         except OSError:
             return cls({})
-        return cls({str(name): tuple(map(str, nodes)) for name, nodes in data.items()})
+        return cls({str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}, str(data["key"]))
 
     def write(self, lab: str) -> None:
         """Keep it in the lab's directory."""
-        state.write_json(state.lab_dir(lab) / _PLAN, {name: list(nodes) for name, nodes in self.shards.items()})
+        shards = {name: list(nodes) for name, nodes in self.shards.items()}
+        state.write_json(state.lab_dir(lab) / _PLAN, {"shards": shards, "key": self.key})
 
     def of(self, node: str) -> str:
         """The shard of a node; InputError when there is none."""
@@ -121,7 +124,8 @@ class ShardedRuntime(ABC):
         assert record is not None  # noqa: S101  (`up` has written it)
         found = self.cut_of(build(load_spec(record.spec)), record.options).shards
         needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
-        ShardPlan({each.name: each.nodes for each in needs}).write(lab)
+        plan = ShardPlan({each.name: each.nodes for each in needs}, secrets.token_hex(32))
+        plan.write(lab)
         cluster = self.cluster(lab)
         observer.begin("shards", len(needs))
         cluster.create(lab, needs, observer)
@@ -132,10 +136,8 @@ class ShardedRuntime(ABC):
         shards = {each.name: each.nodes for each in needs}
         for each in needs:
             journal.comment(f"shard {each.name}: {', '.join(each.nodes)}")
-        requests = {
-            name: {**call, "args": [*(values.dump(each) for each in (name, shards, dict(addresses))), data, files]}
-            for name in shards
-        }
+        places = values.dump(shards), values.dump(dict(addresses))
+        requests = {name: {**call, "args": [name, *places, data, files, plan.key]} for name in shards}
         self._called(lab).each(requests, observer)
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:

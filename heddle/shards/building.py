@@ -14,6 +14,7 @@ from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import Problem
 from heddle.base.process import Journal
+from heddle.lab.cutlinks import CARRIER_KEY
 from heddle.lab.opening import lab_of, reopened, topology_path
 from heddle.lab.removal import remove
 from heddle.runtimes.netns import NetnsRuntime
@@ -28,10 +29,12 @@ def create(
     addresses: Mapping[str, str],
     record: Mapping[str, Any],
     files: str,
+    key: str,
 ) -> None:
     """Make this shard's namespaces, links, and ends of cut links. What an earlier attempt left is removed.
 
-    shards: the nodes of each. record: the coordinator's, as data. files: the rendered topology (sharded.packed).
+    shards: the nodes of each. record: the coordinator's, as data. files: the rendered topology (sharded.packed). key:
+    by which shards know each other's datagrams.
     """
     own = state.Record(**{**record, "runtime": NetnsRuntime.name, "phase": "starting"})
     name = own.name
@@ -39,6 +42,7 @@ def create(
     with owners.lock(name, work="start"):
         owners.claim_lab(name)
         state.write_record(own)
+        state.write_file(state.lab_dir(name) / CARRIER_KEY, key)
         topology = topology_path(name)
         topology.parent.mkdir(parents=True, exist_ok=True)
         unpack(files, topology.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.lab import lifecycle, outages, rehash, thresholds
-from heddle.lab.cutlinks import cut_counts, tunnels
+from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
 from heddle.lab.lab import Lab
+from heddle.lab.nearnodes import down_of
 from heddle.lab.snapshot import LabPart
 from heddle.proof.verdict import PathsResult
 from heddle.runs.results import RunResult
@@ -125,6 +127,21 @@ def test_routes_of_all_shards_avoid_a_link_that_is_down(lab: Lab) -> None:
     assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
 
 
+def test_a_port_that_is_set_down_has_no_carrier_at_the_other_end_of_its_cut(lab: Lab) -> None:
+    cut = {each.port for each in tunnels(lab)}
+    port = next(port for node in lab.fabric.nodes for port in node.ports if port.ref in cut)
+    took = {}
+    for word, gone in (("down", True), ("up", False)):
+        outages.set_links(lab, [port.peer_ref], word)
+        began = time.monotonic()
+        until(lambda gone=gone: (port.name in down_of(lab, [port.node])[port.node]) == gone)  # type: ignore[misc]
+        took[word] = time.monotonic() - began
+    assert took["down"] < 2, took  # `./inv bench kubernetes` has the figure
+    outages.wait(lab)
+    trips = round_trips(lab)
+    assert len(trips) == 2 and all(each.alive and 0 < each.rtt_ns < 10**9 for each in trips)
+
+
 def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
     for node in lab.fabric.nodes:
         assert lab.output(node.name, ["hostname"]).strip() == node.name
@@ -140,7 +157,10 @@ def test_what_needs_one_machine_says_so(lab: Lab) -> None:
 def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster) -> None:
     where = lifecycle.up(load_fabric("tiny", name="shardlost"), runtime=localshards.NAME).lab
     assert len(cut_counts(where)) == 4
+    edge = where.fabric.by_name["rtsw1"]
+    (near,) = {each.port for each in tunnels(where)} & {port.ref for port in edge.ports}
     cluster.kill("shardlost", "s2")
+    until(lambda: near.partition(":")[2] in down_of(where, ["rtsw1"])["rtsw1"])  # neighbours notice by themselves
     (lost,) = where.missing_nodes()
     assert (lost.where, lost.why) == ("shard s2", "has ended")
     with pytest.raises(MachineError, match="shard s2"):

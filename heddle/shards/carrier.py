@@ -1,0 +1,292 @@
+"""Carry the state of ports over cut links: `python -m heddle.shards.carrier`, one process in each shard.
+
+In:  a CarrierConfig on standard input; datagrams of the other shards.
+Out: stubs that are up exactly while the far port is set up and its shard answers, so a port loses its carrier as with a
+     cable; a file with the round trip to each shard.
+
+Each shard tells the others which of its cut ports are set down: at once when one changes, and every 0.2 s. A shard that
+is silent for 1.5 s counts as dead. A datagram is authenticated by the lab's key (HMAC-SHA-256, RFC 2104) and is newer
+than the last one of that process. The state of the stub itself is never sent, so two ends cannot wait for each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.problems import HeddleError
+from heddle.kernel.namespace import inside, setns
+from heddle.kernel.netlink import RouteSocket, interfaces
+from heddle.kernel.uapi import CLONE_NEWNET, IFF_UP
+
+PORT: Final = 4792  # UDP, beside VXLAN's
+BEAT_S: Final = 0.2
+SILENT_S: Final = 1.5
+_FIRST_S: Final = 30.0  # for a shard that was never heard: it may still start
+_MAC: Final = 32  # bytes of the authentication code in front of a datagram
+_LINKS: Final = 0x1  # RTMGRP_LINK
+_MOST: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierEnd:
+    """A cut port of this shard. space: of its node. stub, number: of it; far, remote: the other end's."""
+
+    space: str
+    port: str
+    stub: str
+    number: int
+    far: int
+    remote: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierConfig:
+    """lab, and its key in hexadecimal. cables: the namespace of the stubs. report: the file for round trips."""
+
+    lab: str
+    key: str
+    cables: str
+    report: str
+    ends: tuple[CarrierEnd, ...]
+
+    def to_json(self) -> str:
+        """The text that the process reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> CarrierConfig:
+        """What `to_json` wrote."""
+        data = json.loads(text)
+        return cls(**{**data, "ends": tuple(CarrierEnd(**row) for row in data["ends"])})
+
+
+@dataclass(slots=True)
+class FarShard:
+    """Another shard, as heard. heard_s: when last; None: never. down: ids of its ports that are set down.
+
+    boot, number: of its process, and of its last datagram. sent_ns: its clock then, to be returned. rtt: ns.
+    """
+
+    since_s: float
+    heard_s: float | None = None
+    down: frozenset[int] = frozenset()
+    boot: str = ""
+    number: int = -1
+    old: set[str] = field(default_factory=set)
+    sent_ns: int = 0
+    got_ns: int = 0
+    rtt_ns: int = 0
+    most_ns: int = 0
+
+    def alive(self, now: float) -> bool:
+        """Whether it counts as there."""
+        return now - self.heard_s < SILENT_S if self.heard_s is not None else now - self.since_s < _FIRST_S
+
+    def hear(self, data: Mapping[str, Any], now: float) -> bool:
+        """Take a datagram that is authentic; False for an old one."""
+        boot, number = str(data["boot"]), int(data["number"])
+        if boot in self.old or (boot == self.boot and number <= self.number):
+            return False
+        if boot != self.boot:
+            self.old.add(self.boot)
+        self.boot, self.number, self.heard_s = boot, number, now
+        self.down = frozenset(map(int, data["down"]))
+        self.sent_ns, self.got_ns = int(data["sent_ns"]), time.monotonic_ns()
+        if echo := int(data["echo_ns"]):
+            self.rtt_ns = max(0, self.got_ns - echo - int(data["held_ns"]))
+            self.most_ns = max(self.most_ns, self.rtt_ns)
+        return True
+
+
+def sealed(key: bytes, data: Mapping[str, Any]) -> bytes:
+    """A datagram."""
+    body = json.dumps(data).encode()
+    return hmac.digest(key, body, hashlib.sha256) + body
+
+
+def opened(key: bytes, datagram: bytes) -> dict[str, Any] | None:
+    """Its data; None for one that is not authentic."""
+    code, body = datagram[:_MAC], datagram[_MAC:]
+    if not hmac.compare_digest(code, hmac.digest(key, body, hashlib.sha256)):
+        return None
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def _number_of(space: str) -> int:
+    """The inode of a namespace; 0 for one that is gone."""
+    try:
+        return Path(space).stat().st_ino
+    except OSError:
+        return 0
+
+
+class Carrier:
+    """The process. sock: bound on the network that joins the shards."""
+
+    def __init__(self, config: CarrierConfig, sock: socket.socket) -> None:
+        self._config, self._sock, self._key = config, sock, bytes.fromhex(config.key)
+        self._boot, self._number = secrets.token_hex(8), 0
+        now = time.monotonic()
+        self._far = {end.remote: FarShard(now) for end in config.ends}
+        self._stubs = dict.fromkeys((end.stub for end in config.ends), True)  # as they are set
+        self._down: frozenset[int] = frozenset()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ, None)
+        self._cables = Path(config.cables).stat().st_ino
+        self._events: dict[str, tuple[socket.socket, int]] = {}  # by namespace, with its number
+        for space in dict.fromkeys(end.space for end in config.ends):
+            with inside(Path(space)):
+                events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            events.setblocking(False)
+            events.bind((0, _LINKS))
+            self._events[space] = events, Path(space).stat().st_ino
+            self._selector.register(events, selectors.EVENT_READ, space)
+
+    def work(self) -> None:
+        """Until the namespace of the stubs is gone: `down` removes it."""
+        self._look()
+        beat = reported = 0.0
+        while self._there():
+            now = time.monotonic()
+            if now >= beat:
+                self._let_go()
+                self._tell()
+                beat = now + BEAT_S
+            if now - reported >= 1.0:
+                self._report()
+                reported = now
+            changed = False
+            for key, _ in self._selector.select(max(0.0, beat - time.monotonic())):
+                if key.data is None:
+                    self._hear()
+                else:
+                    self._drain(key.fileobj)  # type: ignore[arg-type]
+                    changed = True
+            if changed and self._look():
+                self._tell()
+                beat = time.monotonic() + BEAT_S
+            self._set_stubs()
+
+    def _there(self) -> bool:
+        return _number_of(self._config.cables) == self._cables
+
+    def _let_go(self) -> None:
+        """Close the sockets of nodes that are gone: they would keep their namespaces, and so their links."""
+        for space, (events, number) in [*self._events.items()]:
+            if _number_of(space) != number:
+                self._selector.unregister(events)
+                events.close()
+                del self._events[space]
+                self._look()
+
+    @staticmethod
+    def _drain(events: socket.socket) -> None:
+        with suppress(OSError):  # ENOBUFS: more events than the socket holds; all states are read anyway
+            while events.recv(_MOST):
+                pass
+
+    def _look(self) -> bool:
+        """Read which own ports are set down; whether that has changed."""
+        down: set[int] = set()
+        for space in dict.fromkeys(end.space for end in self._config.ends):
+            up: set[str] = set()
+            # A node that is gone has no port that is up.
+            with suppress(OSError, HeddleError), RouteSocket(Path(space)) as netlink:
+                up = {each.name for each in interfaces(netlink) if each.flags & IFF_UP}
+            down |= {end.number for end in self._config.ends if end.space == space and end.port not in up}
+        changed, self._down = down != self._down, frozenset(down)
+        return changed
+
+    def _tell(self) -> None:
+        for address, far in self._far.items():
+            ports = {end.number for end in self._config.ends if end.remote == address}
+            self._number += 1
+            data = {
+                "lab": self._config.lab, "boot": self._boot, "number": self._number, "down": sorted(self._down & ports),
+                "sent_ns": time.monotonic_ns(), "echo_ns": far.sent_ns,
+                "held_ns": time.monotonic_ns() - far.got_ns if far.got_ns else 0,
+            }  # fmt: skip
+            with suppress(OSError):  # no route, or no buffer: the next one follows
+                self._sock.sendto(sealed(self._key, data), (address, PORT))
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                datagram, (address, _) = self._sock.recvfrom(_MOST)
+            except OSError:
+                return
+            far = self._far.get(address)
+            with suppress(ValueError, KeyError, TypeError):
+                data = opened(self._key, datagram) if far is not None else None
+                if far is not None and data is not None and data["lab"] == self._config.lab:
+                    far.hear(data, time.monotonic())
+
+    def _set_stubs(self) -> None:
+        """Set stubs as the far ports are."""
+        now, lines = time.monotonic(), []
+        for end in self._config.ends:
+            far = self._far[end.remote]
+            wanted = far.alive(now) and end.far not in far.down
+            if wanted != self._stubs[end.stub]:
+                self._stubs[end.stub] = wanted
+                lines.append(f"link set dev {end.stub} {'up' if wanted else 'down'}\n")
+        if lines:
+            subprocess.run(["ip", "-force", "-batch", "-"], input="".join(lines), text=True, check=False)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        rows = {
+            address: {"alive": far.alive(now), "rtt_ns": far.rtt_ns, "most_ns": far.most_ns}
+            for address, far in self._far.items()
+        }
+        path = Path(self._config.report)
+        with suppress(OSError):
+            path.with_suffix(".new").write_text(json.dumps(rows), encoding="utf-8")
+            path.with_suffix(".new").replace(path)
+
+
+def main() -> int:
+    """Read the configuration, open the socket here, and go on in the namespace of the stubs, in the background."""
+    config = CarrierConfig.from_json(sys.stdin.read())
+    lock = os.open(f"{config.report}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process in the background keeps it
+    except BlockingIOError:
+        return 0  # one works already
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("", PORT))
+    sock.setblocking(False)
+    there = os.open(config.cables, os.O_RDONLY | os.O_CLOEXEC)
+    setns(there, CLONE_NEWNET)
+    carrier = Carrier(config, sock)
+    if os.fork():
+        return 0
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    carrier.work()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
