@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.events import Observer
-from heddle.base.problems import Problem
+from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
@@ -82,6 +82,8 @@ class LocalCluster:
 
     def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """nsenter, with a state directory of the shard's own."""
+        if lost := [each for each in self.lost(lab) if each.where == f"shard {shard}"]:
+            raise MachineError(*lost)
         place = self._directory / lab / shard
         place.mkdir(parents=True, exist_ok=True)
         return [

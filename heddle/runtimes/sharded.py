@@ -152,8 +152,14 @@ class ShardedRuntime(ABC):
         return {name: NodeHandle(name, NETNS_DIR / f"heddle-{lab}-{name}") for name in read_topology(topology).nodes}
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
-        """Shards that do not run, else nodes that do not run in them."""
-        if lost := self.cluster(lab).lost(lab):
+        """Shards that do not run, else nodes that do not run in them. If no shard runs: all nodes."""
+        cluster, plan = self.cluster(lab), ShardPlan.read(lab)
+        lost = cluster.lost(lab)
+        if not plan.shards.keys() & cluster.addresses(lab).keys():
+            why = f"does not run: {lost[0].why}" if lost else "is gone: its objects were removed"
+            hint = f"./inv up brings it up again, ./inv down {lab} removes its record"
+            return [Problem(node, "its shard", why, hint) for nodes in plan.shards.values() for node in nodes]
+        if lost:
             return lost
         request = {"call": f"{_BUILDING}:missing", "args": [lab], "kwargs": {}}
         return [problem for each in self._called(lab).every(request) for problem in each]
