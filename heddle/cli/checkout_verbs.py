@@ -46,9 +46,9 @@ def _needed(what: str) -> Sequence[str]:
 @verb(
     group="Heddle",
     help={
-        "what": "Of labs: cli, up, large, containers, place, demo, dashboard, labs, vm, vm-build. Of traffic: "
-        "all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, marking, te, "
-        "te-live, rxe, transports, collectives, workloads, spread, programs, diagnosis. Or all, "
+        "what": "Of labs: cli, up, large, kubernetes, containers, place, demo, dashboard, labs, vm, vm-build. "
+        "Of traffic: all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, "
+        "marking, te, te-live, rxe, transports, collectives, workloads, spread, programs, diagnosis. Or all, "
         "without large, vm-build, diagnosis",
         "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },

@@ -120,9 +120,7 @@ UP: Final[Options] = {
         "print the commands as a shell script, or with --shards the cut and its cost; run nothing",
         was={"--explain": {}},
     ),
-    "shards": Option(
-        "number of shards, a pod each (default: the fewest, 2 or more, that fit into machines of 8 GiB)", value="N"
-    ),
+    "shards": Option("number of shards, a pod each (default: as few as fit, docs/sharding.md)", value="N"),
     **KUBERNETES,
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",

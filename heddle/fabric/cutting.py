@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.fabric.footprint import Footprint, footprints
 from heddle.fabric.model import Fabric, Link, Node, Role
 
-# Agent, worker, the agent of PFC and its keeper. They also need memory for the buffers of a run.
+# Agent, worker, the agent of PFC and its keeper.
 SHARD_BYTES: Final = 300_000_000
 NODE_BYTES: Final = 7 << 30  # of a machine of 8 GiB; kubelet and system have the rest
 MARGIN: Final = 1.25  # what a shard requests, over what its nodes are expected to use: routes peak while they converge

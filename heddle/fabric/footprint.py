@@ -11,16 +11,18 @@ from typing import Final
 
 from heddle.fabric.model import Fabric, Node, Role
 
-# Bytes, fitted to labs of 8 x 4, 64 x 8, 128 x 16 and 252 x 18 switches. Pages that processes share count once.
-_SWITCH_BYTES: Final = 26_000_000  # zebra and bgpd without a neighbour
-_SESSION_BYTES: Final = 700_000  # a BGP neighbour, with its port
-_PATH_BYTES: Final = 250  # a next hop of a prefix, in bgpd, zebra and the kernel
-_NAMESPACE_BYTES: Final = 600_000
-_PORT_BYTES: Final = 150_000  # queues and maps of a port
+# Bytes, fitted to labs of 12 to 270 switches. Pages that processes share count once.
+_SWITCH_BYTES: Final = 23_300_000  # namespace, zebra and bgpd, without a neighbour
+_SESSION_BYTES: Final = 630_000  # a BGP neighbour, in bgpd and the kernel
+_PATH_BYTES: Final = 520  # a next hop of a prefix, in bgpd and zebra
+_HOST_BYTES: Final = 300_000  # namespace
+BUFFER_BYTES: Final = 12_000_000  # of a NIC: three buffers of a run of up to 4 MB (heddle/host/capacity.py)
+_PORT_BYTES: Final = 220_000  # link, queues, programs and maps
 # Processor time, seconds.
 _START_S: Final = 0.24  # namespace and daemons of a switch
-_SESSION_S: Final = 0.0065  # until it is established
-_UPDATE_S: Final = 60e-6  # a prefix that a neighbour announces: refused, or up to a next hop in the kernel
+_SESSION_S: Final = 0.008  # an end of a session, until it is established
+_PATH_S: Final = 65e-6  # a next hop that a neighbour announces, up to the kernel; 9 us if all come at once
+_REFUSED_S: Final = 2e-6  # an announcement with the switch's own AS in its path
 _PACKET_S: Final = 30e-6  # a data packet from NIC to NIC (docs/performance.md)
 
 
@@ -36,33 +38,24 @@ class Footprint:
 
 
 def footprints(fabric: Fabric) -> Mapping[str, Footprint]:
-    """Node -> its footprint."""
-    return {node.name: _switch(fabric, node) if node.role is Role.SWITCH else _host(fabric, node)
+    """Node -> its footprint. Routes of an imported topology are known only to its kernels, and count nothing here."""
+    known = {name: sum(group.edges.bit_count() for group in groups) for name, groups in fabric.next_hop_groups.items()}
+    return {node.name: _switch(fabric, node, known) if node.role is Role.SWITCH else _host(fabric, node)
             for node in fabric.nodes}  # fmt: skip
 
 
-def _switch(fabric: Fabric, node: Node) -> Footprint:
-    paths = _paths(fabric, node.name)
+def _switch(fabric: Fabric, node: Node, known: Mapping[str, int]) -> Footprint:
+    """known: switch -> prefixes that it learns."""
     peers = [port.peer_node for port in node.ports if not fabric.leads_to_host(port)]
-    memory = _SWITCH_BYTES + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + _kernel(node)
-    updates = sum(_prefixes(fabric, peer) for peer in peers)
-    return Footprint(memory, _START_S + len(peers) * _SESSION_S + updates * _UPDATE_S, 0.0)
+    paths = sum(len(group.ports) * group.edges.bit_count() for group in fabric.next_hop_groups[node.name])
+    # FRR announces all that it knows to each neighbour, also what that one will refuse for its AS path.
+    refused = sum(known[peer] + (peer in fabric.edge_of) for peer in peers) - paths
+    memory = _SWITCH_BYTES + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
+    work = _START_S + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
+    return Footprint(memory, work, 0.0)
 
 
 def _host(fabric: Fabric, node: Node) -> Footprint:
     rate = sum(port.rate_bps for port in fabric.nics_of[node.name])
-    return Footprint(_kernel(node), 0.0, rate / 8 / fabric.policy.ib_mtu * _PACKET_S)
-
-
-def _kernel(node: Node) -> int:
-    return _NAMESPACE_BYTES + len(node.ports) * _PORT_BYTES
-
-
-def _paths(fabric: Fabric, switch: str) -> int:
-    """Next hops of all prefixes of a switch; 0 in an imported topology, whose routes only its kernels know."""
-    return sum(len(group.ports) * group.edges.bit_count() for group in fabric.next_hop_groups[switch])
-
-
-def _prefixes(fabric: Fabric, switch: str) -> int:
-    """Prefixes that a switch announces: FRR sends also those that its neighbour will refuse (AS path)."""
-    return sum(group.edges.bit_count() for group in fabric.next_hop_groups[switch]) + (switch in fabric.edge_of)
+    memory = _HOST_BYTES + len(node.ports) * _PORT_BYTES + len(fabric.nics_of[node.name]) * BUFFER_BYTES
+    return Footprint(memory, 0.0, rate / 8 / fabric.policy.ib_mtu * _PACKET_S)

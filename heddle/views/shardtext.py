@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.offline.sharding import ShardingForecast
 
-_NODES = 6  # of a shard that are listed
+_NODES = 4  # of a shard that are listed
 
 
 def cut_json(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from heddle.base.problems import InputError
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.cutting import MARGIN, Cut, cut, fitting_cut, racks_of
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.footprint import footprints
+from heddle.fabric.footprint import BUFFER_BYTES, footprints
 from heddle.fabric.model import Fabric, Level
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.sharding import sharding_forecast
@@ -103,7 +103,7 @@ def test_every_number_of_shards_cuts_each_shape(fabric: Fabric) -> None:
         assert bool(found.links) == (count > 1)
 
 
-@settings(max_examples=120, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(irregular(), st.data())
 def test_any_wiring_is_cut(fabric: Fabric, data: st.DataObject) -> None:
     check(fabric, data.draw(st.integers(1, len(racks_of(fabric)))))
@@ -196,25 +196,23 @@ def test_by_default_shards_are_two_or_as_many_as_fit_into_machines() -> None:
     assert len(fitting_cut(fabric_of("tiny"), memory=1).shards) == 2, "each rack has a shard"
 
 
-# Switches only, "memory in use" of docs/sharding.md.
-@pytest.mark.parametrize(("racks", "ctsw", "measured"), [(64, 8, 2.6e9), (128, 16, 6.8e9), (252, 18, 13.4e9)])
+# With a host in each rack, from docs/sharding.md.
+@pytest.mark.parametrize(("racks", "ctsw", "measured"), [(64, 8, 2.6e9), (252, 18, 15.0e9)])
 def test_footprints_are_those_measured(racks: int, ctsw: int, measured: float) -> None:
     fabric = fabric_of("zone", racks=racks, ctsw=ctsw, hosts_per_rack=1)
-    costs = footprints(fabric)
-    assert sum(costs[node.name].memory for node in fabric.switches) == pytest.approx(measured, rel=0.1)
+    without_runs = sum(each.memory for each in footprints(fabric).values()) - len(fabric.nics) * BUFFER_BYTES
+    assert without_runs == pytest.approx(measured, rel=0.1)
 
 
 def test_a_forecast_names_what_limits_a_fabric() -> None:
     zone = fabric_of("zone")
     ahead = sharding_forecast(zone, cut(zone, 2))
     assert not ahead.limits and ahead.total == sum(ahead.seconds.values())
-    large = fabric_of("zone", racks=252, ctsw=18, hosts_per_rack=100)
+    large = fabric_of("zone", racks=252, ctsw=18, hosts_per_rack=4)
     slow = sharding_forecast(large, cut(large, 2))
     assert slow.seconds["routes"] > 5 * ahead.seconds["routes"]
     assert [limit.split(",")[0] for limit in slow.limits] == [
         "2 of 2 shards do not fit into a machine of 8 GiB",
     ]
-    many = fabric_of("dc", zones=8, racks=252, ctsw=18, atsw=18, hosts_per_rack=1)
-    assert sharding_forecast(many, cut(many, 8)).limits[0] == (
-        "dc has 81,792 ports, and a lab can have 65,535: `up` refuses it"
-    )
+    assert slow.seconds["ports"] > 10 * ahead.seconds["ports"]
+    assert sharding_forecast(large, cut(large, 2), cpus=8).total < slow.total
