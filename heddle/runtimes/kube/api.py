@@ -6,10 +6,15 @@ In:  a KubeTarget. Out: KubeApi. Objects are dicts as in manifests; nothing is c
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from heddle.base import extras, state
@@ -38,9 +43,15 @@ class KubeApi:
     def __init__(self, target: KubeTarget) -> None:
         extras.require(extras.KUBERNETES)
         target = checked(target)
-        self.client, context, namespace = _connected(target.context)
+        self.settings, context, namespace = _connected(target.context)
         self.target = replace(target, context=context, namespace=target.namespace or namespace or NAMESPACE)
-        self.server = str(self.client.configuration.host)
+        self.server = str(self.settings.host)
+
+    @cached_property
+    def _client(self) -> Any:
+        from kubernetes.client import ApiClient
+
+        return ApiClient(self.settings)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object; None when there is none of that name."""
@@ -100,7 +111,7 @@ class KubeApi:
         absent: bool = False,
     ) -> dict[str, Any] | None:
         with self.errors(what, absent=absent):
-            answer: dict[str, Any] = self.client.call_api(
+            answer: dict[str, Any] = self._client.call_api(
                 path,
                 method,
                 query_params=query or [],
@@ -142,22 +153,41 @@ class UnreachableError(MachineError):
     """The API does not answer."""
 
 
+def without_models() -> None:
+    """In a process that runs one command: import of the client only its settings, by replacing two packages.
+
+    Their own `__init__` imports 700 classes of objects, which takes half a second and 32 MB for each command.
+    """
+    extras.require(extras.KUBERNETES)
+    found = find_spec("kubernetes")
+    assert found is not None and found.origin is not None  # noqa: S101  (it is installed)
+    root = Path(found.origin).parent
+    for name, place in (("kubernetes", root), ("kubernetes.client", root / "client")):
+        package = ModuleType(name)
+        package.__path__, package.__spec__ = [str(place)], ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = package
+    from kubernetes.client.configuration import Configuration
+
+    vars(sys.modules["kubernetes.client"]).update(Configuration=Configuration, ApiClient=object)
+
+
 def kubeconfig() -> str:
     """The file, or several with colons: $KUBECONFIG, else that of the user who called sudo."""
     return os.environ.get("KUBECONFIG") or str(state.caller_home() / ".kube/config")
 
 
 def _connected(context: str) -> tuple[Any, str, str]:
-    """The client of a context; the context's name and namespace."""
-    from kubernetes import client, config
+    """The client's settings for a context; the context's name and namespace."""
+    from kubernetes import config
+    from kubernetes.client.configuration import Configuration
 
-    settings = type.__call__(client.Configuration)  # not the shared default
+    settings = type.__call__(Configuration)  # not the shared default
     settings.retries = 1
     files = kubeconfig()
     found_file = any(Path(each).exists() for each in files.split(":"))
     if not found_file and not context and _IN_POD.exists():
         config.load_incluster_config(client_configuration=settings)
-        return client.ApiClient(settings), "", _IN_POD.with_name("namespace").read_text(encoding="utf-8").strip()
+        return settings, "", _IN_POD.with_name("namespace").read_text(encoding="utf-8").strip()
     if not found_file:
         raise MachineError(Problem("kubernetes", files, "does not exist", apierrors.KUBECONFIG))
     known: list[str] = []
@@ -174,4 +204,4 @@ def _connected(context: str) -> tuple[Any, str, str]:
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise MachineError(apierrors.bad_config(error, context, known)) from None
-    return client.ApiClient(settings), chosen, str(found.get("namespace") or "")
+    return settings, chosen, str(found.get("namespace") or "")

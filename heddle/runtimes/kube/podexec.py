@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.resources import HERE
-from heddle.runtimes.kube.api import KubeApi
+from heddle.runtimes.kube.api import KubeApi, without_models
 from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
 from heddle.runtimes.kube.manifests import PYTHON
 from heddle.runtimes.kube.podsignal import TOKEN
@@ -55,7 +55,7 @@ def connect(api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool = False) -
     import websocket
     from kubernetes.stream.ws_client import create_websocket
 
-    settings = api.client.configuration
+    settings = api.settings
     flags = {"stdin": "true", "stdout": "true", "stderr": "false" if tty else "true", "tty": "true" if tty else "false"}
     query = [*flags.items(), *(("command", word) for word in argv)]
     base = str(settings.host).replace("http", "ws", 1)
@@ -89,7 +89,7 @@ class PodCommand:
         self._channels = connect(api, pod, ["env", f"{TOKEN}={self._token}", *argv], tty=tty)
         self._wake, self._waking = os.pipe()  # a signal may come while poll(2) waits
         self._status: dict[str, Any] | None = None
-        self._tty = tty
+        self._tty, self._unread = tty, False
 
     def run(self) -> int:
         """Pass everything until the command ends; its exit code."""
@@ -149,13 +149,17 @@ class PodCommand:
 
     def _receive(self) -> None:
         for channel, data in self._channels.receive():
-            if channel in (STDOUT, STDERR):
+            if channel in (STDOUT, STDERR) and not self._unread:
                 try:
                     _write(channel, data)
                 except OSError:  # our reader is gone, as `head` after its lines
-                    self._pass(signal.SIGPIPE)
+                    self._lose_reader()
             elif channel == ERROR:
                 self._status = json.loads(data)
+
+    def _lose_reader(self) -> None:
+        self._unread = True
+        self._pass(signal.SIGPIPE)
 
     def _exit_code(self) -> int:
         status = self._status
@@ -233,6 +237,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("command", nargs="+")
     typed = parser.parse_args(words)
     try:
+        without_models()
         api = KubeApi(KubeTarget(typed.context, typed.namespace))
         return PodCommand(api, typed.pod, typed.command, tty=typed.tty).run()
     except HeddleError as error:
