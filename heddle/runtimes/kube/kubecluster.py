@@ -18,7 +18,7 @@ from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests, podexec
 from heddle.runtimes.kube.api import KubeApi, UnreachableError
 from heddle.runtimes.kube.manifests import OWNER, SHARD
-from heddle.runtimes.kube.podstate import PodState, ended_before, pod_state, when
+from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
 _STEP: Final = "pods"
@@ -106,7 +106,9 @@ class KubeCluster:
             own = about(events, lab, shard)
             if state.ready:
                 reason = ended_before(pods.get(shard), own)
-                why = "has started again, and is empty" + (f": {reason}" if reason else "")
+                replaced = not started[shard].startswith(state.uid)
+                what = f"has a new pod, on node {state.node}" if replaced else "has started again"
+                why = f"{what}, and is empty" + (f": {reason}" if reason else "")
                 problems.append(problem_of(shard, its_nodes, why, again))
             else:
                 state = pod_state(pods.get(shard), own)
@@ -188,8 +190,8 @@ class _Start:
             first = states[waiting[0].name]
             self._observer.waiting(_STEP, f"shard {waiting[0].name} {first.why}")
             if any(self._overdue(each.name, states[each.name]) for each in waiting):
-                everything = {each.name: about(events, self._lab, each.name) for each in waiting}
-                raise MachineError(*(self._problem(each, states[each.name], everything[each.name]) for each in waiting))
+                wrong = [each for each in waiting if states[each.name].patience_s < USUAL_S] or waiting
+                raise MachineError(*(self._problem(each, states[each.name], events) for each in wrong))
             time.sleep(_LOOK_S)
         self._record({shard: each.incarnation for shard, each in states.items()})
         self._observer.end(_STEP, ", ".join(f"{name} on {each.node}" for name, each in sorted(states.items())))
@@ -214,7 +216,7 @@ class _Start:
 
     def _problem(self, shard: ShardNeed, state: PodState, events: Sequence[Mapping[str, Any]]) -> Problem:
         if not state.uid:  # the cluster may not have tried again since the start: what it said before is the reason
-            state = pod_state(None, events)
+            state = pod_state(None, about(events, self._lab, shard.name))
         return problem_of(shard.name, shard.nodes, state.why, state.hint)
 
     def _record(self, started: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ PROBE: Final = "setup-probe"  # no lab has such a name
 _TRIALS: Final = "heddle.runtimes.kube.podtrials"
 _NEEDS: Final = tuple(ShardNeed(name, (), 512 << 20, 0.1) for name in ("s1", "s2"))
 _SECONDS: Final = 300.0
+_BELOW: Final = "apply the manifest below"
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 
 
@@ -67,6 +68,7 @@ def probe(target: KubeTarget, observer: Observer) -> ProbeReport:
         wanted["namespace.yaml"] = manifests.namespace_text(api.target.namespace)
     if not rights.ok:
         wanted["access.yaml"] = manifests.access_text(api.target.namespace)
+        return ProbeReport(Report(tuple(rows)), wanted)
     try:
         with _pods(cluster, observer) as addresses:
             rows.append(Check("pods", True, f"two pods run, from image {api.target.image}"))
@@ -81,7 +83,9 @@ def probe(target: KubeTarget, observer: Observer) -> ProbeReport:
 def _failed(name: str, error: HeddleError) -> Check:
     first = error.problems[0]
     more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-    return Check(name, False, f"{first.what} {first.why}{more}", first.hint)
+    words = ("" if first.where == "kubernetes" else first.where, first.what, first.why)
+    fix = _BELOW if first.hint.startswith("run ./inv setup kubernetes") else first.hint
+    return Check(name, False, " ".join(filter(None, words)) + more, fix)
 
 
 def _reached(api: KubeApi) -> Check:
@@ -100,7 +104,7 @@ def _namespace(api: KubeApi) -> tuple[Check, bool]:
     if level in (None, "privileged"):
         detail = f"{name}: Pod Security level {level or 'of the cluster (no label)'}"
         return Check("namespace", True, detail), False
-    fix = "apply namespace.yaml, below"
+    fix = _BELOW
     return Check("namespace", False, f"{name}: Pod Security level {level}; shards need privileged", fix), True
 
 
@@ -110,7 +114,7 @@ def _rights(api: KubeApi) -> Check:
     absent = [f"{verb} {each}" for group, each, verb in asked if not api.may(verb, group, *each.split("/"))]
     if not absent:
         return Check("rights", True, f"this user has all {len(asked)}")
-    return Check("rights", False, f"this user may not: {some_of(absent, 6)}", "apply access.yaml, below")
+    return Check("rights", False, f"this user may not: {some_of(absent, 6)}", _BELOW)
 
 
 @contextmanager
@@ -119,8 +123,11 @@ def _pods(cluster: KubeCluster, observer: Observer) -> Iterator[Mapping[str, str
     try:
         cluster.create(PROBE, _NEEDS, observer)
         yield cluster.addresses(PROBE)
-    finally:
-        cluster.remove(PROBE, observer)
+    except BaseException:
+        with suppress(HeddleError):  # the first error is the one to report
+            cluster.remove(PROBE, observer)
+        raise
+    cluster.remove(PROBE, observer)
 
 
 def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observer) -> list[Check]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from heddle.runtimes.kube.apierrors import quota_words
 from heddle.runtimes.kube.manifests import is_local
 
+USUAL_S: Final = 300.0  # a start that has no problem: a large image is pulled
 _LOAD: Final = "docs/kubernetes.md: load the image into the nodes, or push it to a registry and use --image"
 _PRIVILEGED: Final = "run ./inv setup kubernetes: it prints the manifest that allows it"
 _AGAIN: Final = "./inv up --repair"
@@ -44,7 +45,7 @@ class PodState:
     ready: bool
     why: str = ""
     hint: str = ""
-    patience_s: float = 300.0
+    patience_s: float = USUAL_S
     uid: str = ""
     restarts: int = 0
     address: str = ""
@@ -106,11 +107,13 @@ def _not_ready(
 ) -> tuple[str, str, float]:
     """Words, hint and patience for a pod that is not ready."""
     waiting: Mapping[str, Any] = (own.get("state") or {}).get("waiting") or {}
-    reason, said = str(waiting.get("reason") or ""), _short(str(waiting.get("message") or ""))
+    reason, said = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
     image = str(own.get("image") or (spec.get("containers") or [{}])[0].get("image") or "")
     node = str(spec.get("nodeName") or "")
     if reason in _IMAGE:
-        detail = "is not on node " + node if reason == "ErrImageNeverPull" else f"cannot be pulled: {said or reason}"
+        at = said.rfind("failed to ")  # the last of several is the cause
+        pulled = f"cannot be pulled: {said[max(0, at) :] or reason}"
+        detail = f"is not on node {node}" if reason == "ErrImageNeverPull" else pulled
         hint = _LOAD if is_local(image) else "check the name (--image) and the registry's password (--pull-secret)"
         return f"needs image {image}, which {detail}", hint, _IMAGE[reason]
     if reason in _START:
@@ -127,7 +130,7 @@ def _not_ready(
             return _unscheduled(str(each.get("message") or each.get("reason") or ""))
     if mounted := _last(events, "FailedCreatePodSandBox") or _last(events, "FailedMount"):
         return f"cannot start on node {node}: {_short(mounted)}", "the node's network or storage: see its logs", 30.0
-    return f"is starting on node {node}" if node else "waits for a node", "kubectl get events shows more", 300.0
+    return f"is starting on node {node}" if node else "waits for a node", "kubectl get events shows more", USUAL_S
 
 
 def _unscheduled(said: str) -> tuple[str, str, float]:
@@ -210,5 +213,6 @@ def _on(facts: Mapping[str, Any]) -> str:
 def _short(said: str) -> str:
     """One line, without the names of objects that the cluster repeats."""
     line = " ".join(said.split())
+    line = line.partition(" no new claims to deallocate")[0]
     line = re.sub(r'^create Pod \S+ in StatefulSet \S+ failed error: (pods "[^"]*" is forbidden: )?', "", line)
     return line if len(line) <= 300 else line[:297] + "..."
