@@ -90,7 +90,7 @@ def write_fabric_image(
         system = _system(directory, observer, fresh=rebuild)
         with machine_errors(str(path)), scratch(_SCRATCH) as work:
             own = work / "heddle.tar"
-            _write_own(own)
+            write_own_layer(own)
             part = path.with_name(f".{path.name}.part")
             try:
                 with as_caller(part):
@@ -157,7 +157,7 @@ def _system(directory: Path, observer: Observer, *, fresh: bool) -> Path:
     return found
 
 
-def _write_own(path: Path) -> None:
+def write_own_layer(path: Path) -> None:
     """The layer with Heddle: its package and content in the layout of a wheel, its program, its directories."""
     with tarfile.open(path, "w") as archive:
         for directory in ("work", "var/lib/heddle"):

@@ -40,7 +40,7 @@ python3 -c 'import heddle'
 cd /
 heddle --version
 heddle up tiny
-heddle run -b 64K
+heddle run -b 64K -e 64K
 heddle validate
 heddle down
 """
