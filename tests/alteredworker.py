@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Final
 from unittest import mock
 
-from heddle.endpoints import crew, nicloop, worker
+from heddle.endpoints import crewmembers, nicloop, worker
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.transports import rc
 
@@ -36,7 +36,7 @@ def altered(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    with mock.patch.object(crew, "_WORKER", "tests.alteredworker"), mock.patch.dict(os.environ, {NAMED: name}):
+    with mock.patch.object(crewmembers, "_WORKER", "tests.alteredworker"), mock.patch.dict(os.environ, {NAMED: name}):
         yield
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from heddle.base import extras, state
+from heddle.base import state
+from heddle.base.extras import KUBERNETES
 from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
@@ -16,9 +17,6 @@ from heddle.host import packages
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-
-
-KUBERNETES: Final = "kubernetes"
 
 
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -31,7 +29,7 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     group="Lab",
     help=words.UP,
     packages=lambda typed: () if typed["dry_run"] else packages.for_runtime(typed["runtime"]),
-    extras=lambda typed: [extras.KUBERNETES] if typed["runtime"] == KUBERNETES and not typed["dry_run"] else [],
+    extras=lambda typed: [KUBERNETES] if typed["runtime"] == KUBERNETES and not typed["dry_run"] else [],
     root=lambda typed: not typed["dry_run"],
     positional=["fabric"],
     files_in=_files,

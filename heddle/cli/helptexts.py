@@ -80,7 +80,7 @@ KUBERNETES: Final = group(
     "Kubernetes",
     {
         "context": "context of the kubeconfig (default: its current one)",
-        "namespace": Option("namespace of the cluster (default: that of the context, else heddle)", value="NS"),
+        "namespace": Option("namespace of the cluster (default: the one of the context, or heddle)", value="NS"),
         "image": "image of the shards (default: heddle-fabric:latest, which must be on the nodes)",
         "pull_secret": Option("Secret with the password of the image's registry", value="SECRET"),
     },

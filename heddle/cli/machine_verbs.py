@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from heddle.base import extras
 from heddle.base.problems import machine_errors
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
@@ -68,7 +69,7 @@ def setup(
     engine.check_what(what)
     chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
     given = {key: value for key, value in chosen.items() if value is not None}
-    if what == engine.KUBERNETES:
+    if what == extras.KUBERNETES:
         if stop:
             raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
         return _setup_kubernetes(out, given, out_)

@@ -31,6 +31,7 @@ from heddle.base.userfiles import as_caller, give_to_caller, make_dir
 from heddle.host import packages
 from heddle.host.engine.images import SUITE, in_own_namespaces, last_lines
 from heddle.host.engine.lockfile import locked
+from heddle.host.engine.release import MACHINES
 
 NAME: Final = "docker.io/library/heddle-fabric:latest"  # as engines complete `heddle-fabric`
 # Those of the Containerfile; a test compares both.
@@ -50,9 +51,8 @@ _CONFIG: Final = {
     "WorkingDir": "/work",
     "Labels": {"heddle": "fabric"},
 }
-_MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # as platform, and as Go and OCI name them
 _STEP: Final = "system of the image"
-_BOOTSTRAP_S: Final = 1800.0
+_BOOTSTRAP_S: Final = 1500.0
 _SCRATCH: Final = "heddle-image-"
 
 
@@ -110,7 +110,7 @@ def write_docker_archive(to: IO[bytes], name: str, layers: Sequence[Path], confi
     config: as the image specification of OCI has it, for the processes of a container.
     """
     ids = [_digest(each) for each in layers]
-    machine = _MACHINES.get(platform.machine(), platform.machine())
+    machine = MACHINES.get(platform.machine(), platform.machine())
     about = {
         "architecture": machine, "os": "linux", "config": config,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{each}" for each in ids]},

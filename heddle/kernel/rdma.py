@@ -31,7 +31,7 @@ _PORTS: Final = ("rxe_ns_init", (7, 1))
 _MOVES: Final = ("rxe_disassociate_ucontext", (7, 3))
 _PORT: Final = "eth"
 _MOST_LAB, _MOST_NIC = 6, 8  # characters of a link's name
-_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 QPS_BEFORE_FIRST: Final = 16  # a new rxe device numbers its queue pairs from 17 (rxe_param.h: RXE_MIN_QP_INDEX)
 
 
@@ -57,8 +57,8 @@ def _short(text: str, most: int) -> str:
         return text
     number, digits = int.from_bytes(blake2s(text.encode()).digest()), ""
     while len(digits) < most - 2:
-        number, digit = divmod(number, len(_DIGITS))
-        digits += _DIGITS[digit]
+        number, digit = divmod(number, len(_LETTERS))
+        digits += _LETTERS[digit]
     return text[:2] + digits
 
 

@@ -186,6 +186,18 @@ def reinstall_faults(lab: Lab) -> list[str]:
     return [*wrong]
 
 
+def check_cuts(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
+    """InputError for a delay on a cut link: the line for it is in the receiving node, which is on another kernel."""
+    shards, nodes = lab.runtime.shards(lab.name), lab.fabric.by_name
+    if shards is None:
+        return
+    for ref, fault in wanted.items():
+        node, _, name = ref.partition(":")
+        if fault.delay_ns and shards.of(node) != shards.of(nodes[node].port(name).peer_node):
+            why = "leads to another shard, and a delay needs both ends of a link on one machine"
+            raise InputError(Problem("", ref, why, "set it on a link inside a shard; loss and corrupt cross a cut"))
+
+
 @spread(nothing)
 def _put_faults(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
     """Give ports their faults, in the programs and the delay lines."""
@@ -290,6 +302,7 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
     if not wanted:
         return []
     require_netem(wanted.values())  # before the record says that it is set
+    check_cuts(lab, wanted)
     with owners.lock(lab.name, owners.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
         requested = Requested.read(lab.dir)
         # The end of a run does not undo what is set now.

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,21 +29,19 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
-from heddle.lab.cutlinks import cut_ends, keep_carriers
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
 from heddle.lab.removal import remove, remove_others
+from heddle.lab.shardswitch import install_in_shard
 from heddle.lab.snapshot import LabPart
-from heddle.lab.spread import nothing, spread
+from heddle.lab.stepclock import StepClock
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.netns import cable_space
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
-from heddle.switch.links import cuts
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 
@@ -88,7 +85,7 @@ def up(
     observer = observer or Silent()
     engine = get_runtime(runtime)
     lab = lab_from(blueprint_from(wanted), engine)
-    clock = _Clock()
+    clock = StepClock()
     check_free(lab.name)
     with owners.lock(lab.name, work="start"):
         check_free(lab.name)  # again: with the lock, the owner stays the same
@@ -128,12 +125,12 @@ def up(
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
     """Repair a running lab and wait for its routes, as `up` with `repair`. name: None if only one lab is running."""
-    lab, clock = open_lab(name), _Clock()
+    lab, clock = open_lab(name), StepClock()
     with owners.lock(lab.name, work="repair"):
         return _resumed(lab, observer or Silent(), timeout, clock, repairing=True)
 
 
-def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: _Clock, *, repairing: bool) -> UpResult:
+def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClock, *, repairing: bool) -> UpResult:
     """`up` of a running lab: return when every route is in every kernel. repairing: repair faults first.
 
     Nodes, daemons, queues, links and sessions are checked before waiting for routes. Missing routes follow from their
@@ -281,7 +278,7 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
         journal.comment("An agent is started, which sends pause frames and closes and opens the gates (tbf).")
 
 
-def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:
+def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: StepClock) -> Lab:
     """Create the lab without waiting for routes. After any failure nothing is left behind."""
     record = state.Record(
         *(lab.name, lab.runtime.name, "starting", lab.blueprint.spec_data(), source),
@@ -325,7 +322,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         os.umask(umask)
 
 
-def _install(lab: Lab, journal: Journal, observer: Observer, clock: _Clock) -> None:
+def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -> None:
     """Queues, programs and the PFC agent."""
     if not lab.runtime.here:
         with clock.step("switch"):
@@ -335,18 +332,6 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: _Clock) -> N
         switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
     with clock.step("agent"):
         switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
-
-
-@spread(nothing)
-def install_in_shard(lab: Lab, observer: Observer) -> None:
-    """The same for the nodes of each shard."""
-    disciplines.load()
-    journal, handles = Journal(), lab.handles()
-    switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
-    if ends := cut_ends(lab):
-        cuts.attach(lab.fabric, cable_space(lab.name), ends)
-        keep_carriers(lab)
-    switch.start_agent(lab.fabric, handles, lab.dir, journal)
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:
@@ -393,24 +378,3 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
-
-
-class _Clock:
-    """Elapsed time of each step, in seconds."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._steps: dict[str, float] = {}
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Time a with block."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._steps[name] = round(time.monotonic() - start, 3)
-
-    def seconds(self) -> dict[str, float]:
-        """Steps so far, and `total`."""
-        return {**self._steps, "total": round(time.monotonic() - self._start, 3)}

@@ -25,7 +25,7 @@ from heddle.lab import outages
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.impairments import Requested, changing, ports_of, write_faults
+from heddle.lab.impairments import Requested, changing, check_cuts, ports_of, write_faults
 from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.spec.faulttimes import Times
@@ -272,6 +272,7 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     Those without a beginning are set now, and routes follow. The caller holds the lab's lock. Faults that a killed run
     left are ended first, and routes follow. Where the end cannot undo them, it warns: the next run does.
     """
+    check_cuts(lab, {each.port: each.fault for each in planned if each.fault is not None})
     clock, complete = FaultClock(lab, planned), False
     down_before = Requested.read(lab.dir).run_down
     with changing(lab):

@@ -364,14 +364,10 @@ def merged(readings: Sequence[Snapshot]) -> Snapshot:
         nodes={name: node for each in readings for name, node in each.nodes.items()},
         machine_drops=sum(drops) if drops else None,
         cells=cells[0].joined(cells[1:]) if cells else None,
-        tallies=joined_tallies([each.tallies for each in readings]),
+        # A port has packets in its own shard alone.
+        tallies={port: classes for each in readings for port, classes in each.tallies.items()},
         failed={part: error for each in readings for part, error in each.failed.items()},
     )
-
-
-def joined_tallies(readings: Sequence[Tallies]) -> Tallies:
-    """Tallies of all shards: a port has packets in its own shard alone."""
-    return {port: classes for each in readings for port, classes in each.items()}
 
 
 def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

@@ -115,6 +115,9 @@ class ShardedRuntime(ABC):
         if options.dialect == "c9s":
             hint = "leave --dialect out"
             raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
+        if fabric.policy.delayed_on_links:
+            why = "is not possible over shards: a delay needs both ends of a link on one machine"
+            raise InputError(Problem("", "link.delay_at: link", why, "use link.delay_at: host"))
         self.cut_of(fabric, options.target)
         return options
 

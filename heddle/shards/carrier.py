@@ -137,7 +137,7 @@ def _number_of(space: str) -> int:
         return 0
 
 
-class Carrier:
+class PortCarrier:
     """The process. sock: bound on the network that joins the shards."""
 
     def __init__(self, config: CarrierConfig, sock: socket.socket) -> None:
@@ -145,7 +145,9 @@ class Carrier:
         self._boot, self._number = secrets.token_hex(8), 0
         now = time.monotonic()
         self._far = {end.remote: FarShard(now) for end in config.ends}
-        self._stubs = dict.fromkeys((end.stub for end in config.ends), True)  # as they are set
+        with RouteSocket(Path(config.cables)) as netlink:  # an earlier process may have left some down
+            up = {each.name for each in interfaces(netlink) if each.flags & IFF_UP}
+        self._stubs = {end.stub: end.stub in up for end in config.ends}
         self._down: frozenset[int] = frozenset()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ, None)
@@ -276,7 +278,7 @@ def main() -> int:
     sock.setblocking(False)
     there = os.open(config.cables, os.O_RDONLY | os.O_CLOEXEC)
     setns(there, CLONE_NEWNET)
-    carrier = Carrier(config, sock)
+    carrier = PortCarrier(config, sock)
     if os.fork():
         return 0
     os.setsid()

@@ -20,7 +20,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.host.engine.binary import Version, text
 
 RELEASES: Final = "https://github.com/srl-labs/containerlab/releases/download"
-_MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _ANSWER_S: Final = 10.0
 _WHOLE_S: Final = 300.0
 _LARGEST: Final = 300 << 20
@@ -37,7 +37,7 @@ def fetch(version: Version, directory: Path, releases: str = "") -> Path:
     Unreachable when there is none for this machine or nothing answers in time. MachineError when its checksum differs
     from checksums.txt: then setup must not continue without a message.
     """
-    kind = _MACHINES.get(platform.machine())
+    kind = MACHINES.get(platform.machine())
     if kind is None:
         raise Unreachable(f"there is none for {platform.machine()}")
     base = f"{releases or RELEASES}/v{text(version)}"

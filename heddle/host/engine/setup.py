@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.events import Observer
+from heddle.base.extras import KUBERNETES
 from heddle.base.mounts import scratch
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.process import Journal, run
@@ -34,7 +35,6 @@ from heddle.host.engine.docker import check_engine_possible
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
 FABRIC: Final = "fabric"
-KUBERNETES: Final = "kubernetes"
 WHAT: Final = ("containerlab", FABRIC, KUBERNETES)
 
 

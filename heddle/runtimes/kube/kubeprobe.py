@@ -26,7 +26,7 @@ from heddle.runtimes.kube.target import KubeTarget
 PROBE: Final = "setup-probe"  # no lab has such a name
 _TRIALS: Final = "heddle.runtimes.kube.podtrials"
 _NEEDS: Final = tuple(ShardNeed(name, (), 512 << 20, 0.1) for name in ("s1", "s2"))
-_SECONDS: Final = 300.0
+_SECONDS: Final = 240.0
 _BELOW: Final = "apply the manifest below"
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-TOKEN: Final = "HEDDLE_EXEC"  # noqa: S105  (the name of a variable)
+TOKEN: Final = "SHARD_EXEC"  # noqa: S105  (the name of a variable)
 
 
 def main(token: str, number: int) -> int:
