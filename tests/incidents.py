@@ -232,25 +232,21 @@ def _pids(lab: Lab, node: str) -> list[int]:
 
 @contextmanager
 def _stopped(lab: Lab, node: str) -> Iterator[None]:
-    pids = _pids(lab, node)
-    for pid in pids:
-        kill(pid, signal.SIGSTOP)
     try:
-        yield
+        with _daemons_stopped(lab, node):
+            yield
     finally:
-        for pid in pids:
-            kill(pid, signal.SIGCONT)
         outages.wait(lab)
 
 
 @contextmanager
 def _dead(lab: Lab, node: str) -> Iterator[None]:
-    with outages.link_down(lab, node), _stopped_until_links(lab, node):
+    with outages.link_down(lab, node), _daemons_stopped(lab, node):  # which waits for routes, after the links are up
         yield
 
 
 @contextmanager
-def _stopped_until_links(lab: Lab, node: str) -> Iterator[None]:
+def _daemons_stopped(lab: Lab, node: str) -> Iterator[None]:
     pids = _pids(lab, node)
     for pid in pids:
         kill(pid, signal.SIGSTOP)

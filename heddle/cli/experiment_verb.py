@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import PLOT, REPORT
@@ -77,17 +78,12 @@ def _folder(name: str) -> Any:
     return load_folder(name)
 
 
-@verb(
-    group="Traffic",
-    help=_EXPERIMENT,
-    positional=["file"],
-    extras=_extras,
-    packages=_packages,
-    root=_live,
-    files_in=_files,
-    files_out=["out_"],
-    directory_out=True,
+_measuring: Final = partial(
+    verb, group="Traffic", extras=_extras, packages=_packages, root=_live, files_out=["out_"], directory_out=True
 )
+
+
+@_measuring(help=_EXPERIMENT, positional=["file"], files_in=_files)
 def experiment(
     out: Console,
     file: str = "",
@@ -116,22 +112,10 @@ def experiment(
         return out.result(document, list_text([wanted], repeats))
     result = _run(out, wanted, repeats, out_)
     written = [] if out_ is None else _write(out_, [result])
-    text = "\n".join([result_text(result), *(f"wrote {name}" for name in written)])
-    out.result({**result.to_json(), "written": written}, text)
-    out.exit_code = INTERRUPTED if result.interrupted else 1 if result.failed else 0
-    return None
+    return _finish(out, result, result_text(result), written, interrupted=result.interrupted)
 
 
-@verb(
-    group="Traffic",
-    help=_REPRODUCE,
-    positional=["name"],
-    extras=_extras,
-    packages=_packages,
-    root=_live,
-    files_out=["out_"],
-    directory_out=True,
-)
+@_measuring(help=_REPRODUCE, positional=["name"])
 def reproduce(
     out: Console,
     name: str,
@@ -163,10 +147,15 @@ def reproduce(
             break
     result = FolderResult(folder, tuple(results))
     written = [] if out_ is None else _write(out_, results, result)
-    text = "\n".join([folder_text(result), *(f"wrote {file}" for file in written)])
-    out.result({**result.to_json(), "written": written}, text)
-    out.exit_code = INTERRUPTED if results and results[-1].interrupted else 1 if result.failed else 0
-    return None
+    return _finish(out, result, folder_text(result), written, interrupted=any(each.interrupted for each in results))
+
+
+def _finish(
+    out: Console, result: ExperimentResult | FolderResult, text: str, written: list[str], *, interrupted: bool
+) -> None:
+    """The document or text, and the exit code."""
+    out.result({**result.to_json(), "written": written}, "\n".join([text, *(f"wrote {name}" for name in written)]))
+    out.exit_code = INTERRUPTED if interrupted else 1 if result.failed else 0
 
 
 def _check(repeats: int | None) -> None:

@@ -76,7 +76,9 @@ class _Graph:
     """Traffic with an index from ranks to connections."""
 
     def __init__(self, traffic: Exchange) -> None:
-        self.src, self.dst, self.bytes, self.ranks = traffic.src, traffic.dst, traffic.bytes, traffic.ranks
+        out = traffic.src != traffic.dst  # the others never cross a cut
+        self.src, self.dst, self.bytes = traffic.src[out], traffic.dst[out], traffic.bytes[out]
+        self.ranks = traffic.ranks
         ends = np.concatenate([self.src, self.dst])
         order = np.argsort(ends, kind="stable")
         self._connection = order % max(1, len(self.src))
@@ -85,8 +87,12 @@ class _Graph:
 
     def of(self, ranks: I64) -> I64:
         """The connections with an end at one of these ranks, each once."""
-        parts = [self._connection[self._start[rank] : self._start[rank + 1]] for rank in ranks.tolist()]
-        return np.unique(np.concatenate(parts))
+        parts = []
+        for at, rank in enumerate(ranks.tolist()):
+            part = slice(self._start[rank], self._start[rank + 1])
+            new = ~np.isin(self._peer[part], ranks[:at]) if at else slice(None)  # np.unique takes most of the search
+            parts.append(self._connection[part][new])
+        return np.concatenate(parts)
 
     def near(self, rank: int) -> tuple[I64, F64]:
         """The peers of a rank, and the bytes of each connection with it."""
@@ -147,7 +153,10 @@ class _Search:
 
     def _try(self, ranks: I64, slots: I64) -> bool:
         """Move ranks to slots, if that costs less."""
-        some, old = self._graph.of(ranks), self.place[ranks]
+        old = self.place[ranks]
+        if all((level.group[old] == level.group[slots]).all() for level in self._levels):
+            return False
+        some = self._graph.of(ranks)
         self._visits += len(some)
         before = [self._crossing(level, some) for level in self._levels]
         self.place[ranks] = slots

@@ -161,7 +161,8 @@ def test_a_link_flaps_until_it_is_cleared_and_a_repair_starts_it_again(tiny: Lab
 
 
 def test_a_frozen_switch_forwards_and_is_not_waited_for(tiny: Lab) -> None:
-    fault(tiny, "frozen", "ctsw1")
+    (row,) = fault(tiny, "frozen", "ctsw1")["set"]
+    assert row["effect"].endswith("are stopped; 2 of 2 neighbours have a session until their hold timers expire")
     assert set(on_daemons(tiny, "ctsw1").values()) == {"T"}
     assert hops(tiny, "ctsw1", 2) == {"eth2"}, "its kernel has its routes"
     assert any("ctsw1  bgpd does not answer, on purpose (frozen ctsw1)" in each for each in status(tiny.name)[0].faults)
@@ -185,7 +186,7 @@ def test_a_wrong_route_is_looked_up_by_the_kernel_and_reported(tiny: Lab) -> Non
 
 def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: Lab) -> None:
     (row,) = fault(tiny, "pfc-storm", "host3")["set"]
-    assert row["effect"].startswith("rtsw2:eth3 got ") and "class 3 is stopped there" in row["effect"]
+    assert " of class 3 received; the class is stopped at rtsw2:eth3" in row["effect"]
     assert ("eth3", 3) in read_closed(tiny.handle("rtsw2").netns)
     fault(tiny, "clear", "host3")
     until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
@@ -202,7 +203,7 @@ def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
     fault(tiny, "rtsw1:eth4", "--loss", "1/64")
     fault(tiny, "bit-errors", "rtsw1:eth4", "--rate", "1/8", "--ramp", "300ms")
     until(lambda: wanted_faults(tiny)["rtsw1:eth4"] == LinkFault(loss=1 / 64, corrupt=1 / 8))
-    assert orders.fault_rows(tiny)[1]["effect"].startswith("the program inverts a bit in 1/8 of packets")
+    assert orders.fault_rows(tiny)[1]["effect"].startswith("now 1/8; the program has inverted a bit in ")
     orders.end_all(tiny)
     assert wanted_faults(tiny) == {"rtsw1:eth4": LinkFault(loss=1 / 64)}, "the port has what it had"
     assert rate(tiny, "host1:eth1") == usual

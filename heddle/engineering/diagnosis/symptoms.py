@@ -165,7 +165,7 @@ def slow_link(case: Case) -> CauseResult:
         return CauseResult.of((), state.ruled_out) if state.ruled_out else CauseResult(unknown="no queues over time")
     # A busy host CPU holds all ports back alike, so then the difference must be larger.
     below = _SLOWER if outcome.limited else _SLOW
-    rates = {label.port: (rate, label) for label, rate in _drains(recorded.labels, recorded.series)}
+    rates = {label.port: (rate, label) for label, rate in drain_rates(recorded.labels, recorded.series)}
     shares = {port: rate / label.rate_bps for port, (rate, label) in rates.items()}
     slow = []
     for port, share in shares.items():
@@ -180,16 +180,20 @@ def slow_link(case: Case) -> CauseResult:
     return CauseResult.of(slow, state.ruled_out or "every port with a queue sent at the rate of its link")
 
 
-def _drains(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:
+def drain_rates(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:
     """The rate of each port in the buckets that began and ended with a queue, without pauses, in bit/s.
 
-    Of several parts of the run the one with the lowest rate: a link may be slow for a part of it.
+    All classes of the port share it. Of several parts of the run the one with the lowest rate: a link may be slow for
+    a part of it.
     """
     lengths: F64 = series.ends_s - series.starts_s
+    rows: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
-        depth, paused = series.columns["depth"][row], series.columns["paused_ns"][row]
+        rows.setdefault(label.port, []).append(row)
+    for own in rows.values():
+        depth, paused, out = (series.columns[name][own].sum(axis=0) for name in ("depth", "paused_ns", "out_bytes"))
         full = (depth[1:] > 0) & (depth[:-1] > 0) & (paused[1:] == 0) & (lengths[1:] > 0)
-        sent, seconds = series.columns["out_bytes"][row][1:][full], lengths[1:][full]
+        label, sent, seconds = labels[own[0]], out[1:][full], lengths[1:][full]
         if (count := int(full.sum())) >= _BUSY:
             parts = [slice(count * at // _PARTS, count * (at + 1) // _PARTS) for at in range(_PARTS)]
             parts = parts if count >= _BUSY * _PARTS else [slice(None)]

@@ -10,6 +10,7 @@ from typing import Final
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
+from heddle.lab.faults.worker import KeptFault
 from heddle.lab.impairments import Requested
 from heddle.lab.opening import open_lab
 
@@ -32,7 +33,8 @@ def main(words: Sequence[str]) -> None:
                 return False
         return found() is not None
 
-    if (fault := found()) is not None and KINDS[kind].work(lab, fault, going):
+    fault, kept = found(), KINDS[kind]
+    if fault is not None and isinstance(kept, KeptFault) and kept.work(lab, fault, going):
         orders.forget(lab, fault)
 
 

@@ -40,7 +40,7 @@ class BgpDown(NamedFault):
         state, there = self._state(lab, fault.where), self._state(lab, lab.fabric.by_name[node].port(name).peer_ref)
         if state != ADMIN_DOWN or there in ("", ESTABLISHED):
             return ""
-        return f"the session is {state} here and {there} at the other end, and all kernels have the routes without it"
+        return f"the session is {state} here and {there} at the other end"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Start the session again."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.units import format_duration, format_share
-from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
-from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.faults.worker import Going, KeptFault
 from heddle.lab.impairments import Requested, changing, read_faults, wanted_faults, write_faults
 from heddle.spec.impairments import NO_FAULT
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 STEPS: Final = 10
 
 
-class BitErrors(NamedFault):
+class BitErrors(KeptFault):
     """A process raises the share of corrupt packets in steps; then the fault of the link stays."""
 
     name = "bit-errors"
@@ -32,10 +31,6 @@ class BitErrors(NamedFault):
         """With the share that the port has already."""
         return {**values, "before": wanted_faults(lab).get(where, NO_FAULT).corrupt}
 
-    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
-        """Start the process."""
-        return start_worker(lab, fault, fault.where.partition(":")[0])
-
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """The program at the port has a share, and the process still runs or has reached the rate."""
         row = next((each for each in read_faults(lab) if each.port == fault.where), None)
@@ -44,11 +39,11 @@ class BitErrors(NamedFault):
         if share < fault.values["rate"] and (fault.worker is None or not runs(fault.worker)):
             return ""
         corrupted = f"{row.counts['corrupted']} of {row.counts['packets']} packets since the last step"
-        return f"the program inverts a bit in {format_share(share)} of packets: {corrupted}"
+        return f"now {format_share(share)}; the program has inverted a bit in {corrupted}"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """End the process, and restore the share from before."""
-        end_worker(fault)
+        super().undo(lab, fault)
         _set(lab, fault.where, fault.values["before"])
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:

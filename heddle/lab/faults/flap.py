@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
-from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
-from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.faults.worker import Going, KeptFault
 from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import set_links, switch_end
 from heddle.lab.snapshot import LabPart
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _CHANGES: Final = 2  # of the carrier: down and up again
 
 
-class Flap(NamedFault):
+class Flap(KeptFault):
     """A process sets the port down for a share of each period."""
 
     name = "flap"
@@ -40,10 +39,6 @@ class Flap(NamedFault):
             raise InputError(Problem(where, "the link", "is down already", hint))
         return {**values, "port": port, "changes": _changes(lab, port)}
 
-    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
-        """Start the process."""
-        return start_worker(lab, fault, fault.values["port"].partition(":")[0])
-
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """The carrier went and came back."""
         if fault.worker is None or not runs(fault.worker):
@@ -53,7 +48,7 @@ class Flap(NamedFault):
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """End the process, and set the link up."""
-        end_worker(fault)
+        super().undo(lab, fault)
         set_links(lab, [fault.values["port"]], "up")
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:

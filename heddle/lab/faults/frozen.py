@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from heddle.base.tables import many
+from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.frr import CONTINUE, STOP, on_daemons
+from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -27,11 +30,17 @@ class Frozen(NamedFault):
         on_daemons(lab, fault.where, STOP)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """Every daemon is stopped, and the kernel has routes."""
+        """Every daemon is stopped; and what follows: its the sessions of its neighbours."""
         states = on_daemons(lab, fault.where)
         if not states or any(state != "T" for state in states.values()):
             return ""
-        return f"{', '.join(states)} are stopped; neighbours keep their routes until the hold timer ends"
+        ends = [(p.peer_node, p.peer_port) for p in lab.fabric.by_name[fault.where].ports]
+        found = lab.snapshot(LabPart.SESSIONS, sorted({node for node, _ in ends})).sessions
+        all_of = [state for node, port in ends if (state := (found.get(node) or {}).get(port))]
+        up, stopped = all_of.count(ESTABLISHED), f"{', '.join(states)} are stopped"
+        if up:
+            return f"{stopped}; {up} of {many(len(all_of), 'neighbour')} have a session until their hold timers expire"
+        return f"{stopped}; no neighbour has a session with it now, so none has routes over it by BGP"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Let the daemons continue."""

@@ -60,10 +60,6 @@ class NamedFault(ABC):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Restore what `apply` changed; it may have been changed in part, or not at all."""
 
-    def work(self, lab: Lab, fault: SetFault, going: Callable[[float], bool]) -> bool:
-        """Keep the fault going, in a process of its own (worker.py); True when it has ended by itself."""
-        return False
-
     def text(self, fault: SetFault) -> str:
         """The fault in words, behind its place: `slow-link at 10% of its rate`."""
         return self.name
@@ -143,4 +139,5 @@ class NamedFault(ABC):
             time.sleep(_LOOK_S)
         if self.routes and self.settles:
             wait(lab, max(0.001, end - time.monotonic()))
+            found += "; every switch whose BGP answers has the routes that follow"
         return found

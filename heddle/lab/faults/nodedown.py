@@ -47,11 +47,12 @@ class NodeDown(NamedFault):
         down = down_of(lab, [*by_node(ports)])
         if any({*names} - down[node].keys() for node, names in by_node(ports).items()):
             return ""
+        carrier = f"{many(len(ports), 'link')} without a carrier"
         if lab.fabric.by_name[fault.where].role is not Role.SWITCH:
-            return f"{many(len(ports), 'link')} without a carrier; all kernels have the routes without it"
+            return carrier
         if set(lab.daemons.silent(fault.where)) != set(lab.blueprint.daemons(fault.where)):
             return ""
-        return f"{many(len(ports), 'link')} without a carrier, no daemon answers; all other kernels have new routes"
+        return f"{carrier}, and no daemon answers"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Start the daemons, and set the links up."""

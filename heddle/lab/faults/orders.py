@@ -18,6 +18,7 @@ from heddle.base import owners
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import split_words
+from heddle.lab.daemons import GRACEFUL_SHUTDOWN
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
 from heddle.lab.faults.registry import KINDS
@@ -187,13 +188,13 @@ def all_rows(lab: Lab) -> list[dict[str, Any]]:
     """The same rows for every fault in force: also faults of packets, links that are down, and drains."""
     k, found = lab.fabric.policy.k, fault_rows(lab)
     for each in read_faults(lab):
-        some = {name: count for name, count in (each.counts or {}).items() if count}
-        effect = ", ".join(f"{count:,} {name}" for name, count in some.items()) or "no packet has passed"
+        some = [f"{count:,} {name}" for name, count in (each.counts or {}).items() if count]
+        effect = ", ".join(some) or ("no packet has passed" if each.counts is not None else "")
         found.append(_row(lab, "packets", each.port, each.fault.text(k), each.by, effect))
     state = state_of(lab) if lab.blueprint.rendered else None
     on_purpose = places_of(lab, "link")
     for kind, places in (("down", state.dead), ("drain", state.drained)) if state is not None else ():
-        effect = "no carrier" if kind == "down" else "BGP graceful-shutdown is announced"
+        effect = "no carrier" if kind == "down" else f"its own prefix has the community {GRACEFUL_SHUTDOWN}"
         found += [_row(lab, kind, ref, kind, "fault", effect) for ref in places if ref not in on_purpose]
     return found
 

@@ -12,9 +12,8 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.units import format_duration
 from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
-from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.faults.worker import Going, KeptFault
 from heddle.switch.pfc.frame import build, quanta_ns
 from heddle.switch.queues.portids import port_ids, row
 from heddle.switch.queues.portqueues import Setup
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_S: Final = 0.05  # between two frames
 
 
-class PfcStorm(NamedFault):
+class PfcStorm(KeptFault):
     """A process in the host sends the longest pause by each of its ports, before the last one ends."""
 
     name = "pfc-storm"
@@ -48,21 +47,17 @@ class PfcStorm(NamedFault):
             raise InputError(Problem("", f"--class {number}", "is not lossless here", f"lossless: {which}"))
         return {**values, "class": number, "received": _received(lab, where, number)[0]}
 
-    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
-        """Start the process."""
-        return start_worker(lab, fault, fault.where)
-
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """The switch has received frames, and its gate is closed."""
         count, closed = _received(lab, fault.where, fault.values["class"])
         if count <= fault.values["received"] or not closed:
             return ""
         new = many(count - fault.values["received"], "pause frame")
-        return f"{', '.join(closed)} got {new}, and class {fault.values['class']} is stopped there"
+        return f"{new} of class {fault.values['class']} received; the class is stopped at {', '.join(closed)}"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """End the process, and send Xon."""
-        end_worker(fault)
+        super().undo(lab, fault)
         if lab.handle(fault.where).netns.exists():
             from heddle.kernel.namespace import inside
 

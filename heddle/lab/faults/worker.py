@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
 from heddle.base.process import end_all, start_of
+from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
 
 if TYPE_CHECKING:
@@ -22,6 +24,23 @@ if TYPE_CHECKING:
 
 Going = Callable[[float], bool]  # sleeps for these seconds; False when the fault is to end
 _PATIENCE_S: Final = 2.0
+
+
+class KeptFault(NamedFault):
+    """A kind of fault with a process, which `undo` of a subclass ends first."""
+
+    @abstractmethod
+    def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
+        """Keep the fault going, in that process; True when it has ended by itself."""
+
+    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
+        """Start the process, in the namespace of the fault's node."""
+        at = fault.values.get("port", fault.where)  # `port`: the end of a link that was chosen
+        return start_worker(lab, fault, at.partition(":")[0])
+
+    def undo(self, lab: Lab, fault: SetFault) -> None:
+        """End the process."""
+        end_worker(fault)
 
 
 def start_worker(lab: Lab, fault: SetFault, node: str) -> SetFault:

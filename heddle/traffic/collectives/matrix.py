@@ -122,9 +122,7 @@ class PairMatrix(Pattern):
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
         """The pairs with cells, in both directions."""
-        import numpy as np
-
-        return np.stack(np.divmod(np.union1d(*self._numbers(ranks)), ranks), axis=1)
+        return _peers(self.matrix, ranks, self.element_bytes)
 
     def _numbers(self, ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Each pair with a cell as one number, and the opposite pair."""
@@ -151,6 +149,15 @@ def _rows(cells: _Cells, chosen: NDArray[np.bool_]) -> list[list[int]]:
 
     found: list[list[int]] = np.stack(cells, axis=1)[chosen].tolist()
     return found
+
+
+@lru_cache(maxsize=8)
+def _peers(matrix: str, ranks: int, element_bytes: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    cells = _laid(matrix, ranks, element_bytes)
+    both = np.sort(np.concatenate([cells.src * ranks + cells.dst, cells.dst * ranks + cells.src]))
+    return np.stack(np.divmod(both[np.diff(both, prepend=-1) > 0], ranks), axis=1)
 
 
 @lru_cache(maxsize=8)
