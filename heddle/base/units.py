@@ -110,8 +110,8 @@ def format_size(count: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in powers of ten, as for queues in a fabric file, with three digits: `812 B`, `60 KB`, `1.24 MB`."""
-    for name, unit in (("MB", 1e6), ("KB", 1e3)):
+    """Bytes in powers of ten, as for queues in a fabric file, with three digits: `812 B`, `60 KB`, `1.24 GB`."""
+    for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
     return f"{count:.0f} B" if count else "0"

@@ -27,6 +27,7 @@ _MOST_RANK: Final = 1 << 20
 _VERSION: Final = "1"  # NCCL_GRAPH_XML_VERSION, NCCL_TOPO_XML_VERSION
 _SYSTEM_BIT: Final = 56  # a device of a graph: the number of its host above, its own below
 _RING: Final = 0  # id of the graph of rings
+_WRONG: Final = -1  # a number that has a Problem
 _EACH_HOST: Final = "give a file of each host: NCCL_GRAPH_DUMP_FILE_RANK names the rank whose host NCCL writes"
 
 
@@ -65,9 +66,11 @@ def read_dumps(files: Sequence[str], ranks: int | None = None) -> tuple[DumpedHo
     size = len(merged[0].nics)
     if len(merged) == 1 and ranks and ranks > size and not ranks % size and {*merged[0].nics} == {*range(size)}:
         merged += [merged[0].moved(start) for start in range(size, ranks, size)]
-    found = {rank for host in merged for rank in host.nics}
-    if missing := next((rank for rank in range(max(found)) if rank not in found), None):
-        raise InputError(Problem("", f"--nccl {','.join(files)}", f"has no host with rank {missing}", _EACH_HOST))
+    found = {rank: host for host in merged for rank in host.nics}
+    if (missing := next(rank for rank in range(len(found) + 1) if rank not in found)) < len(found):
+        above = min(rank for rank in found if rank > missing)
+        why = f"is there, but no file has rank {missing}"
+        raise InputError(Problem(found[above].file, f"rank {above}", why, _EACH_HOST))
     if ranks and ranks != len(found):
         why = f"has {many(len(found), 'rank')}, and --ranks asks for {ranks}"
         raise InputError(Problem("", f"--nccl {','.join(files)}", why, _EACH_HOST))
@@ -185,6 +188,8 @@ class _Reader:
         return found
 
     def _wrong(self, what: str, why: str, hint: str = "") -> None:
+        if any((each.what, each.why) == (what, why) for each in self._problems.found):
+            return  # as a wrong rank, which each channel has
         where = f"{self._file}:{self._parser.CurrentLineNumber}"
         self._problems.add(where=where, what=what, why=why, hint=hint)
         if len(self._problems.found) >= 8:
@@ -226,7 +231,7 @@ class _Reader:
             self._wrong(f"{key}={text[:40]!r}", "is not a whole number")
         else:
             return int(text, base)
-        return 0
+        return _WRONG
 
     def _rank(self, name: str, says: Mapping[str, str]) -> int:
         rank = self._number(name, says, "rank")
@@ -238,7 +243,7 @@ class _Reader:
         channel, device = self._channels[-1], self._number(name, says, "dev", base=16)
         if name == "gpu":
             rank = self._rank(name, says)
-            if any(rank == other for _, other in channel.gpus):
+            if rank != _WRONG and any(rank == other for _, other in channel.gpus):
                 self._wrong(f"rank={rank}", "is in the channel twice")
             channel.gpus.append((device >> _SYSTEM_BIT, rank))
         elif channel.gpus:
@@ -259,7 +264,7 @@ class _Reader:
                 self._nets.append(device)
         elif "rank" in says:
             rank = self._rank(name, says)
-            if rank in self._gpus:
+            if rank != _WRONG and rank in self._gpus:
                 self._wrong(f"rank={rank}", "is there a second time")
             self._gpus[rank] = device
 

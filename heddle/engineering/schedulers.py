@@ -8,6 +8,7 @@ are below their box, as pods in `rail`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,21 +86,23 @@ def _slurm(fabric: Fabric) -> Iterator[str]:
 
 def _slurm_yaml(fabric: Fabric) -> Iterator[str]:
     """topology.yaml (Slurm 25.05 or newer, topology.yaml(5))."""
-    yield from ("---", f"- topology: {fabric.name}", "  cluster_default: true", "  tree:", "    switches:")
+    yield from ("---", f"- topology: {_quoted(fabric.name)}", "  cluster_default: true", "  tree:", "    switches:")
     for each in tree(fabric).every():
-        yield f"      - switch: {each.name}"
-        yield (
-            f"        children: {hostlist([b.name for b in each.below])}"
-            if each.below
-            else (f"        nodes: {hostlist(each.hosts)}")
-        )
+        yield f"      - switch: {_quoted(each.name)}"
+        key, names = ("children", [b.name for b in each.below]) if each.below else ("nodes", each.hosts)
+        yield f"        {key}: {_quoted(hostlist(names))}"
+
+
+def _quoted(name: str) -> str:
+    """A string for YAML, also where the name alone would be a number, a truth value or null."""
+    return json.dumps(name)
 
 
 def _topograph(fabric: Fabric) -> Iterator[str]:
     """Node objects of Kubernetes with the labels of NVIDIA Topograph."""
     for host, above in _paths(tree(fabric), ()):
-        yield from ("---", "apiVersion: v1", "kind: Node", "metadata:", f"  name: {host}", "  labels:")
-        yield from (f"    {_TIER.format(tier)}: {name}" for tier, name in enumerate(above))
+        yield from ("---", "apiVersion: v1", "kind: Node", "metadata:", f"  name: {_quoted(host)}", "  labels:")
+        yield from (f"    {_TIER.format(tier)}: {_quoted(name)}" for tier, name in enumerate(above))
 
 
 def _paths(branch: Branch, above: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:

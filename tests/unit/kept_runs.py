@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def series() -> Series:
 
 def keep(
     place: Path, number: int = 1, record: RunRecord | None = None, *, around: Surroundings | None = AROUND,
-    queues: Series | None = None,
+    queues: Series | None = None, labels: Sequence[RowLabel] = LABELS,
 ) -> StoredRun:  # fmt: skip
     """A run's directory below `place`, opened."""
     path = place / f"{number:04}"
@@ -53,7 +54,7 @@ def keep(
         write_surroundings(path, around)
     if record.outcome is not None:
         write_evidence(path, samples.result().flows, samples.evidence())
-    write_series(path, Recorded("zone", "all-reduce over 4 ranks", 4000, LABELS, queues or series()))
+    write_series(path, Recorded("zone", "all-reduce over 4 ranks", 4000, tuple(labels), queues or series()))
     return open_runs([str(path)])[0]
 
 

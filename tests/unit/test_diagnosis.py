@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle.engineering.diagnosis.causes import CAUSES
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, judged
-from heddle.engineering.diagnosis.symptoms import damaged_at
+from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
+from heddle.runs.rowreader import COLUMNS
+from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.runs.stations import PortWait
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
@@ -218,3 +221,35 @@ def test_two_links_with_bit_errors_are_both_found() -> None:
     flows = [FlowSeen(port, (f"{port}:a", f"{port}:b"), 500, 9) for port in ("x", "y")]
     flows += [FlowSeen(f"{port}2", (f"{port}:a",), 500, 0) for port in ("x", "y")]
     assert {place.port for place in damaged_at(flows)} == {"x:b", "y:b"}
+
+
+def queued(**rates: list[float]) -> Recorded:
+    """Ports that always have a queue: their rates by bucket of 10 ms, Mbit/s. A class for ACKs has a queue, too."""
+    names, buckets = [*rates], len(next(iter(rates.values())))
+    labels = tuple(
+        RowLabel(f"rtsw1:{name}", number, kind, 10**8)
+        for name in names
+        for number, kind in ((3, "lossless"), (6, "control"))
+    )
+    columns = {name: np.zeros((len(labels), buckets), np.int64) for name in COLUMNS}
+    columns["depth"][:] = 9000
+    columns["out_bytes"][::2] = np.array([rates[name] for name in names]) * 1250
+    columns["out_bytes"][1::2] = 100
+    ends = np.arange(1, buckets + 1) / 100
+    return Recorded(
+        "tiny", "", 4000, labels, Series(ends, np.arange(len(labels), dtype=np.int32), columns, 0.01, 9, 0.0)
+    )
+
+
+def test_the_rate_of_a_port_is_that_of_all_its_classes_in_its_slowest_part() -> None:
+    found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40)
+    rates = {label.port: rate for label, rate in drain_rates(found.labels, found.series)}
+    assert rates == pytest.approx({"rtsw1:eth1": 9.08e6, "rtsw1:eth2": 90.08e6}, rel=0.02)
+
+
+def test_a_link_that_was_slow_for_a_part_of_a_run_is_found_after_it(
+    tmp_path: Path,
+) -> None:
+    found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40, eth3=[85.0] * 40)
+    run = keep(tmp_path, queues=found.series, labels=found.labels)
+    assert named(judged(Case(FABRIC, run, None, None, ()))) == ("slow-link", "rtsw1:eth1", "likely")

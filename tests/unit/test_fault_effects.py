@@ -47,8 +47,8 @@ def test_losses_routes_bandwidth_and_moved_qps_of_a_link_that_was_down() -> None
     found = FaultEffects.of_run(run)
     assert found is not None
     assert found.lines() == [
-        "#effect   : rtsw1:eth1 down at 2.00 s: 12 packets lost, the last after 2.00 s; routes settled after 0.10 s; "
-        "routes were back 0.30 s after its end; busbw 2, 2, 2 GB/s",
+        "#effect   : rtsw1:eth1 down at 2.00 s: 12 packets lost, the last after 2.00 s; "
+        "last route change after 0.10 s; last route change 0.30 s after its end; busbw 2, 2, 2 GB/s",
         "#effect   : 2 of 3 QPs had a path over these links; 1 left their path",
     ]
     assert found.table().rows == (("rtsw1:eth1 down", "2", "12", "2", "0.1", "0.3", "2", "2", "2"),)

@@ -96,7 +96,7 @@ def test_two_hosts_of_one_graph_are_told_apart_by_the_number_above_the_device(tm
         (graph("0:0,1:0").replace('rank="1"', 'rank="-1"'), "x.xml:6  rank='-1' is not a whole number"),
         (graph("zero:0,1:0"), "x.xml:4  dev='zero' is not a whole number"),
         ('<graphs version="1"/>', "x.xml  <graphs> has no gpu with a rank"),
-        (graph("0:0,2:0"), "has no host with rank 1"),
+        (graph("0:0,2:0"), "x.xml  rank 2 is there, but no file has rank 1"),
         ('<!DOCTYPE a [<!ENTITY b "c">]>' + graph("0:0,1:0"), "x.xml:1  DOCTYPE is refused"),
         (graph("0:0,1,2,3,4:0"), "has 5 ranks, which need a NIC each, but no host left has more than 4"),
     ],
@@ -105,6 +105,21 @@ def test_files_that_are_wrong_are_named_with_their_line(tmp_path: Path, text: st
     with pytest.raises(InputError) as error:
         nics(written(tmp_path, x=text))
     assert said in " ".join(f"{str(p).replace(f'{tmp_path}/', '')}" for p in error.value.problems)
+
+
+def test_a_wrong_rank_is_one_error_however_many_channels_have_it(tmp_path: Path) -> None:
+    text = graph("0:0,1:0", "0:1,0:0", "0:0,1:0").replace('rank="1"', 'rank="one"').replace('rank="0"', 'rank="-0"')
+    with pytest.raises(InputError) as error:
+        read_dumps(written(tmp_path, x=text))
+    assert [str(p).replace(f"{tmp_path}/", "") for p in error.value.problems] == [
+        "x.xml:5  rank='-0' is not a whole number",
+        "x.xml:6  rank='one' is not a whole number",
+    ]
+
+
+def test_the_file_with_a_rank_above_a_missing_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"b\.xml  rank 4 is there, but no file has rank 2"):
+        read_dumps(written(tmp_path, a=graph("0:0,1:0"), b=graph("0:4,5:0")))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

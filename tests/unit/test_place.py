@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
 from heddle.engineering.placement import Candidate, PlacementAsk, Ranking, rank_placements
-from heddle.engineering.schedulers import hostlist
+from heddle.engineering.schedulers import EXPORTS, hostlist
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast
@@ -190,15 +191,40 @@ def test_a_job_without_a_path_comes_last_and_gives_exit_code_1(inv: Inv) -> None
         ("dc", "slurm", ["SwitchName=rtsw3 Nodes=host[5-6]", "SwitchName=zone2 Switches=rtsw[3-4]",
                          "SwitchName=fabric Switches=zone[1-2]"]),
         ("rail", "slurm", ["SwitchName=pod2 Nodes=host[3-4]", "SwitchName=fabric Switches=pod[1-2]"]),
-        ("dc", "slurm-yaml", ["- topology: dc", "      - switch: zone1", "        children: rtsw[1-2]"]),
-        ("dc", "topograph", ["  name: host8", "    fabric.topograph.run/tier-0: rtsw4",
-                             "    fabric.topograph.run/tier-1: zone2"]),
+        ("dc", "slurm-yaml", ['- topology: "dc"', '      - switch: "zone1"', '        children: "rtsw[1-2]"']),
+        ("dc", "topograph", ['  name: "host8"', '    fabric.topograph.run/tier-0: "rtsw4"',
+                             '    fabric.topograph.run/tier-1: "zone2"']),
     ],
 )  # fmt: skip
 def test_a_scheduler_gets_the_tree_of_switches(inv: Inv, fabric: str, kind: str, lines: list[str]) -> None:
     code, text = inv("place", fabric, "--export", kind)
     assert code == 0
     assert set(lines) <= {*text.splitlines()}
+
+
+def test_names_that_yaml_would_read_as_values_stay_names() -> None:
+    fabric = load_fabric("tiny").fabric
+    host, switch = fabric.hosts[0], fabric.by_name[fabric.hosts[0].ports[0].peer_node]
+    odd = {host.name: "0x1", switch.name: "off"}
+
+    def renamed(name: str) -> str:
+        return odd.get(name, name)
+
+    nodes = tuple(
+        replace(
+            node,
+            name=renamed(node.name),
+            ports=tuple(replace(p, node=renamed(p.node), peer_node=renamed(p.peer_node)) for p in node.ports),
+        )
+        for node in fabric.nodes
+    )
+    strange = replace(fabric, name="1e3", nodes=nodes)
+    (topology,) = yaml.safe_load("\n".join(EXPORTS["slurm-yaml"](strange)))
+    assert topology["topology"] == "1e3"
+    assert "off" in [each["switch"] for each in topology["tree"]["switches"]]
+    labels = [*yaml.safe_load_all("\n".join(EXPORTS["topograph"](strange)))]
+    (mine,) = [each["metadata"] for each in labels if each["metadata"]["name"] == "0x1"]
+    assert "off" in mine["labels"].values()
 
 
 def test_slurms_yaml_and_the_labels_are_yaml(inv: Inv, tmp_path: Path) -> None:

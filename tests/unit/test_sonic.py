@@ -61,6 +61,22 @@ def test_a_profile_that_marks_no_green_packets_turns_marking_off(imported: Any, 
     assert found.settings["queues.ecn.enabled"] is False and "queues.ecn.kmin" not in found.settings
 
 
+def test_queues_above_7_are_not_modelled(imported: Any) -> None:
+    maps = {"tc_to_queue_map": "Q", "pfc_to_queue_map": "P", "dscp_to_tc_map": "D", "pfc_enable": "3,4"}
+    tables: Tables = {
+        "PORT_QOS_MAP": {"Ethernet0": maps},
+        "DSCP_TO_TC_MAP": {"D": {"8": "2", "24": "3"}},
+        "TC_TO_QUEUE_MAP": {"Q": {"2": "9", "3": "3"}},
+        "MAP_PFC_PRIORITY_TO_QUEUE": {"P": {"3": "3", "4": "12"}},
+    }
+    found = imported(tables)
+    for key, queue in (("DSCP_TO_TC_MAP|D|8", 9), ("TC_TO_QUEUE_MAP|Q|2", 9), ("MAP_PFC_PRIORITY_TO_QUEUE|P|4", 12)):
+        assert why(found, key) == f"goes to queue {queue}, and classes are 0 to 7"
+    assert found.settings["queues.lossless"] == [3]
+    maps["pfc_enable"] = "4"
+    assert "queues.lossless" not in imported(tables).settings
+
+
 def test_another_class_has_its_own_curve_and_the_lossless_one_is_for_all(imported: Any) -> None:
     tables = wred(green_min_threshold="1000") | {
         "QUEUE": {"E0|3": {"wred_profile": "W"}, "E0|0": {"wred_profile": "V"}}

@@ -173,7 +173,8 @@ def slow_link(case: Case) -> CauseResult:
         if not rest or share >= below * min(1.0, median(rest)) or _gone(case, port):
             continue
         rate, label = rates[port]
-        text = f"with a queue, {port} sent {format_rate(round(rate))} of {format_rate(label.rate_bps)} for some time"
+        sent = format_rate(int(float(f"{rate:.2g}")))
+        text = f"with a queue, {port} sent {sent} of {format_rate(label.rate_bps)} for some time"
         others = f"other ports with a queue reached {median(rest):.0%} of their rate"
         lines = (Observation(text, OF_SERIES), Observation(others, OF_SERIES))
         slow.append(Finding("slow-link", port, f"the link {case.link(port)} was slow", "likely", lines))

@@ -52,9 +52,9 @@ class FaultEffect:
         lost = f"{many(self.lost, 'packet')} lost" if self.lost else "no packet lost"
         parts = [lost + (f", the last after {self.last_loss_s:.2f} s" if self.last_loss_s is not None else "")]
         if self.settled_s is not None:
-            parts.append(f"routes settled after {self.settled_s:.2f} s")
+            parts.append(f"last route change after {self.settled_s:.2f} s")
         if self.back_s is not None:
-            parts.append(f"routes were back {self.back_s:.2f} s after its end")
+            parts.append(f"last route change {self.back_s:.2f} s after its end")
         shown = ["-" if each is None else f"{each:.4g}" for each in self.busbw]
         return f"{self.what} at {self.begin_s:.2f} s: {'; '.join(parts)}; busbw {', '.join(shown)} GB/s"
 

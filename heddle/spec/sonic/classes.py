@@ -30,6 +30,7 @@ _MAPS: Final[Mapping[str, tuple[str, str]]] = {
     "tc_to_pg_map": (_GROUP, "queues.lossless"),
     "pfc_to_queue_map": (_PFC, "queues.lossless"),
 }
+_NO_CLASS: Final = f"goes to queue {{}}, and classes are 0 to {CLASSES - 1}"
 _MARKED_GREEN: Final = ("ecn_green", "ecn_green_yellow", "ecn_green_red", "ecn_all")
 _ECN_WORDS: Final = (*_MARKED_GREEN, "ecn_none", "ecn_yellow", "ecn_red", "ecn_yellow_red")
 # A value of the marking curve -> keys of WRED_PROFILE. SONiC prefers the first.
@@ -116,7 +117,11 @@ def _lossless(db: ConfigDb, onto: QueuesSpec, queue: Mapping[int, int]) -> tuple
     if wrong := next((word for word in words if not (word.isdecimal() and int(word) < CLASSES)), None):
         db.wrong(enabled.trails[0], f"has {wrong}, which is not a priority", "priorities are 0 to 7, as in 3,4")
         return tuple(onto.lossless)
-    found = tuple(sorted({queue.get(int(word), int(word)) for word in words}))
+    every = sorted({queue.get(int(word), int(word)) for word in words})
+    found = tuple(number for number in every if number < CLASSES)
+    if every and not found:
+        db.leave(enabled.trails, _NO_CLASS.format(every[0]))
+        return tuple(onto.lossless)
     why = f"hosts send data with DSCP {_DATA}: it has class {found[0]}" if found and _DATA // 8 not in found else ""
     db.apply(enabled.trails, {"queues.lossless": [*found], **({"queues.pfc.enabled": True} if found else {})}, why)
     if why:
@@ -142,7 +147,7 @@ def _dscps(db: ConfigDb, found: ClassesFound, of_dscp: Mapping[int, int], chosen
     for dscp, number in of_dscp.items():
         trail = (chosen.table, chosen.name, str(dscp))
         if number >= CLASSES:
-            db.leave([trail], f"goes to queue {number}, and classes are 0 to {CLASSES - 1}")
+            db.leave([trail], _NO_CLASS.format(number))
         elif dscp == _DATA and found.lossless and number not in found.lossless:
             why = f"would make class {number}, which drops, the class of data: Heddle's hosts send it with DSCP {_DATA}"
             db.leave(
@@ -170,12 +175,22 @@ def _other_maps(db: ConfigDb, found: ClassesFound, maps: Mapping[str, _Map]) -> 
     """A traffic class's queue is read with the DSCPs; its priority group must be its queue, if it is lossless."""
     queue = maps[_QUEUE]
     for tc, number in queue.numbers.items():
-        db.read([(queue.table, queue.name, str(tc))], ["queues.dscp"], f"class {number}")
+        trail = (queue.table, queue.name, str(tc))
+        if number >= CLASSES:
+            db.leave([trail], _NO_CLASS.format(number))
+        else:
+            db.read([trail], ["queues.dscp"], f"class {number}")
     for priority, number in maps[_PFC].numbers.items():
         trail = (_PFC, maps[_PFC].name, str(priority))
-        if number in found.lossless:
+        if number >= CLASSES:
+            db.leave([trail], _NO_CLASS.format(number))
+        elif number in found.lossless:
             db.read([trail], ["queues.lossless"], f"class {number}")
-    lossy = [str(priority) for priority, number in maps[_PFC].numbers.items() if number not in found.lossless]
+    lossy = [
+        str(priority)
+        for priority, number in maps[_PFC].numbers.items()
+        if number < CLASSES and number not in found.lossless
+    ]
     if lossy:
         db.leave_keys((_PFC, maps[_PFC].name), lossy, "the classes are not lossless: pfc_enable does not have them")
     groups = maps[_GROUP]
