@@ -110,6 +110,7 @@ def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | N
         "archive": Option("only write Heddle's own image to this file, for the nodes of a cluster", value="FILE"),
         "yes": "install missing system packages without asking",
     },
+    files_out=["archive"],
     root=True,
     lasting=True,
 )
@@ -122,11 +123,14 @@ def image(out: Console, rebuild: bool = False, prune: bool = False, archive: str
     from heddle.views import labtext as views
 
     if archive:
-        from heddle.base.files import real
+        from heddle.base.files import real, result_name
         from heddle.host.fabricarchive import write_fabric_image
 
         made = write_fabric_image(real(archive), out.observer, rebuild=rebuild, yes=yes, ask=out.confirm)
-        return out.result(made.to_json(), f"{archive}: image {made.name}, {made.bytes / 1e6:.0f} MB")
+        return out.result(
+            {**made.to_json(), "archive": result_name(archive)},
+            f"{archive}: image {made.name}, {made.bytes / 1e6:.0f} MB",
+        )
     found = images.ensure_images(out.observer, rebuild=rebuild, yes=yes, ask=out.confirm)
     removed = images.prune() if prune else []
     return out.result(

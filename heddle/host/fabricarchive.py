@@ -52,7 +52,7 @@ _CONFIG: Final = {
     "Labels": {"heddle": "fabric"},
 }
 _STEP: Final = "system of the image"
-_BOOTSTRAP_S: Final = 1500.0
+_SYSTEM_S: Final = 1800.0
 _SCRATCH: Final = "heddle-image-"
 
 
@@ -140,18 +140,20 @@ def _system(directory: Path, observer: Observer, *, fresh: bool) -> Path:
     with machine_errors(str(directory)), scratch(_SCRATCH) as work:
         work.chmod(0o755)  # apt reads there as its own user
         numbers = count(1)
-        done = follow(
-            [*in_own_namespaces(), "env", f"TMPDIR={work}", *argv, str(part)],
-            lambda _: observer.advance(_STEP, next(numbers)),
-            timeout=_BOOTSTRAP_S,
-        )
-        if done.code != 0:
+        try:
+            done = follow(
+                [*in_own_namespaces(), "env", f"TMPDIR={work}", *argv, str(part)],
+                lambda _: observer.advance(_STEP, next(numbers)),
+                timeout=_SYSTEM_S,
+            )
+            if done.code != 0:
+                why, hint = last_lines(done), "it needs one of Debian's mirrors; run apt-get update for the reason"
+                raise MachineError(Problem("", "mmdebstrap", f"could not make the system: {why}", hint))
+            for old in directory.glob("system-*.tar"):
+                old.unlink()
+            part.rename(found)
+        finally:
             part.unlink(missing_ok=True)
-            hint = "it needs one of Debian's mirrors; run apt-get update for the reason"
-            raise MachineError(Problem("", "mmdebstrap", f"could not make the system: {last_lines(done)}", hint))
-        for old in directory.glob("system-*.tar"):
-            old.unlink()
-        part.rename(found)
     give_to_caller(found)
     observer.end(_STEP, f"{found.stat().st_size / 1e6:.0f} MB")
     return found

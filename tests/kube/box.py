@@ -2,8 +2,8 @@
 
     unshare --net --mount --pid --fork --kill-child --mount-proc python -m tests.kube.box FILE
 
-FILE has a Box as JSON. Standard input: lines `["stop", "n1"]` and `["start", "n1"]` of a node's kubelet, each answered
-with a line; its end ends the cluster. Standard output: the line "started" when all processes run.
+FILE has a Box as JSON. Standard input: lines `["stop", "n1", 0]` and `["start", "n1", 0]` of a node's kubelet, and
+`["mtu", "n1", 9000]` of its new pods, each answered with a line; its end ends the cluster. Standard output: the line "started" when all processes run.
 Nothing is in the machine's network namespace, except a socket that listens on its loopback: it is inherited, and
 connections are passed to the API server from here.
 """
@@ -39,12 +39,13 @@ class Box:
     """The directories and names of one cluster.
 
     work: with `bin`, `pki`, and a directory for each node. listens: the descriptor of the socket for users of the API.
-    cgroup: the prefix of the nodes' control groups. images: archives that each node imports.
+    cgroup: the prefix of the nodes' control groups. mtu: of pods' interfaces. images: archives that each node imports.
     """
 
     work: str
     listens: int
     cgroup: str
+    mtu: int
     images: tuple[str, ...]
 
     def write(self, path: Path) -> None:
@@ -105,6 +106,7 @@ class Cluster:
         for node in NODES:
             self._namespaces(node)
             self._files(node)
+            self.set_mtu(node, self.box.mtu)
             self.go(f"containerd-{node}", *self.inside(node), "containerd", "-c", str(self.at / node / "cri.toml"))
         importing = [threading.Thread(target=self._import, args=(node,)) for node in NODES]
         for each in importing:
@@ -235,6 +237,14 @@ class Cluster:
         process.kill()
         process.wait()
 
+    def set_mtu(self, node: str, mtu: int) -> None:
+        """The MTU of pods that start from now on; containerd sees that the file has changed."""
+        path = self.at / node / "cni" / "10-pods.conflist"
+        path.with_suffix(".new").write_text(pod_network(node, mtu))
+        path.with_suffix(".new").replace(path)
+        # The bridge exists if a pod has started; without this it keeps the MTU with which it was made.
+        subprocess.run([*self.inside(node), "ip", "link", "set", "cni0", "mtu", str(mtu)], stderr=subprocess.DEVNULL)
+
     def _await(self, done: object, name: str) -> None:
         assert callable(done)
         end = time.monotonic() + _WAIT_S
@@ -310,8 +320,11 @@ def main() -> None:
     threading.Thread(target=cluster.reap, daemon=True).start()
     print("started", flush=True)
     for line in sys.stdin:
-        action, node = json.loads(line)
-        (cluster.kubelet if action == "start" else cluster.stop_kubelet)(node)
+        action, node, value = json.loads(line)
+        if action == "mtu":
+            cluster.set_mtu(node, value)
+        else:
+            (cluster.kubelet if action == "start" else cluster.stop_kubelet)(node)
         print("done", flush=True)
 
 

@@ -30,7 +30,7 @@ from heddle.base.mounts import TEMPORARY, scratch
 from heddle.base.process import dying_with_us, run
 from heddle.host.fabricarchive import NAME, write_docker_archive, write_fabric_image
 from tests.kube.api import Api, eventually
-from tests.kube.box import NODES, Box, cgroup_roots, pod_network
+from tests.kube.box import NODES, Box, cgroup_roots
 from tests.kube.programs import PAUSE, ensure_programs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -64,9 +64,7 @@ class RealCluster:
     def set_pod_mtu(self, mtu: int) -> None:
         """The MTU of pods that start from now on; the wires between nodes carry 9000."""
         for node in self.nodes:
-            path = self.work / node / "cni" / "10-pods.conflist"
-            path.with_suffix(".new").write_text(pod_network(node, mtu))
-            path.with_suffix(".new").replace(path)
+            self._tell("mtu", node, mtu)
 
     def stop_kubelet(self, node: str) -> None:
         """Kill a node's kubelet: its containers go on, and the node is NotReady after 10 s."""
@@ -86,10 +84,10 @@ class RealCluster:
                 os.kill(pid, signal.SIGKILL)
         return len(found)
 
-    def _tell(self, action: str, node: str) -> None:
+    def _tell(self, action: str, node: str, value: int = 0) -> None:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
-        print(json.dumps([action, node]), file=stdin, flush=True)
+        print(json.dumps([action, node, value]), file=stdin, flush=True)
         assert stdout.readline() == "done\n"
 
 
@@ -117,14 +115,13 @@ def started(say: Callable[[str], None], *, mtu: int = 1450, image: bool = True) 
         for node in NODES:
             for each in ("cni", "lib", "log", "sysctl"):
                 (work / node / each).mkdir(parents=True)
-            (work / node / "cni" / "10-pods.conflist").write_text(pod_network(node, mtu))
             for name, value in (("vm.overcommit_memory", 1), ("kernel.panic", 10), ("kernel.panic_on_oops", 1)):
                 (work / node / "sysctl" / name).write_text(f"{value}\n")
         with socket.socket() as listens:
             listens.bind(("127.0.0.1", 0))
             listens.listen(64)
             server = f"https://localhost:{listens.getsockname()[1]}"
-            box = Box(str(work), listens.fileno(), work.name, tuple(map(str, archives)))
+            box = Box(str(work), listens.fileno(), work.name, mtu, tuple(map(str, archives)))
             box.write(work / "box.json")
             process = _boxed(work, listens.fileno())
         try:

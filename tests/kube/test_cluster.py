@@ -88,13 +88,15 @@ def test_pods_of_both_nodes_can_do_what_a_shard_does(kube_cluster: RealCluster, 
         assert ended == "Succeeded", kube_cluster.api.ask("GET", f"{pods}/{name}/log")
 
 
-def test_pods_of_different_nodes_reach_each_other_with_the_mtu_of_an_overlay(
-    kube_cluster: RealCluster, pods: str
+@pytest.mark.parametrize("mtu", [9000, 1450])  # the last one is that of the other tests
+def test_pods_of_different_nodes_reach_each_other_with_the_mtu_of_the_network(
+    kube_cluster: RealCluster, pods: str, mtu: int
 ) -> None:
+    kube_cluster.set_pod_mtu(mtu)
     kube_cluster.api.post(pods, pod("far", "n2", "exec sleep 600"))
     phase(kube_cluster, "far", "Running")
     address = kube_cluster.api.pods()["far"]["status"]["podIP"]
-    fits, too_large = (f"ping -c 1 -W 2 -M do -s {mtu - 28} {address}" for mtu in (1450, 1451))
+    fits, too_large = (f"ping -c 1 -W 2 -M do -s {size - 28} {address}" for size in (mtu, mtu + 1))
     kube_cluster.api.post(pods, pod("near", "n1", f"set -ex; {fits}; ! {too_large}"))
     ended = phase(kube_cluster, "near", "Succeeded", "Failed")
     assert ended == "Succeeded", kube_cluster.api.ask("GET", f"{pods}/near/log")

@@ -32,7 +32,7 @@ def test_values_of_verbs_are_offered() -> None:
         *(f"block,host{n}" for n in range(1, 5)),
     ]  # fmt: skip
     # Values of other verbs are offered.
-    suites = ["quick", "deep", "long", "all", "unit", "golden", "netns", "fuzz", "clab", "browser", "vm"]
+    suites = ["quick", "deep", "long", "all", "unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "kube"]
     assert offered("test", "") == suites
     assert "roce" in offered("capture", "rtsw1:eth1", "--filter", "")
     assert "exec" in offered("help", "")

@@ -20,7 +20,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.host.engine.binary import Version, text
 
 RELEASES: Final = "https://github.com/srl-labs/containerlab/releases/download"
-MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # as Python, and as Go and OCI name them
 _ANSWER_S: Final = 10.0
 _WHOLE_S: Final = 300.0
 _LARGEST: Final = 300 << 20
