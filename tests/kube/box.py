@@ -2,8 +2,9 @@
 
     unshare --net --mount --pid --fork --kill-child --mount-proc python -m tests.kube.box FILE
 
-FILE has a Box as JSON. Standard input: lines `["stop", "n1", 0]` and `["start", "n1", 0]` of a node's kubelet, and
-`["mtu", "n1", 9000]` of its new pods, each answered with a line; its end ends the cluster. Standard output: the line "started" when all processes run.
+FILE has a Box as JSON. Standard output: the line "started" when all processes run. Standard input: `["stop", "n1", 0]`
+and `["start", "n1", 0]` for a node's kubelet, and `["mtu", "n1", 9000]` for its new pods, a line each, which is
+answered with a line; its end ends the cluster.
 Nothing is in the machine's network namespace, except a socket that listens on its loopback: it is inherited, and
 connections are passed to the API server from here.
 """
@@ -243,7 +244,8 @@ class Cluster:
         path.with_suffix(".new").write_text(pod_network(node, mtu))
         path.with_suffix(".new").replace(path)
         # The bridge exists if a pod has started; without this it keeps the MTU with which it was made.
-        subprocess.run([*self.inside(node), "ip", "link", "set", "cni0", "mtu", str(mtu)], stderr=subprocess.DEVNULL)
+        argv = [*self.inside(node), "ip", "link", "set", "cni0", "mtu", str(mtu)]
+        subprocess.run(argv, capture_output=True, check=False)
 
     def _await(self, done: object, name: str) -> None:
         assert callable(done)
