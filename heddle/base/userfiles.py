@@ -13,7 +13,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -174,3 +174,11 @@ def _give(fd: int, user: pwd.struct_passwd, *, deep: bool) -> None:
             _give(os.open(each.name, _ITSELF, dir_fd=fd), user, deep=True)
     finally:
         os.close(fd)
+
+
+def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
+    """Write files of a user's directory, which is made if it does not exist. texts: name -> text."""
+    with machine_errors(str(directory), "name another directory"), as_caller(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8")

@@ -193,7 +193,7 @@ def validate(out: Console, lab: str | None = None) -> None:
 
 @verb(
     group="Lab",
-    help={"out": "directory to write", "name": "override the lab name"},
+    help=words.RENDER,
     files_in=["fabric"],
     files_out=["out_"],
     directory_out=True,
@@ -206,8 +206,16 @@ def render(
     set_: Sequence[str] = (),
     dialect: str | None = None,
     mgmt: str = "own",
+    runtime: str | None = None,
+    shards: int | None = None,
+    namespace: str | None = None,
+    image: str | None = None,
+    pull_secret: str | None = None,
 ) -> None:
-    """Write a fabric's containerlab topology and FRR configuration; start nothing."""
+    """Write a fabric's containerlab topology and FRR configuration; start nothing.
+
+    --runtime kubernetes writes the manifests of its shards, too, into the directory kubernetes.
+    """
     from pathlib import Path
 
     from heddle.base.files import real
@@ -215,12 +223,40 @@ def render(
     from heddle.host.engine.binary import installed_version
     from heddle.render.dialects import render_options
     from heddle.render.render import render as write
+    from heddle.runtimes.registry import get_runtime
 
+    if runtime is not None:
+        get_runtime(runtime)  # an unknown word is an error
+    given = {"namespace": namespace, "image": image, "pull_secret": pull_secret}
+    target = {key: value for key, value in given.items() if value is not None}
+    if runtime != KUBERNETES and (flags := [*(["shards"] if shards is not None else []), *target]):
+        flag = f"--{flags[0].replace('_', '-')}"
+        raise InputError(Problem("", flag, "is only for --runtime kubernetes", "write --runtime kubernetes, too"))
     options = render_options(dialect, mgmt, version=installed_version())
-    written = write(load_fabric(fabric, name=name, overrides=set_).fabric, real(out_), options)
+    made = load_fabric(fabric, name=name, overrides=set_).fabric
+    manifests = _manifests(made, shards, target) if runtime == KUBERNETES else {}
+    written = write(made, real(out_), options)
     topology = Path(out_) / written.name
     done = {"topology": str(topology), "dialect": options.dialect}
-    out.result(done, f"wrote {topology}, with the files that it binds beside it")
+    text = f"wrote {topology}, with the files that it binds beside it"
+    if manifests:
+        from heddle.base.userfiles import write_texts
+
+        write_texts(real(out_) / KUBERNETES, manifests)
+        done["manifests"] = str(Path(out_) / KUBERNETES)
+        text += f"; and {', '.join(manifests)} in {done['manifests']}"
+    out.result(done, text)
+
+
+def _manifests(fabric: Fabric, count: int | None, given: Mapping[str, str]) -> Mapping[str, str]:
+    from heddle.fabric.cutting import cut, fitting_cut
+    from heddle.runtimes.cluster import ShardNeed
+    from heddle.runtimes.kube.manifests import files
+    from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, checked, owner
+
+    found = cut(fabric, count) if count is not None else fitting_cut(fabric)
+    needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found.shards]
+    return files(fabric.name, owner(), needs, checked(KubeTarget.of({"namespace": NAMESPACE, **given})))
 
 
 @verb(

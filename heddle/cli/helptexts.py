@@ -106,6 +106,9 @@ HASHING: Final[Options] = {
     "run": f"with --explain: {_RUN_ID}",
 }
 
+_SHARDS: Final = Option(
+    "number of shards, a pod each (default: the fewest, 2 or more, that fit into machines of 8 GiB)", value="N"
+)
 UP: Final[Options] = {
     "fabric": Option(
         "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
@@ -120,11 +123,19 @@ UP: Final[Options] = {
         "print the commands as a shell script, or with --shards the cut and its cost; run nothing",
         was={"--explain": {}},
     ),
-    "shards": Option("number of shards, a pod each (default: as few as fit, docs/sharding.md)", value="N"),
+    "shards": _SHARDS,
     **KUBERNETES,
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
     "timeout": "seconds to wait for convergence (default: by size)",
+}
+
+RENDER: Final[Options] = {
+    "out": "directory to write",
+    "name": "override the lab name",
+    "runtime": Option("kubernetes: write the manifests of the shards, too", "heddle.runtimes.registry:RUNTIMES"),
+    "shards": _SHARDS,
+    **{key: each for key, each in KUBERNETES.items() if key != "context"},
 }
 
 # The columns of `./inv hashing` after switch, mode and seed; the last four count packets since the lab came up.

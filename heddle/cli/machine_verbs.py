@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from heddle.base import extras
-from heddle.base.problems import machine_errors
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.helptexts import KUBERNETES
@@ -87,17 +86,13 @@ def setup(
 
 def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | None) -> None:
     from heddle.base.files import real
-    from heddle.base.userfiles import as_caller
+    from heddle.base.userfiles import write_texts
     from heddle.runtimes.kube.kubeprobe import probe
     from heddle.runtimes.kube.target import KubeTarget
 
     found = probe(KubeTarget(**given), out.observer)
     if directory is not None and found.manifests:
-        place = real(directory)
-        with machine_errors(str(place)), as_caller(place):
-            place.mkdir(parents=True, exist_ok=True)
-            for name, text in found.manifests.items():
-                (place / name).write_text(text, encoding="utf-8")
+        write_texts(real(directory), found.manifests)
     out.result(found.to_json(), found.text())
     out.exit_code = 0 if found.report.ok else 3
 
