@@ -16,7 +16,8 @@ from heddle.base.problems import MachineError, Problem
 KEPT: Final = (
     progname.VARIABLE, "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_PLACE",
     "HEDDLE_KEEP_RUNS", "HEDDLE_KEEP_BYTES",
-    "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "KUBECONFIG", "GOPROXY", "GOTOOLCHAIN", "http_proxy", "https_proxy", "no_proxy",
+    "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "KUBECONFIG", "GOPROXY", "GOTOOLCHAIN",
+    "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from heddle.base.process import run
 from heddle.base.resources import HERE
 from heddle.host.doctor import Check, examine
 from heddle.runtimes.kube import podinit
+from heddle.switch.links.cuts import VXLAN_PORT
 
-PORT: Final = 4789  # of VXLAN
 _ALSO: Final = frozenset({"fast path", "netem"})  # optional checks of doctor that say something about a node
 _NOT: Final = frozenset({"python", "root", "sysctls", "bpffs", "memory"})  # of an image; tried by podinit; of the probe
 _LAB: Final = "probe"
@@ -71,7 +71,7 @@ def _netns() -> None:
 
 
 def _tunnel() -> None:
-    run(["ip", "link", "add", _LINK, "type", "vxlan", "external", "dstport", str(PORT + 1)])
+    run(["ip", "link", "add", _LINK, "type", "vxlan", "external", "dstport", str(VXLAN_PORT + 1)])
     run(["ip", "link", "delete", _LINK])
 
 
@@ -111,7 +111,7 @@ def _exchanged(peer: str, size: int) -> tuple[int, list[float]]:
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sender, suppress(OSError):
         sender.settimeout(_WAIT_S)
-        sender.connect((peer, PORT))
+        sender.connect((peer, VXLAN_PORT))
         for number in range(_SENT):
             begun = time.monotonic()
             sender.send(number.to_bytes(4, "big") + bytes(size - _HEADERS - 4))
@@ -124,7 +124,7 @@ def _exchanged(peer: str, size: int) -> tuple[int, list[float]]:
 def answer() -> int:
     """Send each datagram back, until standard input ends."""
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:  # answers IPv4 as well
-        receiver.bind(("::", PORT))
+        receiver.bind(("::", VXLAN_PORT))
         print("ready", flush=True)
         threading.Thread(target=_echo, args=(receiver,), daemon=True).start()
         sys.stdin.buffer.read()
