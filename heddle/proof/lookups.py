@@ -43,7 +43,7 @@ _PAYLOAD: Final = 256  # bytes after the BTH: as far as a user-defined field may
 
 
 @dataclass(frozen=True, slots=True)
-class AtSwitch:
+class FlowArrival:
     """A flow that arrives at a switch on a port. hops: the number of switches before it."""
 
     row: int
@@ -67,7 +67,7 @@ class SwitchLookups:
         self._flows = flows
         self._tables: dict[Version, Fib] = {}  # read when an answer is not sufficient
 
-    def ask(self, arrivals: Sequence[AtSwitch]) -> list[tuple[Ports, Chooser]]:
+    def ask(self, arrivals: Sequence[FlowArrival]) -> list[tuple[Ports, Chooser]]:
         """The egress ports of each arrival, empty if the kernel refuses; and the source of the choice."""
         with RouteSocket(self._handle.netns) as netlink:
             names = read_names(netlink)
@@ -109,7 +109,7 @@ class SwitchLookups:
         self,
         netlink: RouteSocket,
         port: str,
-        arrival: AtSwitch,
+        arrival: FlowArrival,
         indexes: Mapping[str, int],
         names: Mapping[int, str],
     ) -> str:
@@ -119,7 +119,7 @@ class SwitchLookups:
         return names.get(port_behind(netlink, indexes[port], self._flows[arrival.row].dst_ip), port)
 
     def _by_value(
-        self, netlink: RouteSocket, arrivals: Sequence[AtSwitch], values: Mapping[int, int],
+        self, netlink: RouteSocket, arrivals: Sequence[FlowArrival], values: Mapping[int, int],
         indexes: Mapping[str, int], names: Mapping[int, str],
     ) -> dict[int, Ports]:  # fmt: skip
         """The kernel's choice for hashes that the program set, by row; rows without a near 5-tuple are omitted.
@@ -162,7 +162,7 @@ class SwitchLookups:
     def _hashed(
         self,
         netlink: RouteSocket,
-        arrivals: Sequence[AtSwitch],
+        arrivals: Sequence[FlowArrival],
         indexes: Mapping[str, int],
         names: Mapping[int, str],
     ) -> tuple[list[Ports], Chooser]:
@@ -172,7 +172,7 @@ class SwitchLookups:
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, 0) for a in arrivals])
         return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers], "kernel"
 
-    def _tried(self, arrivals: Sequence[AtSwitch], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
+    def _tried(self, arrivals: Sequence[FlowArrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
         """The choice with IPv6's policy 3, by packets through a test router with the same hashing.
 
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
@@ -198,7 +198,7 @@ class SwitchLookups:
     def _matched(
         self,
         netlink: RouteSocket,
-        arrivals: Sequence[AtSwitch],
+        arrivals: Sequence[FlowArrival],
         indexes: Mapping[str, int],
         names: Mapping[int, str],
     ) -> list[tuple[NextHop, ...]]:
@@ -207,7 +207,7 @@ class SwitchLookups:
         found = [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
         return [self._ordered(arrival, hops) for arrival, hops in zip(arrivals, found, strict=True)]
 
-    def _ordered(self, arrival: AtSwitch, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
+    def _ordered(self, arrival: FlowArrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
         """The next hops in the order of the table: IPv6 answers start with the chosen sibling (rt6_fill_node)."""
         if len(hops) < 2 or self._version(arrival) == 4:
             return hops
@@ -215,20 +215,20 @@ class SwitchLookups:
         turned = {hops[at:] + hops[:at] for at in range(len(hops))}
         return order if order in turned else hops
 
-    def _bucket(self, arrival: AtSwitch, value: int) -> Ports:
+    def _bucket(self, arrival: FlowArrival, value: int) -> Ports:
         """The port of a value's bucket, if the route's next hops are a resilient group."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip))
         dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
         return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
 
-    def _buckets(self, arrival: AtSwitch) -> int:
+    def _buckets(self, arrival: FlowArrival) -> int:
         """The number of buckets of the route's resilient group; 0 if it has none."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip)) if table.buckets else None
         return len(table.buckets.get(prefix, ())) if prefix is not None else 0
 
-    def _version(self, arrival: AtSwitch) -> Version:
+    def _version(self, arrival: FlowArrival) -> Version:
         return 6 if ":" in self._flows[arrival.row].dst_ip else 4
 
     def _table(self, version: Version) -> Fib:
@@ -236,7 +236,7 @@ class SwitchLookups:
             self._tables[version] = read_fib(self._handle, version)
         return self._tables[version]
 
-    def _run(self, arrivals: Sequence[AtSwitch], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
+    def _run(self, arrivals: Sequence[FlowArrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
         """For each arrival the port that the program steers to (0: none), and the hash that it sets.
 
         Two packets of the flow are run that differ in every field that may differ; None: the program treats them
@@ -252,7 +252,9 @@ class SwitchLookups:
                 )
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
-    def _question(self, arrival: AtSwitch, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
+    def _question(
+        self, arrival: FlowArrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None
+    ) -> bytes:
         """`ip route get DST from SRC iif PORT tos T ipproto P sport S dport D`, as struct rtmsg and attributes.
 
         asked: a flow to look up instead of the one that arrives.

@@ -32,7 +32,7 @@ from heddle.fabric.model import Fabric, Port, Role
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.spread import spread, union
 from heddle.predict.walk import MAX_HOPS, element
-from heddle.proof.lookups import AtSwitch, Chooser, Ports, SwitchLookups
+from heddle.proof.lookups import Chooser, FlowArrival, Ports, SwitchLookups
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 
@@ -67,12 +67,12 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
     peers: dict[str, Port] = {port.ref: port for node in fabric.nodes for port in node.ports}
     paths: list[list[str]] = [[] for _ in flows]
     choices: Counter[str] = Counter()
-    here: dict[str, dict[int, AtSwitch]] = {}
+    here: dict[str, dict[int, FlowArrival]] = {}
     for row, flow in enumerate(flows):
         switch, _, port = flow.first_hop.partition(":")
-        here.setdefault(switch, {})[row] = AtSwitch(row, port, 0)
+        here.setdefault(switch, {})[row] = FlowArrival(row, port, 0)
     for hops in range(1, MAX_HOPS + 1):
-        there: dict[str, dict[int, AtSwitch]] = {}
+        there: dict[str, dict[int, FlowArrival]] = {}
         taken: dict[int, list[str]] = {}
         asked = {switch: (hashing[switch], list(found.values())) for switch, found in here.items()}
         answers = at_switches(lab, asked, {row: flows[row] for found in here.values() for row in found})
@@ -84,7 +84,7 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
                     link = peers.get(f"{switch}:{out}")
                     if link is not None and fabric.by_name[link.peer_node].role is Role.SWITCH:
                         on = there.setdefault(link.peer_node, {})
-                        on.setdefault(arrival.row, AtSwitch(arrival.row, link.peer_port, hops))
+                        on.setdefault(arrival.row, FlowArrival(arrival.row, link.peer_port, hops))
         for row, refs in taken.items():
             paths[row].append(element(_in_order(fabric, refs)))
         here = there
@@ -93,7 +93,7 @@ def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Fl
 
 @spread(union, nodes=lambda asked, _: asked)
 def at_switches(
-    lab: OracleLab, asked: Mapping[str, tuple[SwitchHashing, Sequence[AtSwitch]]], flows: Mapping[int, Flow]
+    lab: OracleLab, asked: Mapping[str, tuple[SwitchHashing, Sequence[FlowArrival]]], flows: Mapping[int, Flow]
 ) -> dict[str, list[tuple[Ports, Chooser]]]:
     """Switch -> the egress ports of each arrival there, and the source of the choice. flows: by the arrivals' rows."""
     fabric, handles = lab.fabric, lab.handles()
@@ -106,7 +106,7 @@ def at_switches(
 
 def ask_one(lab: OracleLab, switch: str, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0) -> Ports:
     """The egress ports of a flow at one switch. arrives: the ingress port; hops: the number of switches before."""
-    return at_switches(lab, {switch: (hashing, [AtSwitch(0, arrives, hops)])}, {0: flow})[switch][0][0]
+    return at_switches(lab, {switch: (hashing, [FlowArrival(0, arrives, hops)])}, {0: flow})[switch][0][0]
 
 
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:

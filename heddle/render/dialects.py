@@ -52,7 +52,7 @@ class RenderOptions:
     mgmt: Mgmt = "own"
     subnet: IPv4Network | None = None
     version: Version | None = None
-    target: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def takes(self, since: Version) -> bool:
         """Whether the target containerlab has the features of version `since`."""

@@ -229,9 +229,8 @@ class _TopologyReader:
             remote, ids = IPv4Address(str(item["remote"])), (int(item["vars"]["port"]), int(item["vni"]))
         except (KeyError, TypeError, ValueError):
             end = None
-        if end is None or end.node not in nodes:
-            why = "needs endpoint, remote, vni and vars.port, as in the topology of a shard"
-            self._add(f"links[{number}]: a link of type vxlan", why, "use veth")
+        if end is None or end.node not in nodes:  # of a user's topology
+            self._add(f"links[{number}].type: {_CUT}", "is not supported in namespaces", "use veth")
             return None
         return CutDef(end, int(item.get("mtu", DEFAULT_MTU)), remote, *ids)
 
