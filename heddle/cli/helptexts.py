@@ -107,7 +107,7 @@ HASHING: Final[Options] = {
 }
 
 _SHARDS: Final = Option(
-    "number of shards, a pod each (default: the fewest, 2 or more, that fit into machines of 8 GiB)", value="N"
+    "number of shards, a pod each; without it, as few as fit into machines of 8 GiB, at least 2", value="N"
 )
 UP: Final[Options] = {
     "fabric": Option(
