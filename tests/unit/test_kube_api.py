@@ -1,0 +1,83 @@
+"""Which cluster a command talks to: the kubeconfig, its contexts, and the owner of what is made there."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.runtimes.kube.api import KubeApi
+from heddle.runtimes.kube.kubecluster import KubeCluster
+from heddle.runtimes.kube.kubeprobe import probe
+from heddle.runtimes.kube.podexec import LOST
+from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two contexts of a server that refuses connections: its port was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "apiVersion: v1\nkind: Config\n"
+        f'clusters: [{{name: c, cluster: {{server: "https://127.0.0.1:{port}"}}}}]\n'
+        "users: [{name: u, user: {token: secret}}]\n"
+        "contexts:\n"
+        "- {name: one, context: {cluster: c, user: u}}\n"
+        "- {name: two, context: {cluster: c, user: u, namespace: labs}}\n"
+        "current-context: one\n"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+def test_context_and_namespace_are_those_of_the_kubeconfig_unless_named(kubeconfig: Path) -> None:
+    assert KubeApi(KubeTarget()).target == KubeTarget("one", NAMESPACE)
+    assert KubeApi(KubeTarget("two")).target == KubeTarget("two", "labs")
+    assert KubeApi(KubeTarget("two", "mine")).target == KubeTarget("two", "mine")
+
+
+def test_a_wrong_context_is_an_input_error_with_the_known_ones(kubeconfig: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        KubeApi(KubeTarget("three"))
+    assert caught.value.problems[0].hint == "use one, two"
+
+
+@pytest.mark.parametrize("text", [None, "", "[", "a: b"])
+def test_a_kubeconfig_that_cannot_be_used_is_a_machine_error(kubeconfig: Path, text: str | None) -> None:
+    if text is None:
+        kubeconfig.unlink()
+    else:
+        kubeconfig.write_text(text)
+    with pytest.raises(MachineError) as caught:
+        KubeApi(KubeTarget())
+    assert "does not exist" in str(caught.value) if text is None else "cannot be used" in str(caught.value)
+
+
+def test_a_server_that_refuses_connections_is_named(kubeconfig: Path) -> None:
+    cluster = KubeCluster(KubeTarget("one", "labs"))
+    with pytest.raises(MachineError) as caught:
+        cluster.exists("zone")
+    assert "refuses connections" in caught.value.problems[0].why
+    report = probe(KubeTarget("one", "labs"), Silent())
+    assert [(each.name, each.ok) for each in report.report.checks] == [("api", False)]
+    assert "Missing in this cluster: api." in report.text()
+    argv = cluster.argv("zone", "s1", ["true"])
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/")
+    assert (done.returncode, done.stdout) == (LOST, "")
+    assert "refuses connections" in done.stderr
+    assert "secret" not in " ".join(argv)
+
+
+def test_an_owner_is_of_a_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "a"))
+    first = owner()
+    assert owner() == first
+    assert len(first) <= 63
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "b"))
+    assert owner() != first
