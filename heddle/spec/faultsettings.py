@@ -26,10 +26,13 @@ class FaultSetting:
 
 
 def _share(text: str) -> float:
-    """More than nothing, less than all."""
-    share = parse_share(text)
+    """Of a rate, of a time or of packets; so the reasons of `parse_share`, which are for packets, do not fit."""
+    try:
+        share = parse_share(text)
+    except ValueError:
+        share = 0.0
     if not 0 < share < 1:
-        raise ValueError("is not between 0 and all; write a share as 10%, 1/4 or 0.005")
+        raise ValueError("is not a share above 0% and below 100%; write it as 10%, 1/4 or 0.005")
     return share
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.units import format_duration, format_share, parse_duration, parse_share
 from heddle.spec.faulttimes import ALWAYS, TIMES, Times, read_times
 
@@ -25,6 +25,7 @@ _EXAMPLE: Final = "PORT,loss=1/256"
 _TIME_HINT: Final = "write the time on hardware, as 500ns or 10us: Heddle multiplies it by k"
 _SHOWN: Final = 40  # letters of a wrong value
 _DOWN: Final = "down"
+_ALIKE: Final = 0.75  # of the letters of a port and of a kind: it is the kind, mistyped
 _DRAIN: Final = "drain"  # a fault of the verb `fault` alone
 
 
@@ -229,6 +230,10 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
         problems.append(
             Problem(where, " and ".join(kind), "exclude each other", "use two --fault, each with its times")
         )
+    if not kind and (problems or not values):  # a mistyped kind looks like a port, and its values like mistakes
+        legal = [*(kinds or ()), _DOWN, _DRAIN]
+        if near := next((each for each in ports if nearest(each, legal, _ALIKE)), ""):
+            problems = [Problem(where, near, "is not a kind of fault", did_you_mean(near, legal))]
     if not values and not kind and not problems:
         problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
     if down and values and not named:
