@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.extras import PLOT, REPORT
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
@@ -102,6 +103,9 @@ def experiment(
 
     _check(repeats)
     if not file:
+        if needs := [flag for flag, value in (("--only", only), ("--out", out_)) if value]:
+            hint = "name one: ./inv experiment FILE; ./inv experiment lists those of Heddle"
+            raise InputError(Problem("", some_of(needs), "needs an experiment", hint))
         found = [each for name in experiments_shipped() for each in _loaded(name)]
         listed = [{"name": each.name, "title": each.spec.title} for each in found]
         return out.result({"experiments": listed}, list_text(found, repeats))

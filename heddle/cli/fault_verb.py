@@ -105,19 +105,17 @@ def fault(
             raise InputError(Problem("", f"fault {action}", f"needs --{own}", hint))
         given.setdefault(action, given.pop("rate", ""))
         action, port = (port[0] if port else None), port[1:]
+    legal = [*ACTIONS, *NAMED, *KINDS, LIST, CLEAR]
     if "rate" in given or set(given) - set(KINDS):
+        _check_kind(action, port, legal, a_word=False)
         flag = next(key for key in given if key not in KINDS)
         hint = f"write ./inv fault KIND PLACE --{flag} {SETTINGS[flag].example}"
         raise InputError(Problem("", f"--{flag}", "is for a kind of fault", hint))
     if action is None or action not in ACTIONS:
         ports = [action, *port] if action is not None else []
         where = open_lab(lab)
-        legal = [*ACTIONS, *NAMED, *KINDS, LIST, CLEAR]
-        near = nearest(action, legal) if port and action is not None else ""
-        is_kind = action is not None and action.isalpha() and port and not flags  # a word, and then a place
-        if (near or is_kind) and str(action) not in where.fabric.by_name:
-            hint = f"did you mean ./inv fault {near} {' '.join(port)}?" if near else f"allowed: {', '.join(legal)}"
-            raise InputError(Problem("", f"fault {action}", "is not a kind of fault", hint))
+        if action not in where.fabric.by_name:
+            _check_kind(action, port, legal, a_word=not flags)
         return _impair(out, where, ports, given, both=both, clear=clear)
     if flags:
         why = "exclude each other"
@@ -126,6 +124,16 @@ def fault(
         what = EXAMPLE_SWITCH if action in DRAINS else EXAMPLE_PORT
         raise InputError(Problem("", f"fault {action}", "needs a name", f"./inv fault {action} {what}"))
     return _outage(out, open_lab(lab), action, port, _seconds(timeout))
+
+
+def _check_kind(action: str | None, port: Sequence[str], legal: Sequence[str], *, a_word: bool) -> None:
+    """InputError for a mistyped kind before a place. a_word: also for a word that is like none."""
+    if action is None or not port or action in legal:
+        return
+    near = nearest(action, legal)
+    if near or (a_word and action.isalpha()):
+        hint = f"did you mean ./inv fault {near} {' '.join(port)}?" if near else f"allowed: {', '.join(legal)}"
+        raise InputError(Problem("", f"fault {action}", "is not a kind of fault", hint))
 
 
 def _seconds(timeout: float | None) -> float:

@@ -230,10 +230,9 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
         problems.append(
             Problem(where, " and ".join(kind), "exclude each other", "use two --fault, each with its times")
         )
-    if not kind and (problems or not values):  # a mistyped kind looks like a port, and its values like mistakes
-        legal = [*(kinds or ()), _DOWN, _DRAIN]
-        if near := next((each for each in ports if nearest(each, legal, _ALIKE)), ""):
-            problems = [Problem(where, near, "is not a kind of fault", did_you_mean(near, legal))]
+    # A mistyped kind looks like a port, and its values like mistakes.
+    doubtful = ports if not kind and (problems or not values) else ()
+    problems = _mistyped(where, doubtful, [*(kinds or ()), _DOWN, _DRAIN]) or problems
     if not values and not kind and not problems:
         problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
     if down and values and not named:
@@ -247,6 +246,12 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
     if down:
         return RunFault(ports, NO_FAULT, times, down=True)
     return RunFault(ports, read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}")), times)
+
+
+def _mistyped(where: str, ports: Sequence[str], legal: Sequence[str]) -> list[Problem]:
+    """A Problem for the first word among ports that is almost a kind."""
+    near = [each for each in ports if nearest(each, legal, _ALIKE)]
+    return [Problem(where, each, "is not a kind of fault", did_you_mean(each, legal)) for each in near[:1]]
 
 
 def _no_drain(where: str, words: Sequence[str]) -> list[Problem]:

@@ -110,6 +110,7 @@ def test_a_link_that_is_down_inside_its_host_is_not_reported_as_up(tiny: Lab) ->
         ("drain cstw1", "did you mean ctsw1?"),
         ("down rtsw1:eth9", "rtsw1:eth9 is not a port of "),
         ("drian ctsw1", "fault drian is not a kind of fault\n  hint: did you mean ./inv fault drain ctsw1?"),
+        ("slow-lnk ctsw1 --rate 10%", "fault slow-lnk is not a kind of fault"),
         ("nonsense ctsw1", "fault nonsense is not a kind of fault\n  hint: allowed: down, up, "),
         ("down rtsw1:eth1 --loss 1/2", "down and --loss exclude each other"),
         ("loss rtsw1:eth1", "fault loss needs --rate\n  hint: add --rate 1/256"),

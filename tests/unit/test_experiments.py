@@ -326,6 +326,13 @@ def test_the_directory_of_results_is_not_a_file(tmp_path: Path, capsys: pytest.C
     assert "is not a directory" in capsys.readouterr().err
 
 
+def test_flags_without_an_experiment_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    assert main(vars(tasks), ["inv", "experiment", "--only", "x"]) == 2
+    assert "--only needs an experiment" in capsys.readouterr().err
+
+
 def test_files_that_an_experiment_names_are_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.yml").write_text("name: own\nshape: clos\nracks: 2\nctsw: 2\nhosts_per_rack: 1\n")
     (tmp_path / "job.yml").write_text("matrix: m.csv\n")
