@@ -18,7 +18,7 @@ from typing import Final
 from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.owners import LabOwner
-from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, trouble
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, first_lines, trouble
 from heddle.base.process import Journal
 from heddle.base.tables import many, some_of
 from heddle.base.userfiles import give_to_caller
@@ -113,12 +113,12 @@ def up(
                 lab.wait(observer, timeout)
         except CheckError as error:
             if rollback:
-                remove(lab.name, observer, engine, keep_runs=True)
+                _undo(lab, error, observer)
                 raise
             left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
-        except BaseException:  # Ctrl-C above all
-            remove(lab.name, observer, engine, keep_runs=True)
+        except BaseException as error:  # Ctrl-C above all
+            _undo(lab, error, observer)
             raise
     return UpResult(lab, True, True, clock.seconds(), Repaired() if repair else None)
 
@@ -313,13 +313,28 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))
         return lab
     except OSError as error:
-        remove(lab.name, observer, lab.runtime, keep_runs=True)
+        _undo(lab, error, observer)
         raise trouble(error) from None
-    except BaseException:
-        remove(lab.name, observer, lab.runtime, keep_runs=True)
+    except BaseException as error:
+        _undo(lab, error, observer)
         raise
     finally:
         os.umask(umask)
+
+
+def _undo(lab: Lab, error: BaseException, observer: Observer) -> None:
+    """Remove a lab after an error of `up`. If that fails, too, a warning says so: the first error is the one to report.
+
+    A cluster may have stopped answering, or refuse. The record stays, so `down` can finish it.
+    """
+    try:
+        remove(lab.name, observer, lab.runtime, keep_runs=True)
+    except HeddleError as second:
+        if not isinstance(error, HeddleError):
+            raise
+        observer.warn(
+            f"lab {lab.name} is not removed: {first_lines(second.problems)[0]}; ./inv down {lab.name} removes it"
+        )
 
 
 def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -> None:

@@ -83,10 +83,12 @@ def _status(name: str) -> LabStatus:
         lost = lab.missing_nodes()
         # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
         more = LabPart(0) if lost else health.parts(lab) | lab.blueprint.gap_parts
-        now = lab.snapshot(LabPart.SESSIONS | more)
+        stopped = _stopped(lab, lost)
+        running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
+        now = lab.snapshot(LabPart.SESSIONS | more, running)
         faults = lost or health.problems(lab, now)
         gaps = [] if lost else lab.blueprint.gaps(now)
-        sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
+        sessions = _missing_sessions(lab, now, stopped, running)
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
     return LabStatus(
@@ -106,11 +108,19 @@ def _status(name: str) -> LabStatus:
     )
 
 
-def _missing_sessions(lab: Lab, now: Snapshot, stopped: Sequence[str]) -> tuple[MissingSession, ...]:
+def _stopped(lab: Lab, lost: Sequence[Problem]) -> list[str]:
+    """Nodes that are not running, also those of shards that are not: nothing can be asked there."""
+    where, shards = {each.where for each in lost}, lab.runtime.shards(lab.name)
+    names = [each.name for each in lab.fabric.nodes]
+    return [each for each in names if each in where or (shards is not None and f"shard {shards.of(each)}" in where)]
+
+
+def _missing_sessions(
+    lab: Lab, now: Snapshot, stopped: Sequence[str], running: Sequence[str]
+) -> tuple[MissingSession, ...]:
     """Missing sessions with their causes, which are read only if one is missing. stopped: nodes not running."""
     found = lab.blueprint.missing_sessions(now)
     if not found:
         return ()
-    running = [node.name for node in lab.fabric.nodes if node.name not in stopped]
     seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
     return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.daemons.peers)

@@ -94,6 +94,13 @@ class KubeApi:
         answer = self._call("POST", f"{path}/selfsubjectaccessreviews", f"create {kind}", body=body)
         return bool((answer or {}).get("status", {}).get("allowed"))
 
+    def rights(self) -> list[dict[str, Any]]:
+        """Rules that allow this user something in the namespace, as of a Role. Not all where a webhook decides."""
+        path, kind = "/apis/authorization.k8s.io/v1", "SelfSubjectRulesReview"
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": {"namespace": self.target.namespace}}
+        answer = self._call("POST", f"{path}/selfsubjectrulesreviews", f"create {kind}", body=body)
+        return list((answer or {}).get("status", {}).get("resourceRules") or [])
+
     def path(self, kind: str, name: str = "") -> str:
         """Where the objects of a kind are, or one of them."""
         prefix, plural = KINDS[kind]

@@ -16,8 +16,9 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests, podexec
-from heddle.runtimes.kube.api import KubeApi, UnreachableError
-from heddle.runtimes.kube.manifests import OWNER, SHARD
+from heddle.runtimes.kube.api import ForbiddenError, KubeApi, UnreachableError
+from heddle.runtimes.kube.apierrors import RIGHTS
+from heddle.runtimes.kube.manifests import OWNER, RULES, SHARD
 from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
@@ -50,6 +51,22 @@ class KubeCluster:
     def target(self) -> KubeTarget:
         """The target with the kubeconfig's own context and namespace where none was named: for a lab's record."""
         return self.api.target
+
+    def missing_rights(self) -> list[str]:
+        """The rights that Heddle needs and this user does not have: `create pods/exec`.
+
+        One request lists what a user has; only what is not in there is asked one by one.
+        """
+        asked = [(verb, rule.group, each) for rule in RULES for each in rule.resources for verb in rule.verbs]
+        rules = self.api.rights()
+        absent = [right for right in asked if not any(_allows(rule, *right) for rule in rules)]
+        return [f"{verb} {each}" for verb, group, each in absent if not self.api.may(verb, group, *each.split("/"))]
+
+    def check_rights(self) -> None:
+        """MachineError that names all missing rights: before anything is made, which this user could not remove."""
+        if absent := self.missing_rights():
+            what = f"namespace {self.target.namespace}"
+            raise ForbiddenError(Problem("kubernetes", what, f"this user may not: {some_of(absent, 6)}", RIGHTS))
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """See Cluster. InputError when the lab's objects are of another owner."""
@@ -143,6 +160,12 @@ class KubeCluster:
 
 def _labels(each: Mapping[str, Any]) -> Mapping[str, str]:
     return each["metadata"].get("labels") or {}
+
+
+def _allows(rule: Mapping[str, Any], verb: str, group: str, resource: str) -> bool:
+    """Whether a rule of a Role allows this for objects of any name."""
+    pairs = (("verbs", verb), ("apiGroups", group), ("resources", resource))
+    return not rule.get("resourceNames") and all({word, "*"} & set(rule.get(key) or ()) for key, word in pairs)
 
 
 def about(events: Sequence[Mapping[str, Any]], lab: str, shard: str) -> list[Mapping[str, Any]]:

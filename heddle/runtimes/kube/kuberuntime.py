@@ -40,7 +40,9 @@ class KubernetesRuntime(ShardedRuntime):
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
         """Connect, choose the number of shards, and write both into the options. Errors as of KubeApi and of `cut`."""
         options = super().prepare(fabric, options, observer)
-        target = KubeCluster(KubeTarget.of(options.target)).target
+        cluster = KubeCluster(KubeTarget.of(options.target))
+        target = cluster.target
+        cluster.check_rights()
         count = len(self.cut_of(fabric, options.target).shards)
         return replace(options, target={**target.to_json(), SHARDS: str(count)})
 
