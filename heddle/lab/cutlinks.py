@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
-from heddle.base.process import run
+from heddle.base.process import end_all, run
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.netns_space import RUN_DIR
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 CARRIER_KEY: Final = "carrier.key"  # in the directory of a shard's lab
 _REPORT: Final = "carrier.json"
 _READINGS: Final = 20
+_END_S: Final = 2.0
 
 
 def cut_ends(lab: Lab) -> list[CutEnd]:
@@ -52,6 +56,16 @@ def keep_carriers(lab: Lab) -> None:
     }  # fmt: skip
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
     run(argv, stdin=json.dumps(config), called="the carrier of cut links")
+
+
+def end_carrier(lab: Lab) -> None:
+    """End this shard's process, so that `keep_carriers` starts one with the present addresses."""
+    place = RUN_DIR / lab.name / f"{_REPORT}.lock"
+    with suppress(OSError, ValueError), place.open("r+b") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # it works: the lock is its own
+            end_all([os.pidfd_open(int(lock.read()))], _END_S)
 
 
 @dataclass(frozen=True, slots=True)

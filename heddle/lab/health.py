@@ -37,6 +37,7 @@ from heddle.lab.nearnodes import down_of, in_network
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
+from heddle.lab.shardswitch import restore_shards
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
@@ -246,11 +247,12 @@ class Repaired:
 
 def repair(lab: Lab, observer: Observer) -> Repaired:
     """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are missing."""
+    shards = restore_shards(lab, observer)
     _check_repairable(lab)
     observer.begin(STEP)
     # Before the links: a port that is set up gets its route from the kernel, up to a second later.
     restored = restore_all_routes(lab) if lab.blueprint.rendered else ()
-    done = [f"{ref}: route {LINK_LOCAL} added" for ref in restored]
+    done = [*shards, *(f"{ref}: route {LINK_LOCAL} added" for ref in restored)]
     done += [*_links(lab), *_ports(lab)]
     if agents.restart(lab):
         done.append("the PFC agent and its keeper: started again")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from heddle.base.events import Observer
 from heddle.base.process import Journal
+from heddle.base.tables import some_of
 from heddle.lab.cutlinks import cut_ends, keep_carriers
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.netns import cable_space
+from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.links import cuts
 from heddle.switch.queues import disciplines
@@ -17,8 +20,8 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 
-@spread(nothing)
-def install_in_shard(lab: Lab, observer: Observer) -> None:
+@spread(nothing, nodes=lambda _, nodes=None: nodes)
+def install_in_shard(lab: Lab, observer: Observer, nodes: Collection[str] | None = None) -> None:
     """Queues, programs, cut links, the process of their carriers and the PFC agent, in each shard."""
     disciplines.load()
     journal, handles = Journal(), lab.handles()
@@ -27,3 +30,18 @@ def install_in_shard(lab: Lab, observer: Observer) -> None:
         cuts.attach(lab.fabric, cable_space(lab.name), ends)
         keep_carriers(lab)
     switch.start_agent(lab.fabric, handles, lab.dir, journal)
+
+
+def restore_shards(lab: Lab, observer: Observer) -> list[str]:
+    """Bring lost shards up again, with empty queues and new daemons. A line for each; none on one machine."""
+    runtime = lab.runtime
+    if not isinstance(runtime, ShardedRuntime):
+        return []
+    lost = runtime.restore(lab.name, lab.topology, observer)
+    if not lost:
+        return []
+    shards = ShardPlan.read(lab.name).shards
+    nodes = [node for name in lost for node in shards[name]]
+    install_in_shard(lab, observer, nodes)
+    runtime.start_in(lab.name, lost, observer)
+    return [f"shard {name}: started again ({some_of(shards[name])})" for name in lost]

@@ -17,7 +17,7 @@ import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -43,10 +43,11 @@ _INSIDE: Final = "heddle.shards.inside"
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which nodes are in which shard. key: of their datagrams, in hexadecimal."""
+    """Which nodes are in which shard. key: of their datagrams, in hexadecimal. addresses: of the shards."""
 
     shards: Mapping[str, tuple[str, ...]]
     key: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, lab: str) -> ShardPlan:
@@ -55,12 +56,14 @@ class ShardPlan:
             data = json.loads((state.lab_dir(lab) / _PLAN).read_text(encoding="utf-8"))
         except OSError:
             return cls({})
-        return cls({str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}, str(data["key"]))
+        shards = {str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}
+        return cls(shards, str(data["key"]), {str(name): str(each) for name, each in data["addresses"].items()})
 
     def write(self, lab: str) -> None:
         """Keep it in the lab's directory."""
         shards = {name: list(nodes) for name, nodes in self.shards.items()}
-        state.write_json(state.lab_dir(lab) / _PLAN, {"shards": shards, "key": self.key})
+        data = {"shards": shards, "key": self.key, "addresses": dict(self.addresses)}
+        state.write_json(state.lab_dir(lab) / _PLAN, data)
 
     def of(self, node: str) -> str:
         """The shard of a node; InputError when there is none."""
@@ -129,19 +132,53 @@ class ShardedRuntime(ABC):
         needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
         plan = ShardPlan({each.name: each.nodes for each in needs}, secrets.token_hex(32))
         plan.write(lab)
+        self._begin(lab, plan, needs, topology, observer)
+        for each in needs:
+            journal.comment(f"shard {each.name}: {', '.join(each.nodes)}")
+
+    def _begin(
+        self, lab: str, plan: ShardPlan, needs: Sequence[ShardNeed], topology: Path, observer: Observer,
+        only: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        """Start the shards that do not run, and make the nodes of those in `only`; of all by default."""
+        record = state.read_record(lab)
+        assert record is not None  # noqa: S101  (`up` has written it)
         cluster = self.cluster(lab)
         observer.begin("shards", len(needs))
         cluster.create(lab, needs, observer)
-        addresses = cluster.addresses(lab)
+        addresses = dict(cluster.addresses(lab))
+        replace(plan, addresses=addresses).write(lab)
         observer.end("shards", ", ".join(f"{each.name} {addresses[each.name]}" for each in needs))
         files, data = packed(topology.parent), values.dump(asdict(record))
+        places = values.dump({each.name: each.nodes for each in needs}), values.dump(addresses)
         call = {"call": f"{_BUILDING}:create", "kwargs": {}}
-        shards = {each.name: each.nodes for each in needs}
-        for each in needs:
-            journal.comment(f"shard {each.name}: {', '.join(each.nodes)}")
-        places = values.dump(shards), values.dump(dict(addresses))
-        requests = {name: {**call, "args": [name, *places, data, files, plan.key]} for name in shards}
+        names = [each.name for each in needs if only is None or each.name in only]
+        requests = {name: {**call, "args": [name, *places, data, files, plan.key]} for name in names}
         self._called(lab).each(requests, observer)
+
+    def restore(self, lab: str, topology: Path, observer: Observer) -> list[str]:
+        """Start lost shards again, with their nodes, without daemons; the others learn their addresses.
+
+        Returns the names of the shards.
+        """
+        plan, record = ShardPlan.read(lab), state.read_record(lab)
+        lost = [each.where.removeprefix("shard ") for each in self.cluster(lab).lost(lab)]
+        if record is None or not lost:
+            return []
+        found = self.cut_of(build(load_spec(record.spec)), record.options).shards
+        needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
+        self._called(lab).forget(lost)
+        self._begin(lab, plan, needs, topology, observer, lost)
+        now = ShardPlan.read(lab).addresses
+        moved = {plan.addresses[name]: now[name] for name in lost if plan.addresses.get(name, now[name]) != now[name]}
+        request = {"call": f"{_BUILDING}:readdress", "args": [lab, values.dump(moved)], "kwargs": {}}
+        self._called(lab).each({name: request for name in plan.shards if name not in lost}, observer)
+        return lost
+
+    def start_in(self, lab: str, shards: Collection[str], observer: Observer) -> None:
+        """Run the start scripts in some shards."""
+        request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
+        self._called(lab).each(dict.fromkeys(shards, request), observer)
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the start scripts in all shards."""
@@ -264,6 +301,12 @@ class _Calls:
             return {**words, "args": [_dumped(each, ahead) for each in args], "kwargs": pairs}
 
         return call_all(self._of(names), request, observer)
+
+    def forget(self, shards: Collection[str]) -> None:
+        """End the agents of shards that are gone."""
+        for name in shards:
+            if (agent := self._agents.pop(name, None)) is not None:
+                agent.close()
 
     def close(self) -> None:
         """End the agents."""

@@ -46,6 +46,16 @@ def write_part(
     topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
 
 
+def change_addresses(topology: Path, moved: Mapping[str, str]) -> None:
+    """Replace the addresses of far shards in the topology of a shard. moved: old address -> new one."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
+    for link in data["topology"]["links"]:
+        if link.get("type") == "vxlan":
+            link["remote"] = moved.get(str(link["remote"]), link["remote"])
+    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
+
+
 def _end(raw: Any) -> dict[str, Any]:
     if isinstance(raw, str):
         node, _, interface = raw.partition(":")

@@ -14,12 +14,13 @@ from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import Problem
 from heddle.base.process import Journal
-from heddle.lab.cutlinks import CARRIER_KEY
+from heddle.lab.cutlinks import CARRIER_KEY, cut_ends, end_carrier, keep_carriers
 from heddle.lab.opening import lab_of, reopened, topology_path
 from heddle.lab.removal import remove
-from heddle.runtimes.netns import NetnsRuntime
+from heddle.runtimes.netns import NetnsRuntime, cable_space
 from heddle.runtimes.sharded import unpack
-from heddle.runtimes.shardtopology import write_part
+from heddle.runtimes.shardtopology import change_addresses, write_part
+from heddle.switch.links import cuts
 from heddle.switch.queues.portids import port_ids
 
 
@@ -49,6 +50,18 @@ def create(
         write_part(topology, shards, shard, addresses, port_ids(reopened(own).fabric))
         NetnsRuntime().create(name, topology, Journal(), Silent())
         state.write_record(replace(own, phase="running"))
+
+
+def readdress(name: str, moved: Mapping[str, str]) -> None:
+    """Other shards have new addresses: send there from now on. moved: old address -> new one."""
+    record = state.read_record(name)
+    if record is None or not moved:
+        return
+    change_addresses(topology_path(name), moved)
+    lab = lab_of(record)
+    end_carrier(lab)
+    cuts.attach(lab.fabric, cable_space(name), cut_ends(lab))
+    keep_carriers(lab)
 
 
 def clock() -> int:

@@ -282,6 +282,8 @@ def main() -> int:
     if os.fork():
         return 0
     os.setsid()
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)

@@ -165,6 +165,10 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     assert (lost.where, lost.why) == ("shard s2", "has ended")
     with pytest.raises(MachineError, match="shard s2"):
         where.snapshot(LabPart.FIBS)
+    again = lifecycle.repair_lab("shardlost")
+    assert again.repaired is not None and again.repaired.done[0].startswith("shard s2: started again (")
+    _, paths = ran(where)
+    assert paths.agree and [each for each in validate(where) if not each.ok] == []
     assert lifecycle.down("shardlost")
     until(lambda: not cluster.exists("shardlost"))
     assert not state.lab_dir("shardlost").exists()
