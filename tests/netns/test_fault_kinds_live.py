@@ -166,6 +166,10 @@ def test_a_frozen_switch_forwards_and_is_not_waited_for(tiny: Lab) -> None:
     assert set(on_daemons(tiny, "ctsw1").values()) == {"T"}
     assert hops(tiny, "ctsw1", 2) == {"eth2"}, "its kernel has its routes"
     assert any("ctsw1  bgpd does not answer, on purpose (frozen ctsw1)" in each for each in status(tiny.name)[0].faults)
+    for switch in ("rtsw1", "rtsw2"):  # as the hold timer does it after 9 s
+        tiny.output(switch, ["vtysh", "-c", "clear bgp eth1"])
+    ends = "no neighbour has a session with it now, and their kernels have 0 routes over it"
+    until(lambda: orders.fault_rows(tiny)[0]["effect"].endswith(ends))
     fault(tiny, "clear", "ctsw1")
     assert "T" not in on_daemons(tiny, "ctsw1").values()
     assert status(tiny.name)[0].converged

@@ -35,12 +35,20 @@ class Frozen(NamedFault):
         if not states or any(state != "T" for state in states.values()):
             return ""
         ends = [(p.peer_node, p.peer_port) for p in lab.fabric.by_name[fault.where].ports]
-        found = lab.snapshot(LabPart.SESSIONS, sorted({node for node, _ in ends})).sessions
-        all_of = [state for node, port in ends if (state := (found.get(node) or {}).get(port))]
+        now = lab.snapshot(LabPart.SESSIONS | LabPart.FIBS, sorted({node for node, _ in ends}))
+        all_of = [state for node, port in ends if (state := (now.sessions.get(node) or {}).get(port))]
         up, stopped = all_of.count(ESTABLISHED), f"{', '.join(states)} are stopped"
         if up:
             return f"{stopped}; {up} of {many(len(all_of), 'neighbour')} have a session until their hold timers expire"
-        return f"{stopped}; no neighbour has a session with it now, so none has routes over it by BGP"
+        kept = sum(
+            any(hop.port == port and hop.gateway for hop in hops)
+            for node, port in ends
+            if node in now.fibs
+            for hops in now.fibs[node].routes.values()
+        )
+        return (
+            f"{stopped}; no neighbour has a session with it now, and their kernels have {many(kept, 'route')} over it"
+        )
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Let the daemons continue."""
