@@ -238,8 +238,7 @@ def _sweep() -> None:
             _remove_groups(owner)
 
 
-def leftovers() -> list[str]:
-    """What a cluster has left on this machine: directories, control groups, processes."""
-    found = [str(path) for path in TEMPORARY.glob(f"{_PREFIX}*")]
-    found += map(str, _groups(_PREFIX))
-    return found + [f"process {pid}" for pid in _processes() if _PREFIX in _cgroup(pid)]
+def leftovers(name: str) -> list[str]:
+    """What the cluster in the directory of this name has left: directory, control groups, processes in these."""
+    found = [*TEMPORARY.glob(name), *_groups(name)]
+    return [*map(str, found), *(f"process {pid}" for pid in _processes() if name in _cgroup(pid))]
