@@ -162,7 +162,7 @@ except urllib.error.HTTPError as error:
 def test_a_cluster_ends_with_its_test_run_even_after_kill_9(kube_cluster: RealCluster) -> None:
     """A second one, without Heddle's image; the next start removes its directory and control groups."""
     argv = [sys.executable, "-c", _STARTS]
-    run = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    run = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with run:
         assert run.stdout is not None
         work = run.stdout.readline().strip()
