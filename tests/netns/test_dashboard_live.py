@@ -359,8 +359,9 @@ def test_a_lab_of_another_version_and_one_that_goes_and_comes_again_are_told_and
 def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     first = viewer.wait_for("state", lambda found: found["up"])
     command(["ip", "-n", lab.handle("rtsw1").netns.name, "link", "set", "eth1", "down"])  # by hand, not on purpose
-    lost = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
-    assert lost["totals"]["links_down"] == 1
+    # Links and sessions are not read at one moment: a first reading may have the session alone.
+    wanted = {"established": 3, "links_down": 1}
+    viewer.wait_for("update", lambda found: wanted.items() <= found.get("totals", {}).items())
     viewer.forget()
     repair(lab, Silent())
     viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 4)
