@@ -30,7 +30,7 @@ class Frozen(NamedFault):
         on_daemons(lab, fault.where, STOP)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """Every daemon is stopped; and what follows: its the sessions of its neighbours."""
+        """Every daemon is stopped; and what follows: sessions and routes of its neighbours."""
         states = on_daemons(lab, fault.where)
         if not states or any(state != "T" for state in states.values()):
             return ""
