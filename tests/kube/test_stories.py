@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes.kube import manifests
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, ROOT, RealCluster
-from tests.machine import until
+from tests.machine import child, until
 from tests.netns.test_shards import ran, taken
 
 RUNTIME = "kubernetes"
@@ -157,6 +158,51 @@ def _running(space: Space) -> bool:
     return any(each["status"]["phase"] == "Running" for each in pods)
 
 
+def test_an_api_that_is_lost_during_up_is_named_and_down_works_when_it_answers_again(
+    space: Callable[[str], Space], tmp_path: Path
+) -> None:
+    there, port = space("unreachable"), free_port()
+    far = json.loads(there.cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"].rpartition(":")[2]
+    argv = ("up", "tiny", "--name", "kapi", "--runtime", RUNTIME, "--shards", "2", "--namespace", there.name)
+    with child([sys.executable, "-c", _FORWARD, str(port), far], stdout=subprocess.PIPE) as forwarder:
+        assert forwarder.stdout is not None
+        assert forwarder.stdout.readline() == b"ready\n"
+        with start(*argv, config=_config(there.cluster, tmp_path, port)) as process:
+            eventually("there is a pod", lambda: there.cluster.api.pods(there.name))
+            forwarder.kill()
+            _, said = process.communicate(timeout=240)
+    lines = [line for line in said.splitlines() if line.startswith(("kubernetes", "shard"))]
+    assert process.returncode == 3 and "Traceback" not in said, said
+    assert lines and f"https://localhost:{port} refuses connections" in lines[0], said
+    assert "warning: lab kapi is not removed:" in said
+    assert lifecycle.down("kapi")
+    assert there.is_empty()
+
+
+_FORWARD = """\
+import asyncio, sys
+async def copy(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+async def both(reader, writer):
+    there = await asyncio.open_connection("127.0.0.1", int(sys.argv[2]))
+    await asyncio.gather(copy(reader, there[1]), copy(there[0], writer), return_exceptions=True)
+async def main():
+    server = await asyncio.start_server(both, "127.0.0.1", int(sys.argv[1]))
+    print("ready", flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", 0))
+        return int(listens.getsockname()[1])
+
+
 def test_a_shard_whose_pod_is_killed_is_named_and_its_neighbours_lose_the_carrier(
     space: Callable[[str], Space],
 ) -> None:
@@ -219,7 +265,7 @@ def test_what_the_cluster_does_not_have_is_one_line_for_each_shard(
     there = space("refused")
     nodes = ("shard s1  (rtsw1, ctsw1, host1, host2)", "shard s2  (rtsw2, ctsw2, host3, host4)")
     assert refused(there, "--context", "nosuch", code=2) == ["kubernetes  --context nosuch is not in the kubeconfig"]
-    (line,) = refused(there, config=_nobody(there.cluster, tmp_path))
+    (line,) = refused(there, config=_config(there.cluster, tmp_path, free_port()))
     assert line.endswith("refuses connections")
     lines = refused(there, "--image", "nothere:1")
     assert lines and all("needs image nothere:1, which is not on node n" in each for each in lines)
@@ -229,11 +275,11 @@ def test_what_the_cluster_does_not_have_is_one_line_for_each_shard(
     assert [each.partition(" exceeds quota small: requested: requests.memory=")[0] for each in lines] == list(nodes)
 
 
-def _nobody(cluster: RealCluster, directory: Path) -> Path:
-    """A kubeconfig of a server that is not there."""
+def _config(cluster: RealCluster, directory: Path, port: int) -> Path:
+    """The administrator's kubeconfig, with the server at another port of this machine."""
     config = json.loads(cluster.kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["server"] = "https://localhost:1"
-    path = directory / "nobody"
+    config["clusters"][0]["cluster"]["server"] = f"https://localhost:{port}"
+    path = directory / "kubeconfig"
     path.write_text(json.dumps(config))
     return path
 
