@@ -72,7 +72,6 @@ def run_capture(
         hint = f"name a port, as {EXAMPLE_PORT}, or a file: --read FILE"
         raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
     where = open_lab(lab)
-    where.require_here("capture")
     taps = find_ports(where, port)
     expression = read_filter(filter_)
     refs = [tap.ref for tap in taps]
@@ -291,6 +290,9 @@ class LiveNotes:
     def _opened(self) -> LabQueues | None:
         from heddle.switch.queues.cells import LabQueues
 
+        if not self._lab.runtime.here:
+            self.troubles.append("no queue notes: they need the lab's queues on this machine, and it is in shards")
+            return None
         try:
             return self._stack.enter_context(LabQueues.pinned(self._lab.fabric))
         except HeddleError as error:

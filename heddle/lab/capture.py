@@ -4,6 +4,7 @@ In:  a lab, ports as `rtsw1:eth1`, a filter, and bounds: seconds, and packets wh
 Out: Frames, handed on as they come; then Captured: how many, for how long, why it ended, what the kernel dropped.
 Only the namespace's path is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
 ends it with the lab, and it dies with this process. A port behind a delay line has a second tcpdump, at the line.
+In a lab in shards it runs in the port's shard, and its times are translated to this machine's clock.
 What a capture sees of queues and BPF programs: docs/capture.md.
 """
 
@@ -34,6 +35,7 @@ _RING_KIB: Final = 32_768  # for packets that wait for tcpdump, all ports togeth
 _LINK_HEADERS: Final = 64  # Ethernet and what may be between it and IP
 _HEAD_BYTES: Final = 192  # all headers that a line is made of; the rest is not copied
 _MERGE_NS: Final = 50_000_000  # a packet of one port waits so long for earlier ones of another
+_FAR_MERGE_NS: Final = 500_000_000  # the same, of ports in shards
 _LOOK_S: Final = 0.1  # how soon Ctrl-C, and a namespace that is gone, are seen
 _START_S: Final = 10.0
 _END_S: Final = 3.0  # for tcpdump to hand on what it has and to say what was dropped
@@ -138,14 +140,14 @@ class _Child:
         self._errors = os.memfd_create("tcpdump", os.MFD_CLOEXEC)
         # As root still: becoming another user would take away the signal that ends it when we are killed.
         argv = [
-            *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={tap.netns}"),
+            *tap.enter,
             *("tcpdump", "-i", interface, "-n", "-w", "-", "-U", "--immediate-mode", "--nano", "-Z", "root"),
             *("-s", str(snap_bytes), "-B", str(ring_kib), "--", *([expression] if expression else [])),
         ]
         try:
             self.proc = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if tap.shard else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C reaches us, and we end it
@@ -173,6 +175,9 @@ class _Child:
 
     def end(self) -> None:
         """Ask it to end: it hands on what it has, and says what was dropped."""
+        if self.proc.stdin is not None:
+            self.proc.stdin.close()
+            return
         with suppress(ProcessLookupError):
             self.proc.send_signal(signal.SIGINT)
 
@@ -184,6 +189,10 @@ class _Child:
 
     def close(self) -> None:
         """End it now."""
+        if self.proc.stdin is not None:  # what ends it in its shard
+            self.proc.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.proc.wait(_GONE_S)
         with suppress(ProcessLookupError):
             self.proc.kill()
         self.proc.wait()
@@ -251,7 +260,8 @@ class _Work:
     def _until_end(self, selector: selectors.BaseSelector) -> Ended:
         deadline = self._began + self._bounds.seconds
         # Packets of one port come in order; those of several have to be put in order.
-        wait_ns = _MERGE_NS if len(self._children) > 1 else 0
+        far = any(child.tap.shard for child in self._children)
+        wait_ns = (_FAR_MERGE_NS if far else _MERGE_NS) if len(self._children) > 1 else 0
         while True:
             if self._stop():
                 return "asked"
@@ -264,7 +274,7 @@ class _Work:
                 return "count"
             if not self._lost:
                 # A namespace lives while tcpdump stands in it; without its name its lab is gone all the same.
-                self._lost = [child for child in self._children if not child.tap.netns.exists()]
+                self._lost = [child for child in self._children if not child.tap.exists()]
             if self._lost:
                 return "lost"
 
@@ -285,7 +295,8 @@ class _Work:
         return ended
 
     def _frames(self, tap: Tapped, records: Sequence[tuple[int, int, bytes]]) -> Iterator[Frame]:
-        for time_ns, wire_bytes, data in records:
+        for there_ns, wire_bytes, data in records:
+            time_ns = there_ns - tap.ahead_ns
             if self._began_ns <= time_ns <= self._last_ns:
                 since = (time_ns - self._began_ns) / 1e9
                 yield Frame(tap.ref, time_ns, since, tap.sent(data), wire_bytes, data)
@@ -307,9 +318,13 @@ def _loss(child: _Child) -> Problem:
     tap = child.tap
     what = f"the capture at {tap.ref}"
     deadline = time.monotonic() + _GONE_S
-    while tap.netns.exists() and time.monotonic() < deadline:  # ports go before it, too
+    while tap.exists() and not tap.shard and time.monotonic() < deadline:  # ports go before it, too
         time.sleep(0.05)
-    if not tap.netns.exists():
+    if tap.shard:
+        reason = _complaint(child.errors)
+        why = f"ended early: its listener in shard {tap.shard} {f'says: {reason}' if reason else 'has ended'}"
+        return Problem("", what, why, "./inv status says whether the shard runs")
+    if not tap.exists():
         return Problem("", what, "ended early: its node is gone, most likely with its lab", "./inv status shows labs")
     if not tap.has(child.interface):
         if child.interface != tap.name:

@@ -3,6 +3,7 @@
 In:  a lab, ports as `rtsw1:eth1`.
 Out: for each its namespace, its interface, MAC address and MTU, and the end of the delay line behind it, if there is
 one.
+A port in a shard is listened at there; its clock is compared as that of a run is (runtimes/shardcalls.py).
 Packets of a link with a delay line (switch/links/delaylines.py) pass the ingress of their port twice: when they have
 left their queue, and when the line returns them. They arrive when they leave the line, so a capture takes them there.
 """
@@ -13,14 +14,16 @@ import fcntl
 import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Port
 from heddle.kernel.namespace import inside
+from heddle.lab.spread import only, spread
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -37,7 +40,8 @@ class Tapped:
 
     mtu: bytes of its largest IP packet; no frame is longer than that and its headers, since offloads are off.
     outlet: the interface at the end of the delay line that leads to the port; empty without one. far: for a port in a
-    bridge, which sends frames from any MAC, the MAC at the other end; else empty.
+    bridge, which sends frames from any MAC, the MAC at the other end; else empty. shard: empty on this machine; enter:
+    the start of a command that runs in the port's namespace; ahead_ns: how far the clock there is ahead of ours.
     """
 
     ref: str
@@ -47,6 +51,13 @@ class Tapped:
     mtu: int
     outlet: str = ""
     far: bytes = b""
+    shard: str = ""
+    enter: tuple[str, ...] = ()
+    ahead_ns: int = 0
+
+    def exists(self) -> bool:
+        """Whether its namespace is there. Of one in a shard, the end of the listener tells."""
+        return bool(self.shard) or self.netns.exists()
 
     def sent(self, frame: bytes) -> bool:
         """Whether the port sent a frame that was seen at it."""
@@ -63,7 +74,7 @@ class Tapped:
         yield self.outlet, expression
 
     def has(self, interface: str) -> bool:
-        """Whether the interface is there; a namespace that goes away just now has none."""
+        """Whether the interface is there; a namespace that goes away just now has none. Not for one in a shard."""
         try:
             with inside(self.netns):
                 return interface in (name for _, name in socket.if_nameindex())
@@ -81,6 +92,8 @@ def find_ports(lab: Lab, text: str) -> list[Tapped]:
     for word in text.split(","):
         node, colon, name = word.strip().partition(":")
         try:
+            if node:
+                lab.handle(node)
             taps = _of_node(lab, node, name if colon else None)
         except InputError as error:
             problems.found += error.problems
@@ -90,14 +103,32 @@ def find_ports(lab: Lab, text: str) -> list[Tapped]:
     if len(found) > _MOST_PORTS:
         why = f"are {len(found)} ports, and a capture takes at most {_MOST_PORTS}"
         raise InputError(Problem("", text, why, f"name those that matter: {next(iter(found))},..."))
-    return list(found.values())
+    return [_in_shard(lab, tap) for tap in found.values()] if not lab.runtime.here else list(found.values())
 
 
+def _in_shard(lab: Lab, tap: Tapped) -> Tapped:
+    shards = lab.runtime.shards(lab.name)
+    assert shards is not None  # noqa: S101  (the runtime is not here)
+    node = tap.ref.partition(":")[0]
+    shard = shards.of(node)
+    ahead_ns = shards.clocks()[shard].ahead_ns + epoch_ns(lab, node) - (time.time_ns() - time.monotonic_ns())
+    enter = shards.module(shard, ["heddle.shards.piped", str(tap.netns)])
+    return replace(tap, shard=shard, enter=tuple(enter), ahead_ns=ahead_ns)
+
+
+@spread(only, nodes=lambda node: [node])
+def epoch_ns(lab: Lab, node: str) -> int:
+    """When CLOCK_MONOTONIC was 0 where the node is, as UNIX time in ns."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+@spread(only, nodes=lambda node, _: [node])
 def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
     if not node:
         example = lab.fabric.nodes[0].ports[0].ref
         raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is not a port", f"write {example}"))
     netns = lab.handle(node).netns
+    enter = ("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={netns}")
     wanted = [port.name for port in lab.fabric.by_name[node].ports] if node in lab.fabric.by_name else []
     with inside(netns):
         there = [each for _, each in socket.if_nameindex()]
@@ -115,9 +146,12 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
     far = {port.name: _far_mac(lab, port) for port in lab.fabric.by_name[node].ports} if wanted else {}
     return [
-        Tapped(f"{node}:{each}", netns, each, macs[each], mtus[each], lines.get(macs[each], ""), far.get(each, b""))
+        Tapped(
+            f"{node}:{each}", netns, each, macs[each], mtus[each], lines.get(macs[each], ""), far.get(each, b""),
+            enter=enter,
+        )
         for each in chosen
-    ]
+    ]  # fmt: skip
 
 
 def _far_mac(lab: Lab, port: Port) -> bytes:

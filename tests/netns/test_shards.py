@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.lab import lifecycle, outages, rehash, thresholds
+from heddle.lab.capture import Bounds, capture
 from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.snapshot import LabPart
+from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
@@ -26,8 +29,9 @@ from heddle.runs.store import paths_of
 from heddle.runtimes import registry
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
+from heddle.wire.pcapng import Frame
 from tests import localshards
-from tests.machine import until
+from tests.machine import patience, until
 
 pytestmark = pytest.mark.root
 LOSSLESS = 3
@@ -46,10 +50,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.Lo
 
 
 @pytest.fixture(scope="module")
-def lab(cluster: localshards.LocalCluster) -> Iterator[Lab]:
+def lab(cluster: localshards.LocalCluster, lab_name: Callable[[], str]) -> Iterator[Lab]:
     """The preset tiny over two shards."""
-    yield lifecycle.up(load_fabric("tiny", name="shardtiny"), runtime=localshards.NAME).lab
-    lifecycle.down("shardtiny")
+    made = lifecycle.up(load_fabric("tiny", name=lab_name()), runtime=localshards.NAME).lab
+    yield made
+    lifecycle.down(made.name)
 
 
 def ran(lab: Lab, **more: object) -> tuple[RunResult, PathsResult]:
@@ -64,9 +69,9 @@ def taken(paths: PathsResult) -> dict[tuple[str, str, int, int], tuple[tuple[str
 
 @pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
-    cluster: localshards.LocalCluster, monkeypatch: pytest.MonkeyPatch, shards: int
+    cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, shards: int
 ) -> None:
-    fabric = load_fabric("zone", name="shardzone", overrides=["link.host=40mbit", "link.fabric=40mbit"])
+    fabric = load_fabric("zone", name=name, overrides=["link.host=40mbit", "link.fabric=40mbit"])
     found = []
     for runtime in ("netns", localshards.NAME):
         monkeypatch.setattr(localshards.LocalShards, "shards_wanted", shards)
@@ -88,8 +93,8 @@ def test_every_check_passes_over_shards(lab: Lab) -> None:
     assert [each for each in validate(lab) if not each.ok] == []
 
 
-def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster) -> None:
-    fabric = load_fabric("tiny", name="shardpfc", overrides=["queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS])
+def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster, name: str) -> None:
+    fabric = load_fabric("tiny", name=name, overrides=["queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS])
     where = lifecycle.up(fabric, runtime=localshards.NAME).lab
     try:
         before = where.snapshot(LabPart.QUEUES).queues
@@ -149,37 +154,86 @@ def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
         lab.output("rtsw2", ["false"])
 
 
+def test_a_capture_at_both_ends_of_a_cut_sees_the_same_packets_on_one_clock(lab: Lab) -> None:
+    near = next(each.port for each in tunnels(lab) if each.port.startswith("rtsw1:"))
+    node, _, name = near.partition(":")
+    far = lab.fabric.by_name[node].port(name).peer_ref
+    taps, frames, ended = find_ports(lab, f"{near},{far}"), list[Frame](), threading.Event()
+    assert len({tap.shard for tap in taps}) == 2
+
+    def reduce() -> None:
+        ran(lab)
+        ended.set()
+
+    worker = threading.Thread(target=reduce)
+    bounds = Bounds(10**6, patience(60))
+    done = capture(
+        taps, "udp dst port 4791", bounds, frames.extend, whole=True, stop=ended.is_set, listening=worker.start
+    )
+    worker.join()
+    assert (done.ended, done.packets, done.problems) == ("asked", len(frames), ())
+    assert done.dropped == {near: 0, far: 0}
+    for ref, peer in ((near, far), (far, near)):
+        left = {each.data[14:]: each.time_ns for each in frames if each.port == ref and each.outgoing}
+        came = {each.data[14:]: each.time_ns for each in frames if each.port == peer and not each.outgoing}
+        assert len(left) > 100 and left.keys() == came.keys()
+        took = sorted(came[key] - left[key] for key in left)
+        assert took[0] > -5e6 and took[len(took) // 2] < 50e6, took  # the clocks differ by at most their bound
+
+
+def test_a_capture_in_a_shard_leaves_no_process_and_names_a_port_that_is_not_there(lab: Lab) -> None:
+    with pytest.raises(InputError, match="rtsw2:eth9"):
+        find_ports(lab, "rtsw2:eth9")
+    with pytest.raises(InputError, match="rtsw9"):
+        find_ports(lab, "rtsw9:eth1")
+    began = len(_named("tcpdump"))
+    done = capture(find_ports(lab, "rtsw1,rtsw2"), "", Bounds(None, 0.5), lambda _: None)
+    assert done.ended == "time" and set(done.dropped.values()) == {0}
+    until(lambda: len(_named("tcpdump")) == began)
+
+
+def _named(program: str) -> list[Path]:
+    return [each for each in Path("/proc").iterdir() if each.name.isdigit() and _comm(each) == program]
+
+
+def _comm(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def test_what_needs_one_machine_says_so(lab: Lab) -> None:
-    with pytest.raises(InputError, match=r"is in shards \(localshards\), and capture needs all of its nodes"):
-        lab.require_here("capture")
+    with pytest.raises(InputError, match=r"is in shards \(localshards\), and craft needs all of its nodes"):
+        lab.require_here("craft")
 
 
-def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster) -> None:
-    where = lifecycle.up(load_fabric("tiny", name="shardlost"), runtime=localshards.NAME).lab
+def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster, name: str) -> None:
+    where = lifecycle.up(load_fabric("tiny", name=name), runtime=localshards.NAME).lab
     assert len(cut_counts(where)) == 4
     edge = where.fabric.by_name["rtsw1"]
     (near,) = {each.port for each in tunnels(where)} & {port.ref for port in edge.ports}
-    cluster.kill("shardlost", "s2")
+    cluster.kill(name, "s2")
     until(lambda: near.partition(":")[2] in down_of(where, ["rtsw1"])["rtsw1"])  # neighbours notice by themselves
     (lost,) = where.missing_nodes()
     assert (lost.where, lost.why) == ("shard s2", "has ended")
     with pytest.raises(MachineError, match="shard s2"):
         where.snapshot(LabPart.FIBS)
-    again = lifecycle.repair_lab("shardlost")
+    again = lifecycle.repair_lab(name)
     assert again.repaired is not None and again.repaired.done[0].startswith("shard s2: started again (")
     _, paths = ran(where)
     assert paths.agree and [each for each in validate(where) if not each.ok] == []
-    assert lifecycle.down("shardlost")
-    until(lambda: not cluster.exists("shardlost"))
-    assert not state.lab_dir("shardlost").exists()
-    assert not [*Path("/run/netns").glob("heddle-shard*")]
+    assert lifecycle.down(name)
+    until(lambda: not cluster.exists(name))
+    assert not state.lab_dir(name).exists()
+    assert not [*Path("/run/netns").glob(f"heddle-{name}*")]
 
 
 def test_a_fabric_that_cannot_be_cut_leaves_nothing(
-    cluster: localshards.LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(localshards.LocalShards, "shards_wanted", 3)
-    fabric: LoadedFabric = load_fabric("tiny", name="shardmany")
+    fabric: LoadedFabric = load_fabric("tiny", name=name)
     with pytest.raises(InputError, match="--shards 3"):
         lifecycle.up(fabric, runtime=localshards.NAME)
-    assert not state.lab_dir("shardmany").exists()
+    assert not state.lab_dir(name).exists()
