@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
+from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
@@ -215,9 +217,10 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
     from heddle.lab.queues import QueueWatch
     from heddle.switch.queues.cells import LabQueues
 
-    lab.require_here("queues --watch")
     end = time.monotonic() + seconds
-    with LabQueues.pinned(lab.fabric) as live, Screen(sys.stdout, out) as screen:
+    with ExitStack() as stack:
+        live = stack.enter_context(LabQueues.pinned(lab.fabric)) if lab.runtime.here else None
+        screen = stack.enter_context(Screen(sys.stdout, out))
         watch = QueueWatch(lab, live)
         namespace = _namespace(lab)
         try:
@@ -247,8 +250,10 @@ def _reading(watch: QueueWatch, lab: Lab, namespace: int | None) -> QueuesResult
 
 
 def _namespace(lab: Lab) -> int | None:
-    """The inode of the first node's namespace, unique among existing ones; None when it is gone."""
+    """The inode of the first node's namespace, or of the directory of a lab in shards; None when it is gone."""
     try:
+        if not lab.runtime.here:
+            return state.lab_dir(lab.name).stat().st_ino
         return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
     except (OSError, HeddleError):  # its files can disappear at any moment, too
         return None

@@ -37,7 +37,7 @@ _ANYWHERE: Final = "(unit or golden or netns)"
 # that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more; what guards a
 # commit leaves them out.
 _MARKS: Final[Mapping[str, str]] = {
-    QUICK: "(unit or golden or netns or fuzz) and not deep",
+    QUICK: "(unit or golden or netns or fuzz) and not deep and not long",
     "deep": f"{_ANYWHERE} and deep and not long",
     "long": f"{_ANYWHERE} and long",
     "all": f"{_ANYWHERE} or (fuzz and not deep)",

@@ -160,7 +160,6 @@ class LabWatch:
             return
         self._shut()
         lab = open_lab(self.name)
-        lab.require_here("dashboard")
         if lost := lab.runtime.missing_nodes(self.name, lab.topology):
             raise MachineError(*lost)
         self.opened = OpenedLab(lab, mark, self._view.plan + 1)

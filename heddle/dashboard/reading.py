@@ -3,9 +3,9 @@
 In:  a running Lab.
 Out: LiveReading; of two of them PortFigures, by port id, and LiveTotals; LiveHistory, the last minutes.
 
-The maps of the queues are memory and stay mapped, so that a reading of them costs a copy. Carrier and sessions need
-system calls and an answer of bgpd for each switch: a reading asks a few switches, first those whose links have just
-changed or whose sessions are not established.
+The maps of the queues are memory and stay mapped, so that a reading of them costs a copy; those of a lab in shards come
+by a call. Carrier and sessions need system calls and an answer of bgpd for each switch: a reading asks a few switches,
+first those whose links have just changed or whose sessions are not established.
 The use of a link is bytes * 8 / (rate * seconds between the two readings): 1 is line rate. A port sends in bursts, and
 a burst may be counted in the next interval, so values slightly above 1 are possible.
 """
@@ -27,6 +27,7 @@ from heddle.base.arrays import F64, I64, Bools
 from heddle.base.ethernet import CLASSES
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.lab.spread import spread
 from heddle.lab.thresholds import wanted_policies
 from heddle.switch.queues.cells import LINK_DOWN, LabQueues
 from heddle.switch.queues.portids import numbered_ports
@@ -84,7 +85,7 @@ class LiveSource:
         self.lab = lab
         self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # port id N is at N - 1
         self.policies = wanted_policies(lab)
-        self._queues = LabQueues.pinned(lab.fabric)
+        self._queues = LabQueues.pinned(lab.fabric) if lab.runtime.here else None
         self._switches = [node.name for node in lab.fabric.switches]
         self._known: dict[str, NodeSnapshot] = {}
         self._turn = 0
@@ -92,12 +93,12 @@ class LiveSource:
 
     def close(self) -> None:
         """Close the maps."""
-        self._queues.close()
+        if self._queues is not None:
+            self._queues.close()
 
     def read(self, *, every: bool = False) -> LiveReading:
         """One reading. every: ask all switches now. HeddleError when the lab is going away."""
-        when, queues = time.time(), QueueState.of(self._queues)
-        cut = (self._queues.links["flags"] & LINK_DOWN) != 0
+        when, (queues, cut) = time.time(), _copied(self._queues) if self._queues is not None else look(self.lab)
         asked = self._switches if every or not self._known else self._next(cut)
         self._known |= self.lab.snapshot(SLOW_PARTS, asked).nodes
         self._cut = cut
@@ -120,6 +121,22 @@ class LiveSource:
         """Whether a switch has ports that are down or sessions that are not established."""
         seen = self._known[name]
         return bool(seen.down) or seen.sessions is None or any(s != ESTABLISHED for s in seen.sessions.values())
+
+
+def _copied(live: LabQueues) -> tuple[QueueState, Bools]:
+    return QueueState.of(live), (live.links["flags"] & LINK_DOWN) != 0
+
+
+def _joined(results: Sequence[tuple[QueueState, Bools]]) -> tuple[QueueState, Bools]:
+    states = [each for each, _ in results]
+    return states[0].joined(states[1:]), np.logical_or.reduce([cut for _, cut in results])
+
+
+@spread(_joined)
+def look(lab: Lab) -> tuple[QueueState, Bools]:
+    """The queues now, and by port id the links that their programs treat as down."""
+    with LabQueues.pinned(lab.fabric) as live:
+        return _copied(live)
 
 
 class PortFlag(IntFlag):

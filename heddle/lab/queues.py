@@ -195,14 +195,15 @@ def read_queues(lab: Lab) -> QueuesResult:
 
 
 class QueueWatch:
-    """Reads a lab repeatedly, for `--watch`, and keeps its maps open."""
+    """Reads a lab repeatedly, for `--watch`. live: its maps, which stay open; None for a lab in shards."""
 
-    def __init__(self, lab: Lab, live: LabQueues) -> None:
+    def __init__(self, lab: Lab, live: LabQueues | None) -> None:
         self._lab, self._live = lab, live
 
     def read(self) -> QueuesResult:
         """Read once."""
-        return _result_now(self._lab, QueueState.of(self._live))
+        now = QueueState.of(self._live) if self._live is not None else self._lab.snapshot(LabPart.QUEUES).queues
+        return _result_now(self._lab, now)
 
 
 def _result_now(lab: Lab, queues: QueueState) -> QueuesResult:

@@ -106,7 +106,13 @@ class ShardedRuntime(ABC):
         return self._recorded(lab) and self.cluster(lab).exists(lab)
 
     def _recorded(self, lab: str) -> bool:
-        record = state.read_record(lab)
+        try:
+            record = state.read_record(lab)
+        except MachineError:
+            # Without its record nobody knows the cluster of a lab, so one that has shards is not removed.
+            if (state.lab_dir(lab) / _PLAN).exists():
+                raise
+            return False
         return record is not None and record.runtime == self.name
 
     def name_conflict(self, lab: str) -> Problem | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
+from heddle.dashboard.labwatch import LabWatch
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.lab import lifecycle, outages, rehash, thresholds
@@ -20,6 +22,7 @@ from heddle.lab.capture import Bounds, capture
 from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
+from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
@@ -201,6 +204,39 @@ def _comm(process: Path) -> str:
         return (process / "comm").read_text().strip()
     except OSError:
         return ""
+
+
+def test_the_page_of_a_lab_in_shards_follows_all_of_them(lab: Lab) -> None:
+    messages: list[tuple[str, str]] = []
+    watch = LabWatch(lab.name, lambda kind, text: messages.append((kind, text)))
+    watch.join()
+    try:
+        until(lambda: any(kind == "state" for kind, _ in messages))
+        first = json.loads(next(text for kind, text in messages if kind == "state"))
+        assert (first["trouble"], first["up"], first["totals"]["links_down"]) == ("", True, 0)
+        assert first["totals"]["established"] == first["totals"]["expected"] == 4
+        _, paths = ran(lab)
+        assert paths.agree
+        ids = port_ids(lab.fabric)
+        used = {
+            ids[node, name] for each in paths.flows for step in each.measured for node, _, name in [step.partition(":")]
+        }
+        assert len(used) > 4
+
+        def seen() -> bool:
+            rows = json.loads(watch.hello())["rows"]
+            return all(rows[number][2] > 0 for number in used)  # the longest queue
+
+        until(seen)
+    finally:
+        watch.leave()
+        watch.close()
+
+
+def test_queues_are_watched_over_shards(lab: Lab) -> None:
+    _, paths = ran(lab)
+    rows = {each.port for each in QueueWatch(lab, None).read().rows if each.packets}
+    assert rows >= {step for each in paths.flows for step in each.measured}
 
 
 def test_what_needs_one_machine_says_so(lab: Lab) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -227,8 +227,19 @@ def test_a_run_s_footer_is_a_line_or_two() -> None:
     assert busy.to_json()["drops"] == 12
 
 
+def test_moments_of_another_shard_are_on_the_clock_of_the_first() -> None:
+    here, there = empty(), empty()
+    at = there.at("rtsw2:eth1")
+    there.agent[at]["closed_since_ns"] = 10 * NOW - 3_000_000  # its machine runs for longer
+    there.agent[at]["paused_ns"] = 1_000_000
+    here.agent[here.at("rtsw1:eth1")]["closed_since_ns"] = NOW - 5_000_000
+    joined = here.state().joined([replace(there.state(), taken_ns=10 * NOW)])
+    rows = result_of(here.fabric, joined, policies_of(here.fabric), ALIVE, {}).rows
+    assert {row.port: row.paused_ms for row in rows if row.paused} == {"rtsw1:eth1": 5, "rtsw2:eth1": 4}
+
+
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "-"), (812, "812 B"), (60_000, "60 KB"), (1_234_567, "1.23 MB"), (2_500_000_000, "2500 MB")]
+    ("count", "said"), [(0, "-"), (812, "812 B"), (60_000, "60 KB"), (1_234_567, "1.23 MB"), (2_500_000_000, "2.5 GB")]
 )
 def test_bytes_are_written_as_a_fabric_file_has_them(count: int, said: str) -> None:
     assert amount(count) == said

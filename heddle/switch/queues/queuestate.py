@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
 
 from heddle.base.ethernet import CLASSES
 from heddle.switch.queues.portids import numbered_ports, row
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from heddle.fabric.model import Port
     from heddle.switch.queues.cells import LabQueues
+
+# Moments on CLOCK_MONOTONIC; 0 is none. The other columns in ns are lengths.
+_TIMES: Final = frozenset({"last_out_ns", "since_ns", "last_ns", "closed_since_ns", "until_ns", "storm_since_ns"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +48,19 @@ class QueueState:
     def joined(self, others: Sequence[Self]) -> Self:
         """One state of those of all shards: a row is 0 in all of them but that of its port.
 
-        Times in a row are by the clock of that shard's machine; taken_ns is that of the first.
+        All shards were read at the same moment, so times are translated to the clock of the first by taken_ns; they are
+        as exact as that moment is the same, which is some milliseconds.
         """
         found = {}
         for name in ("cells", "ingress", "gates", "agent", "switches"):
             sums = getattr(self, name).copy()
-            for part in (getattr(each, name) for each in others):
+            for each in others:
+                part = getattr(each, name)
                 for column in sums.dtype.names:
-                    sums[column] += part[column]
+                    counts = part[column]
+                    if column in _TIMES:
+                        counts = np.where(counts > 0, counts.astype(np.int64) + self.taken_ns - each.taken_ns, 0)
+                    sums[column] += counts.astype(sums[column].dtype)
             sums.flags.writeable = False
             found[name] = sums
         return replace(self, **found)
