@@ -32,7 +32,7 @@ from heddle.runtimes.kube import manifests
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, ROOT, RealCluster
 from tests.machine import child, until
-from tests.netns.test_shards import ran, taken
+from tests.netns.test_shards import captured_at_both_ends, ran, shown_by_the_page, taken
 
 RUNTIME = "kubernetes"
 SHARDS = {"shards": "2"}
@@ -136,6 +136,17 @@ def test_zone_over_two_shards_takes_the_paths_that_it_takes_on_one_machine(space
         finally:
             lifecycle.down("kzone")
     assert found[0] == found[1]
+    assert there.is_empty()
+
+
+def test_captures_and_the_page_follow_all_pods(space: Callable[[str], Space]) -> None:
+    there = space("seen")
+    lab = there.up("kseen")
+    try:
+        captured_at_both_ends(lab)
+        shown_by_the_page(lab)
+    finally:
+        lifecycle.down("kseen")
     assert there.is_empty()
 
 

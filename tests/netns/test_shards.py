@@ -70,6 +70,62 @@ def taken(paths: PathsResult) -> dict[tuple[str, str, int, int], tuple[tuple[str
     return {each.flow.key: (each.measured, each.sent.packets) for each in paths.flows}
 
 
+def captured_at_both_ends(lab: Lab) -> None:
+    """A capture at both ends of a cut sees the same packets, on one clock."""
+    near = next(each.port for each in tunnels(lab) if each.port.startswith("rtsw1:"))
+    node, _, name = near.partition(":")
+    far = lab.fabric.by_name[node].port(name).peer_ref
+    taps, frames, ended = find_ports(lab, f"{near},{far}"), list[Frame](), threading.Event()
+    assert len({tap.shard for tap in taps}) == 2
+
+    def reduce() -> None:
+        ran(lab)
+        ended.set()
+
+    worker = threading.Thread(target=reduce)
+    bounds = Bounds(10**6, patience(60))
+    done = capture(
+        taps, "udp dst port 4791", bounds, frames.extend, whole=True, stop=ended.is_set, listening=worker.start
+    )
+    worker.join()
+    assert (done.ended, done.packets, done.problems) == ("asked", len(frames), ())
+    assert done.dropped == {near: 0, far: 0}
+    for ref, peer in ((near, far), (far, near)):
+        left = {each.data[14:]: each.time_ns for each in frames if each.port == ref and each.outgoing}
+        came = {each.data[14:]: each.time_ns for each in frames if each.port == peer and not each.outgoing}
+        assert len(left) > 100 and left.keys() == came.keys()
+        took = sorted(came[key] - left[key] for key in left)
+        assert took[0] > -5e6 and took[len(took) // 2] < 50e6, took  # the clocks differ by at most their bound
+
+
+def shown_by_the_page(lab: Lab) -> None:
+    """The page of a lab in shards follows all of them."""
+    messages: list[tuple[str, str]] = []
+    watch = LabWatch(lab.name, lambda kind, text: messages.append((kind, text)))
+    watch.join()
+    try:
+        until(lambda: any(kind == "state" for kind, _ in messages))
+        first = json.loads(next(text for kind, text in messages if kind == "state"))
+        assert (first["trouble"], first["up"], first["totals"]["links_down"]) == ("", True, 0)
+        assert first["totals"]["established"] == first["totals"]["expected"] == 4
+        _, paths = ran(lab)
+        assert paths.agree
+        ids = port_ids(lab.fabric)
+        used = {
+            ids[node, name] for each in paths.flows for step in each.measured for node, _, name in [step.partition(":")]
+        }
+        assert len(used) > 4
+
+        def seen() -> bool:
+            rows = json.loads(watch.hello())["rows"]
+            return all(rows[number][2] > 0 for number in used)  # the longest queue
+
+        until(seen)
+    finally:
+        watch.leave()
+        watch.close()
+
+
 @pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
     cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, shards: int
@@ -158,30 +214,7 @@ def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
 
 
 def test_a_capture_at_both_ends_of_a_cut_sees_the_same_packets_on_one_clock(lab: Lab) -> None:
-    near = next(each.port for each in tunnels(lab) if each.port.startswith("rtsw1:"))
-    node, _, name = near.partition(":")
-    far = lab.fabric.by_name[node].port(name).peer_ref
-    taps, frames, ended = find_ports(lab, f"{near},{far}"), list[Frame](), threading.Event()
-    assert len({tap.shard for tap in taps}) == 2
-
-    def reduce() -> None:
-        ran(lab)
-        ended.set()
-
-    worker = threading.Thread(target=reduce)
-    bounds = Bounds(10**6, patience(60))
-    done = capture(
-        taps, "udp dst port 4791", bounds, frames.extend, whole=True, stop=ended.is_set, listening=worker.start
-    )
-    worker.join()
-    assert (done.ended, done.packets, done.problems) == ("asked", len(frames), ())
-    assert done.dropped == {near: 0, far: 0}
-    for ref, peer in ((near, far), (far, near)):
-        left = {each.data[14:]: each.time_ns for each in frames if each.port == ref and each.outgoing}
-        came = {each.data[14:]: each.time_ns for each in frames if each.port == peer and not each.outgoing}
-        assert len(left) > 100 and left.keys() == came.keys()
-        took = sorted(came[key] - left[key] for key in left)
-        assert took[0] > -5e6 and took[len(took) // 2] < 50e6, took  # the clocks differ by at most their bound
+    captured_at_both_ends(lab)
 
 
 def test_a_capture_in_a_shard_leaves_no_process_and_names_a_port_that_is_not_there(lab: Lab) -> None:
@@ -207,30 +240,7 @@ def _comm(process: Path) -> str:
 
 
 def test_the_page_of_a_lab_in_shards_follows_all_of_them(lab: Lab) -> None:
-    messages: list[tuple[str, str]] = []
-    watch = LabWatch(lab.name, lambda kind, text: messages.append((kind, text)))
-    watch.join()
-    try:
-        until(lambda: any(kind == "state" for kind, _ in messages))
-        first = json.loads(next(text for kind, text in messages if kind == "state"))
-        assert (first["trouble"], first["up"], first["totals"]["links_down"]) == ("", True, 0)
-        assert first["totals"]["established"] == first["totals"]["expected"] == 4
-        _, paths = ran(lab)
-        assert paths.agree
-        ids = port_ids(lab.fabric)
-        used = {
-            ids[node, name] for each in paths.flows for step in each.measured for node, _, name in [step.partition(":")]
-        }
-        assert len(used) > 4
-
-        def seen() -> bool:
-            rows = json.loads(watch.hello())["rows"]
-            return all(rows[number][2] > 0 for number in used)  # the longest queue
-
-        until(seen)
-    finally:
-        watch.leave()
-        watch.close()
+    shown_by_the_page(lab)
 
 
 def test_queues_are_watched_over_shards(lab: Lab) -> None:
