@@ -141,9 +141,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in every runtime.
+    """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in every runtime of a machine.
 
-    A module's MORE_RUNTIMES are those that only its tests have.
+    A module's MORE_RUNTIMES are those that only its tests have. No test but those of tests/kube uses a cluster: the
+    kubeconfig of this machine leads to a cluster in use.
     """
     if "runtime" not in metafunc.fixturenames:
         return
@@ -151,7 +152,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return  # tests/clab: in containers only
     places = ["netns"]
     if metafunc.definition.get_closest_marker("containers"):
-        places = [*RUNTIMES, *getattr(metafunc.module, "MORE_RUNTIMES", ())]
+        here = [each for each in RUNTIMES if get_runtime(each).here]
+        places = [*here, *getattr(metafunc.module, "MORE_RUNTIMES", ())]
     marked = [pytest.param(each, marks=[pytest.mark.clab] if each == "containerlab" else []) for each in places]
     metafunc.parametrize("runtime", marked, indirect=True, scope="module")
 
