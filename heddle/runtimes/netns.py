@@ -151,11 +151,8 @@ class NetnsRuntime:
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        done = run(self.command(lab, topology, node, argv), check=False, timeout=timeout)
-        if done.code != 0:
-            why = f"failed with exit code {done.code}: {done.reason}"
-            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
-        return done.out
+        words = self.command(lab, topology, node, argv)
+        return run(words, timeout=timeout, called=f"{node}: {shlex.join(argv)}").out
 
     def destroy(self, lab: str, observer: Observer) -> int:
         """Remove everything of that lab, in any state. Returns the number of objects."""

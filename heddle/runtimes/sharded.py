@@ -109,7 +109,7 @@ class ShardedRuntime(ABC):
         try:
             record = state.read_record(lab)
         except MachineError:
-            # Without its record nobody knows the cluster of a lab, so one that has shards is not removed.
+            # The cluster of a lab is known from its record only, so a lab with shards is not removed without it.
             if (state.lab_dir(lab) / _PLAN).exists():
                 raise
             return False
@@ -231,11 +231,8 @@ class ShardedRuntime(ABC):
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        done = run(self.command(lab, topology, node, argv), check=False, timeout=timeout)
-        if done.code != 0:
-            why = f"failed with exit code {done.code}: {done.reason}"
-            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
-        return done.out
+        words = self.command(lab, topology, node, argv)
+        return run(words, timeout=timeout, called=f"{node}: {shlex.join(argv)}").out
 
     def _argv(self, lab: str, topology: Path, node: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         known_node(lab, topology, node)
