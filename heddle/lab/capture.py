@@ -2,7 +2,7 @@
 
 In:  a lab, ports as `rtsw1:eth1`, a filter, and bounds: seconds, and packets where there is a limit.
 Out: Frames, handed on as they come; then Captured: how many, for how long, why it ended, what the kernel dropped.
-Only the namespace's path is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
+Only the port's namespace is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
 ends it with the lab, and it dies with this process. A port behind a delay line has a second tcpdump, at the line.
 In a lab in shards it runs in the port's shard, and its times are translated to this machine's clock.
 What a capture sees of queues and BPF programs: docs/capture.md.

@@ -18,15 +18,17 @@ CPUS: Final = 4  # processors of a machine, unless the caller has another number
 _POD_S: Final = 13.0  # from nothing until pods run, with an image of 200 MiB to unpack (Kubernetes 1.34)
 _PORT_S: Final = 0.006  # queues and programs of a port; the kernel's RTNL lock admits one at a time
 _SETTLE_S: Final = 3.5  # of the smallest fabric: router advertisements, connections, updates that wait
-_OBJECTS: Final = 7  # of a lab, beside one StatefulSet a shard: account, role and binding, Service, policy, key, files
-_READS: Final = 2  # list and watch of the pods
+# Counted in `up` over 2 and 3 shards: rights, the lab's ConfigMap and Service, events, pods; then ConfigMap (twice),
+# Service and policy are applied.
+_CALLS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingForecast:
     """One machine with `cpus` processors for each shard. seconds: phase of `up` -> its time in the slowest shard.
 
-    api_calls: of one `up`. limits: what does not fit, one sentence each.
+    api_calls: of one `up`, beside three each half second until all pods run. limits: what does not fit, one sentence
+    each.
     """
 
     cpus: int
@@ -50,7 +52,7 @@ def sharding_forecast(fabric: Fabric, found: Cut, cpus: int = CPUS) -> ShardingF
         "ports": max(ports.values()) * _PORT_S,
         "routes": _SETTLE_S + max(each.work for each in found.shards) / cpus,
     }
-    calls = _OBJECTS + _READS + 2 * len(found.shards)  # a StatefulSet and an exec of its agent each
+    calls = _CALLS + 2 * len(found.shards)  # a StatefulSet and an exec of its agent each
     return ShardingForecast(cpus, seconds, calls, tuple(_limits(fabric, found)))
 
 

@@ -64,8 +64,8 @@ class FlowRow:
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
-    its paths; None where no verdict is possible. sizes: the rows of the table. tunnels: of
-    cut links; None where nobody read them.
+    its paths; None where no verdict is possible. sizes: the rows of the table. tunnels: of cut links; None if they were
+    not read.
     """
 
     plan: Plan
