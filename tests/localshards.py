@@ -134,7 +134,8 @@ class LocalCluster:
 
     @staticmethod
     def _enter(holder: subprocess.Popen[str]) -> list[str]:
-        return ["nsenter", f"--target={_inside(holder)}", "--net", "--mount", "--pid"]
+        # --root: a mount namespace has the root of the machine, also where the tests run in a chroot.
+        return ["nsenter", f"--target={_inside(holder)}", "--net", "--mount", "--pid", "--root"]
 
 
 def _hold() -> subprocess.Popen[str]:
