@@ -130,6 +130,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "down": {
         "": "take the only running lab down",
         "--all": "take all labs down",
+        "zone --runtime kubernetes --namespace labs": "remove a lab in pods whose record is damaged or gone",
     },
     "plot": {
         "": "draw the queues of the last run that held most",

@@ -261,17 +261,28 @@ def _manifests(fabric: Fabric, count: int | None, given: Mapping[str, str]) -> M
 
 @verb(
     group="Lab",
-    help={"all": "take all of your labs down", "force": "also a lab of another user or state directory"},
+    help=words.DOWN,
+    extras=lambda typed: [KUBERNETES] if typed["runtime"] == KUBERNETES else [],
     positional=["lab"],
     root=True,
     lasting=True,
 )
-def down(out: Console, lab: str | None = None, all_: bool = False, force: bool = False) -> None:
+def down(
+    out: Console,
+    lab: str | None = None,
+    all_: bool = False,
+    force: bool = False,
+    runtime: str | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+) -> None:
     """Take a lab down: remove its namespaces, processes, BPF pins and files, and nothing of other labs.
 
     Its runs are removed too: to keep some, first copy them from the lab's directory (docs/runs.md). It is not an
     error when there is no such lab. A lab of another user or state directory is taken down after a question, or with
     --force; its runs stay there. What runs in a lab is not ended: wait for it, or end it first.
+    A lab in pods is found by its record. If that is damaged or gone, --runtime kubernetes with --namespace and
+    --context names its place.
     """
     from heddle.lab import lifecycle as labs
     from heddle.lab.ownership import other_labs
@@ -286,8 +297,13 @@ def down(out: Console, lab: str | None = None, all_: bool = False, force: bool =
     if all_ and force:
         hint = "name each lab of another user: ./inv down LAB --force"
         raise InputError(Problem("", "--all and --force", "exclude each other", hint))
-    names = known if lab is None else [lab]
-    done = {name: labs.down(name, out.observer, force=force, ask=out.confirm) for name in names}
+    named = {key: value for key, value in (("context", context), ("namespace", namespace)) if value is not None}
+    if (named or runtime) and (runtime != KUBERNETES or lab is None):
+        what = " ".join(f"--{each}" for each in ("runtime" if runtime else "", *named) if each)
+        hint = "write ./inv down LAB --runtime kubernetes; other labs are found by their names"
+        raise InputError(Problem("", what, "is only for a lab in pods, which is named", hint))
+    names, cluster = known if lab is None else [lab], named if runtime else None
+    done = {name: labs.down(name, out.observer, force=force, ask=out.confirm, cluster=cluster) for name in names}
     removed = {name: each for name, each in done.items() if each}
     text = down_text(removed)
     if lab is not None and not removed:

@@ -86,6 +86,13 @@ KUBERNETES: Final = group(
     },
 )
 
+DOWN: Final[Options] = {
+    "all": "take all of your labs down",
+    "force": "also a lab of another user or state directory",
+    "runtime": Option("kubernetes: look for a lab in pods that has no record", "heddle.runtimes.registry:RUNTIMES"),
+    **{key: each for key, each in KUBERNETES.items() if key in ("context", "namespace")},
+}
+
 HASHING: Final[Options] = {
     "mode": "the new mode; without it, the current modes are shown",
     "switch": "these switches only: rtsw1,ctsw2; can be repeated",

@@ -1,4 +1,4 @@
-"""The cut links of a lab in shards: what they carried, and what their tunnels lost."""
+"""The cut links of a lab in shards: what they carried, what their tunnels lost, and who carries the state of ports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import fcntl
 import json
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
+from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, run
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.sharded import ShardPlan
 from heddle.switch.links.cuts import CutCount, CutEnd, TunnelUse, read_counts, tunnel_uses
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ CARRIER_KEY: Final = "carrier.key"  # in the directory of a shard's lab
 _REPORT: Final = "carrier.json"
 _READINGS: Final = 20
 _END_S: Final = 2.0
+_WAIT_S: Final = 15.0  # until all shards hear each other
+_LOOK_S: Final = 0.1
+NOT_HEARD: Final = "is not heard"
+_BLOCKED: Final = "allow UDP ports 4789 and 4792 between the pods: look at NetworkPolicies (docs/kubernetes.md)"
 
 
 def cut_ends(lab: Lab) -> list[CutEnd]:
@@ -58,14 +65,21 @@ def keep_carriers(lab: Lab) -> None:
     run(argv, stdin=json.dumps(config), called="the carrier of cut links")
 
 
-def end_carrier(lab: Lab) -> None:
-    """End this shard's process, so that `keep_carriers` starts one with the present addresses."""
-    place = RUN_DIR / lab.name / f"{_REPORT}.lock"
-    with suppress(OSError, ValueError), place.open("r+b") as lock:
+def _process(lab: Lab) -> int | None:
+    """The process of this shard, which holds the lock of its file; None when none runs."""
+    with suppress(OSError, ValueError), (RUN_DIR / lab.name / f"{_REPORT}.lock").open("r+b") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # it works: the lock is its own
-            end_all([os.pidfd_open(int(lock.read()))], _END_S)
+        except BlockingIOError:
+            return int(lock.read())
+    return None
+
+
+def end_carrier(lab: Lab) -> None:
+    """End this shard's process, so that `keep_carriers` starts one with the present addresses."""
+    with suppress(OSError):
+        if (process := _process(lab)) is not None:
+            end_all([os.pidfd_open(process)], _END_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +92,60 @@ class FarTrip:
     most_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class ShardCarrier:
+    """The process of a shard. working: whether it runs; also where there is no cut link. trips: to the other shards."""
+
+    working: bool = True
+    trips: tuple[FarTrip, ...] = ()
+
+
 @spread(concat)
+def carriers(lab: Lab) -> list[ShardCarrier]:
+    """One for each shard, in their order."""
+    if not cut_ends(lab):
+        return [ShardCarrier()]
+    place = RUN_DIR / lab.name / _REPORT
+    with suppress(OSError, ValueError):
+        rows = json.loads(place.read_text(encoding="utf-8"))
+        working = _process(lab) is not None
+        return [ShardCarrier(working, tuple(FarTrip(address, **row) for address, row in rows.items()))]
+    return [ShardCarrier(working=False)]
+
+
 def round_trips(lab: Lab) -> list[FarTrip]:
     """From each shard to each of the others that it has cut links to."""
-    try:
-        rows = json.loads((RUN_DIR / lab.name / _REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    return [trip for each in carriers(lab) for trip in each.trips]
+
+
+def lost_carriers(lab: Lab) -> list[Problem]:
+    """Shards whose process does not run, and those that do not hear another one. None on one machine."""
+    if lab.runtime.here:
         return []
-    return [FarTrip(address, **row) for address, row in rows.items()]
+    plan, found = ShardPlan.read(lab.name), list[Problem]()
+    names = {address: name for name, address in plan.addresses.items()}
+    for name, each in zip(plan.shards, carriers(lab), strict=True):
+        if not each.working:
+            why = "does not run: ports at the other ends lose their carrier"
+            found.append(Problem(f"shard {name}", "the process that carries the state of ports", why, _again(lab)))
+        for trip in each.trips:
+            if each.working and not (trip.alive and trip.rtt_ns):
+                what = f"shard {names.get(trip.address, '')} at {trip.address}"
+                found.append(Problem(f"shard {name}", what, NOT_HEARD, _BLOCKED))
+    return found
+
+
+def _again(lab: Lab) -> str:
+    return f"./inv up --repair --name {lab.name} starts it again"
+
+
+def wait_for_carriers(lab: Lab, seconds: float = _WAIT_S) -> None:
+    """Return when all shards hear each other. MachineError with those that do not after some seconds."""
+    until = time.monotonic() + seconds
+    while found := lost_carriers(lab):
+        if time.monotonic() > until:
+            raise MachineError(*found)
+        time.sleep(_LOOK_S)
 
 
 @spread(concat)

@@ -28,6 +28,7 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
+from heddle.lab.cutlinks import NOT_HEARD, keep_carriers, lost_carriers, wait_for_carriers
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, start_daemons
@@ -89,7 +90,7 @@ def faults(lab: Lab) -> list[Problem]:
 def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
     found = [
-        *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *down_or_drained(lab, now),
+        *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *lost_carriers(lab), *down_or_drained(lab, now),
         *unrouted(lab, now), *wrong_routes(lab, now),
     ]  # fmt: skip
     return orders.explained(lab, found)
@@ -250,9 +251,13 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     shards = restore_shards(lab, observer)
     _check_repairable(lab)
     observer.begin(STEP)
+    carried = [f"{each.where}: {each.what} started again" for each in lost_carriers(lab) if each.why != NOT_HEARD]
+    if carried:
+        keep_carriers(lab)
+        wait_for_carriers(lab)
     # Before the links: a port that is set up gets its route from the kernel, up to a second later.
     restored = restore_all_routes(lab) if lab.blueprint.rendered else ()
-    done = [*shards, *(f"{ref}: route {LINK_LOCAL} added" for ref in restored)]
+    done = [*shards, *carried, *(f"{ref}: route {LINK_LOCAL} added" for ref in restored)]
     done += [*_links(lab), *_ports(lab)]
     if agents.restart(lab):
         done.append("the PFC agent and its keeper: started again")

@@ -34,8 +34,8 @@ from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
-from heddle.lab.removal import remove, remove_others
-from heddle.lab.shardswitch import install_in_shard
+from heddle.lab.removal import engines_of, remove, remove_others
+from heddle.lab.shardswitch import install_over_shards
 from heddle.lab.snapshot import LabPart
 from heddle.lab.stepclock import StepClock
 from heddle.render.dialects import RenderOptions, check_deployable
@@ -195,14 +195,17 @@ class DownResult:
 
 
 def down(
-    name: str, observer: Observer | None = None, *, force: bool = False, ask: Callable[[str], bool] | None = None
-) -> DownResult:
+    name: str, observer: Observer | None = None, *, force: bool = False, ask: Callable[[str], bool] | None = None,
+    cluster: Mapping[str, str] | None = None,
+) -> DownResult:  # fmt: skip
     """Remove everything of a lab, in any state.
 
     InputError for a lab of another state directory, unless with `force` or when `ask` answers a question with True.
+    cluster: where runtime `kubernetes` looks for its shards, as in the options of a record; by default as recorded.
     """
     observer = observer or Silent()
-    other = other_owner(state.check_name(name))
+    engines = engines_of(state.check_name(name), cluster)
+    other = other_owner(name)
     if other is not None and not force and not state.lab_dir(name).exists():
         if ask is None or not ask(f"lab {name} {other.text()}. Remove it?"):
             raise InputError(Problem("", f"lab {name}", other.text(), f"./inv down {name} --force removes it"))
@@ -212,13 +215,13 @@ def down(
             why = "has another owner than a moment ago" if now is None else now.text()
             raise InputError(Problem("", f"lab {name}", why, f"run ./inv down {name} again"))
         if other is not None and force:
-            remove_others(name, observer, *map(get_runtime, RUNTIMES))
+            remove_others(name, observer, *engines)
             return DownResult(removed=True, other=other, forced=True)
         runs = state.stored_runs(name)
         if other is not None:  # the lab that this directory has a record of is gone
             return DownResult(state.remove_record(name), runs, other)
         _record_ending(name)
-        return DownResult(remove(name, observer, *map(get_runtime, RUNTIMES)), runs)
+        return DownResult(remove(name, observer, *engines), runs)
 
 
 def _record_ending(name: str) -> None:
@@ -341,7 +344,7 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -
     """Queues, programs and the PFC agent."""
     if not lab.runtime.here:
         with clock.step("switch"):
-            install_in_shard(lab, observer)
+            install_over_shards(lab, observer)
         return
     with clock.step("switch"):
         switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
@@ -362,7 +365,7 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     if record is None:
         for runtime in RUNTIMES:  # BPF pins are named after the lab, so no other runtime may use the name either
             if get_runtime(runtime).exists(lab.name):
-                why = f"is on this machine (runtime {runtime}), but this user's Heddle has no record of it"
+                why = f"exists (runtime {runtime}), but this user's Heddle has no record of it"
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or use another --name"))
         return None
     engine = get_runtime(record.runtime)

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import machine_errors
+from heddle.base.extras import KUBERNETES
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.userfiles import as_root
 from heddle.host import limits
-from heddle.runtimes.registry import Runtime, on_machine
+from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, get_runtime, on_machine
 from heddle.switch import install as switch
 from heddle.switch.pfc import control as pfc
+
+
+def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
+    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine."""
+    if cluster is not None:
+        with suppress(MachineError):
+            if (record := state.read_record(name)) is not None and record.runtime in HERE:
+                hint = f"./inv down {name} removes it"
+                raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {record.runtime})", hint))
+    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES]
 
 
 def remove(name: str, observer: Observer, *engines: Runtime, keep_runs: bool = False) -> bool:

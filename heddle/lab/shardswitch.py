@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from heddle.base.events import Observer
 from heddle.base.process import Journal
 from heddle.base.tables import some_of
-from heddle.lab.cutlinks import cut_ends, keep_carriers
+from heddle.lab.cutlinks import cut_ends, keep_carriers, wait_for_carriers
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
@@ -32,6 +32,12 @@ def install_in_shard(lab: Lab, observer: Observer, nodes: Collection[str] | None
     switch.start_agent(lab.fabric, handles, lab.dir, journal)
 
 
+def install_over_shards(lab: Lab, observer: Observer, nodes: Collection[str] | None = None) -> None:
+    """`install_in_shard` in the shards of these nodes, by default in all; return when all shards hear each other."""
+    install_in_shard(lab, observer, nodes)
+    wait_for_carriers(lab)
+
+
 def restore_shards(lab: Lab, observer: Observer) -> list[str]:
     """Bring lost shards up again, with empty queues and new daemons. A line for each; none on one machine."""
     runtime = lab.runtime
@@ -42,6 +48,6 @@ def restore_shards(lab: Lab, observer: Observer) -> list[str]:
         return []
     shards = ShardPlan.read(lab.name).shards
     nodes = [node for name in lost for node in shards[name]]
-    install_in_shard(lab, observer, nodes)
+    install_over_shards(lab, observer, nodes)
     runtime.start_in(lab.name, lost, observer)
     return [f"shard {name}: started again ({some_of(shards[name])})" for name in lost]

@@ -85,12 +85,12 @@ RUNTIMES: Final[dict[str, str]] = {
 HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 
 
-def get_runtime(name: str) -> Runtime:
-    """The runtime of that name; InputError when there is none."""
+def get_runtime(name: str, place: Mapping[str, str] | None = None) -> Runtime:
+    """The runtime of that name; InputError when there is none. place: of a runtime with shards, see ShardedRuntime."""
     if name not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {name}", "is not a runtime", did_you_mean(name, RUNTIMES)))
     module, _, attribute = RUNTIMES[name].partition(":")
-    return cast(Runtime, getattr(import_module(module), attribute)())
+    return cast(Runtime, getattr(import_module(module), attribute)(*[place] * (place is not None)))
 
 
 def on_machine(lab: str) -> bool:

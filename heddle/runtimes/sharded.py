@@ -33,6 +33,7 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
+from heddle.runtimes.registry import RUNTIMES
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
 from heddle.spec.plain import load_spec
 
@@ -43,26 +44,39 @@ _INSIDE: Final = "heddle.shards.inside"
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which nodes are in which shard. key: of their datagrams, in hexadecimal. addresses: of the shards."""
+    """Which nodes are in which shard. key: of their datagrams, in hexadecimal. addresses: of the shards.
+
+    runtime, target: as in the lab's record, so that `down` finds the cluster without one.
+    """
 
     shards: Mapping[str, tuple[str, ...]]
     key: str = ""
     addresses: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    target: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, lab: str) -> ShardPlan:
-        """Of a lab; empty where it has none yet."""
+        """Of a lab; empty where it has none yet. MachineError when it cannot be read."""
+        path = state.lab_dir(lab) / _PLAN
         try:
-            data = json.loads((state.lab_dir(lab) / _PLAN).read_text(encoding="utf-8"))
-        except OSError:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            shards = {str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}
+            addresses, target = (_texts(data.get(key, {})) for key in ("addresses", "target"))
+            return cls(shards, str(data["key"]), addresses, str(data.get("runtime", "")), target)
+        except FileNotFoundError:
             return cls({})
-        shards = {str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}
-        return cls(shards, str(data["key"]), {str(name): str(each) for name, each in data["addresses"].items()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = f"cannot be read: {error}"
+            raise MachineError(Problem("", str(path), why, f"run ./inv down {lab} to remove the lab")) from None
 
     def write(self, lab: str) -> None:
         """Keep it in the lab's directory."""
         shards = {name: list(nodes) for name, nodes in self.shards.items()}
-        data = {"shards": shards, "key": self.key, "addresses": dict(self.addresses)}
+        data = {
+            "shards": shards, "key": self.key, "addresses": dict(self.addresses), "runtime": self.runtime,
+            "target": dict(self.target),
+        }  # fmt: skip
         state.write_json(state.lab_dir(lab) / _PLAN, data)
 
     def of(self, node: str) -> str:
@@ -80,12 +94,14 @@ class ShardedRuntime(ABC):
     daemons_here = False
     here = False
 
-    def __init__(self) -> None:
+    def __init__(self, place: Mapping[str, str] | None = None) -> None:
+        """place: where to look for labs, as in the options of a record; by default as recorded."""
         self._calls: dict[str, _Calls] = {}
+        self._place = place
 
     @abstractmethod
     def cluster(self, lab: str) -> Cluster:
-        """The cluster of a lab with a record."""
+        """The cluster of a lab, as its record says; without one as its plan says."""
 
     @abstractmethod
     def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
@@ -102,18 +118,29 @@ class ShardedRuntime(ABC):
         return self._calls[lab]
 
     def exists(self, lab: str) -> bool:
-        """True when this user's record of the lab is one of this runtime, and its cluster has anything of it."""
-        return self._recorded(lab) and self.cluster(lab).exists(lab)
+        """True when the lab is one of this runtime, and its cluster has anything of it."""
+        return self.place_of(lab) is not None and self.cluster(lab).exists(lab)
 
-    def _recorded(self, lab: str) -> bool:
+    def place_of(self, lab: str) -> Mapping[str, str] | None:
+        """Where the shards of a lab are, as the options of its record; None for a lab that is not of this runtime.
+
+        Without a record that can be read, its plan says so. MachineError when that cannot be read, either.
+        """
+        if self._place is not None:
+            return self._place
         try:
             record = state.read_record(lab)
         except MachineError:
-            # The cluster of a lab is known from its record only, so a lab with shards is not removed without it.
-            if (state.lab_dir(lab) / _PLAN).exists():
-                raise
-            return False
-        return record is not None and record.runtime == self.name
+            record = None
+        if record is not None and record.runtime in RUNTIMES:
+            return record.options if record.runtime == self.name else None
+        try:
+            plan = ShardPlan.read(lab)
+        except MachineError as error:
+            where = f"./inv down {lab} --runtime {self.name} --namespace NS"
+            hint = f"name its cluster: {where}, and --context C if it is not the current one"
+            raise MachineError(*error.problems, Problem("", f"lab {lab}", "may be in a cluster", hint)) from None
+        return plan.target if plan.runtime == self.name else None
 
     def name_conflict(self, lab: str) -> Problem | None:
         """Always None: objects of other users carry their owner."""
@@ -139,7 +166,8 @@ class ShardedRuntime(ABC):
         assert record is not None  # noqa: S101  (`up` has written it)
         found = self.cut_of(build(load_spec(record.spec)), record.options).shards
         needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
-        plan = ShardPlan({each.name: each.nodes for each in needs}, secrets.token_hex(32))
+        shards = {each.name: each.nodes for each in needs}
+        plan = ShardPlan(shards, secrets.token_hex(32), {}, record.runtime, record.options)
         plan.write(lab)
         self._begin(lab, plan, needs, topology, observer)
         for each in needs:
@@ -242,11 +270,15 @@ class ShardedRuntime(ABC):
 
     def destroy(self, lab: str, observer: Observer) -> int:
         """Remove the shards, and so everything in them."""
-        if not self._recorded(lab):
+        if self.place_of(lab) is None:
             return 0
         if lab in self._calls:
             self._calls.pop(lab).close()
         return self.cluster(lab).remove(lab, observer)
+
+
+def _texts(data: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(each) for name, each in data.items()}
 
 
 class _Calls:

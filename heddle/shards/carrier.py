@@ -5,8 +5,12 @@ Out: stubs that are up exactly while the far port is set up and its shard answer
      cable; a file with the round trip to each shard.
 
 Each shard tells the others which of its cut ports are set down: at once when one changes, and every 0.2 s. A shard that
-is silent for 1.5 s counts as dead. A datagram is authenticated by the lab's key (HMAC-SHA-256, RFC 2104) and is newer
-than the last one of that process. The state of the stub itself is never sent, so two ends cannot wait for each other.
+is silent for 1.5 s counts as dead, also one that was never heard. The state of the stub itself is never sent, so two
+ends cannot wait for each other.
+
+A datagram is authenticated by the lab's key (HMAC-SHA-256, RFC 2104), names a link of the two shards in its direction,
+is newer than the last one of that process, and returns a moment of the receiver's clock that is not old. Another
+process of a shard is believed when it has heard this one: what was recorded before this one started has not.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from heddle.kernel.uapi import CLONE_NEWNET, IFF_UP
 PORT: Final = 4792  # UDP, beside VXLAN's
 BEAT_S: Final = 0.2
 SILENT_S: Final = 1.5
-_FIRST_S: Final = 30.0  # for a shard that was never heard: it may still start
+_REPORT_S: Final = 1.0
+_TRIES: Final = 10
 _MAC: Final = 32  # bytes of the authentication code in front of a datagram
 _LINKS: Final = 0x1  # RTMGRP_LINK
 _MOST: Final = 1 << 16
@@ -78,16 +83,19 @@ class CarrierConfig:
 
 @dataclass(slots=True)
 class FarShard:
-    """Another shard, as heard. heard_s: when last; None: never. down: ids of its ports that are set down.
+    """Another shard, as heard. heard_s: when last; at first, since when it is waited for. links: those to it, as
+    (id of its port, id of ours). down: ids of its ports that are set down.
 
-    boot, number: of its process, and of its last datagram. sent_ns: its clock then, to be returned. rtt: ns.
+    boot, number: of its process, and of its last datagram. seen: the process that was heard last; it is to be believed
+    when it has heard this one. sent_ns: its clock then, to be returned. rtt: ns; 0: none of ours has come back yet.
     """
 
-    since_s: float
-    heard_s: float | None = None
+    heard_s: float
+    links: frozenset[tuple[int, int]] = frozenset()
     down: frozenset[int] = frozenset()
     boot: str = ""
     number: int = -1
+    seen: str = ""
     old: set[str] = field(default_factory=set)
     sent_ns: int = 0
     got_ns: int = 0
@@ -96,20 +104,30 @@ class FarShard:
 
     def alive(self, now: float) -> bool:
         """Whether it counts as there."""
-        return now - self.heard_s < SILENT_S if self.heard_s is not None else now - self.since_s < _FIRST_S
+        return now - self.heard_s < SILENT_S
 
-    def hear(self, data: Mapping[str, Any], now: float) -> bool:
-        """Take a datagram that is authentic; False for an old one."""
-        boot, number = str(data["boot"]), int(data["number"])
-        if boot in self.old or (boot == self.boot and number <= self.number):
+    def hear(self, data: Mapping[str, Any], now: float, own: str) -> bool:
+        """Take a datagram that is authentic. own: the process that has received it.
+
+        False for one that is not from there, old, or of a process that has not heard this one.
+        """
+        boot, number, echo = str(data["boot"]), int(data["number"]), int(data["echo_ns"])
+        got, (near, far) = time.monotonic_ns(), data["link"]
+        if (near, far) not in self.links or boot in self.old or (boot == self.boot and number <= self.number):
             return False
+        rtt = got - echo - int(data["held_ns"]) if echo else 0
         if boot != self.boot:
-            self.old.add(self.boot)
-        self.boot, self.number, self.heard_s = boot, number, now
+            self.seen, self.sent_ns, self.got_ns = boot, int(data["sent_ns"]), got
+            if data["seen"] != own:
+                return False
+            self.old |= {self.boot} - {""}
+        if rtt > SILENT_S * 1e9:
+            return False
+        self.seen, self.boot, self.number, self.heard_s = boot, boot, number, now
         self.down = frozenset(map(int, data["down"]))
-        self.sent_ns, self.got_ns = int(data["sent_ns"]), time.monotonic_ns()
-        if echo := int(data["echo_ns"]):
-            self.rtt_ns = max(0, self.got_ns - echo - int(data["held_ns"]))
+        self.sent_ns, self.got_ns = int(data["sent_ns"]), got
+        if echo and data["seen"] == own:
+            self.rtt_ns = max(1, rtt)
             self.most_ns = max(self.most_ns, self.rtt_ns)
         return True
 
@@ -143,11 +161,12 @@ class PortCarrier:
     def __init__(self, config: CarrierConfig, sock: socket.socket) -> None:
         self._config, self._sock, self._key = config, sock, bytes.fromhex(config.key)
         self._boot, self._number = secrets.token_hex(8), 0
-        now = time.monotonic()
-        self._far = {end.remote: FarShard(now) for end in config.ends}
-        with RouteSocket(Path(config.cables)) as netlink:  # an earlier process may have left some down
-            up = {each.name for each in interfaces(netlink) if each.flags & IFF_UP}
-        self._stubs = {end.stub: end.stub in up for end in config.ends}
+        links: dict[str, set[tuple[int, int]]] = {}
+        for end in config.ends:
+            links.setdefault(end.remote, set()).add((end.far, end.number))
+        self._far = {address: FarShard(time.monotonic(), frozenset(each)) for address, each in links.items()}
+        self._reported: dict[str, tuple[bool, bool]] = {}
+        self._stubs = self._read_stubs()
         self._down: frozenset[int] = frozenset()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ, None)
@@ -171,8 +190,8 @@ class PortCarrier:
                 self._let_go()
                 self._tell()
                 beat = now + BEAT_S
-            if now - reported >= 1.0:
-                self._report()
+            if now - reported >= _REPORT_S or self._changed(now):
+                self._report(now)
                 reported = now
             changed = False
             for key, _ in self._selector.select(max(0.0, beat - time.monotonic())):
@@ -184,7 +203,7 @@ class PortCarrier:
             if changed and self._look():
                 self._tell()
                 beat = time.monotonic() + BEAT_S
-            self._set_stubs()
+            self._set_stubs(now)
 
     def _there(self) -> bool:
         return _number_of(self._config.cables) == self._cables
@@ -216,17 +235,27 @@ class PortCarrier:
         changed, self._down = down != self._down, frozenset(down)
         return changed
 
+    def _read_stubs(self) -> dict[str, bool]:
+        with RouteSocket(Path(self._config.cables)) as netlink:  # an earlier process may have left some down
+            up = {each.name for each in interfaces(netlink) if each.flags & IFF_UP}
+        return {end.stub: end.stub in up for end in self._config.ends}
+
     def _tell(self) -> None:
-        for address, far in self._far.items():
-            ports = {end.number for end in self._config.ends if end.remote == address}
-            self._number += 1
-            data = {
-                "lab": self._config.lab, "boot": self._boot, "number": self._number, "down": sorted(self._down & ports),
-                "sent_ns": time.monotonic_ns(), "echo_ns": far.sent_ns,
-                "held_ns": time.monotonic_ns() - far.got_ns if far.got_ns else 0,
-            }  # fmt: skip
-            with suppress(OSError):  # no route, or no buffer: the next one follows
-                self._sock.sendto(sealed(self._key, data), (address, PORT))
+        for address in self._far:
+            self._tell_one(address)
+
+    def _tell_one(self, address: str) -> None:
+        far = self._far[address]
+        ports = {number for _, number in far.links}
+        theirs, ours = min(far.links)
+        self._number += 1
+        data = {
+            "lab": self._config.lab, "boot": self._boot, "number": self._number, "down": sorted(self._down & ports),
+            "link": (ours, theirs), "seen": far.seen, "sent_ns": time.monotonic_ns(), "echo_ns": far.sent_ns,
+            "held_ns": time.monotonic_ns() - far.got_ns if far.got_ns else 0,
+        }  # fmt: skip
+        with suppress(OSError):  # no route, or no buffer: the next one follows
+            self._sock.sendto(sealed(self._key, data), (address, PORT))
 
     def _hear(self) -> None:
         while True:
@@ -238,11 +267,16 @@ class PortCarrier:
             with suppress(ValueError, KeyError, TypeError):
                 data = opened(self._key, datagram) if far is not None else None
                 if far is not None and data is not None and data["lab"] == self._config.lab:
-                    far.hear(data, time.monotonic())
+                    far.hear(data, time.monotonic(), self._boot)
+                    if far.seen != far.boot:  # a process that has not heard this one, or not lately: at once
+                        self._tell_one(address)
 
-    def _set_stubs(self) -> None:
-        """Set stubs as the far ports are."""
-        now, lines = time.monotonic(), []
+    def _set_stubs(self, now: float) -> None:
+        """Set stubs as the far ports are.
+
+        now: before the datagrams were read, so that shards do not count as silent while this process was stopped.
+        """
+        lines = []
         for end in self._config.ends:
             far = self._far[end.remote]
             wanted = far.alive(now) and end.far not in far.down
@@ -250,10 +284,18 @@ class PortCarrier:
                 self._stubs[end.stub] = wanted
                 lines.append(f"link set dev {end.stub} {'up' if wanted else 'down'}\n")
         if lines:
-            subprocess.run(["ip", "-force", "-batch", "-"], input="".join(lines), text=True, check=False)
+            done = subprocess.run(["ip", "-force", "-batch", "-"], input="".join(lines), text=True, check=False)
+            if done.returncode:
+                with suppress(OSError, HeddleError):
+                    self._stubs = self._read_stubs()
 
-    def _report(self) -> None:
-        now = time.monotonic()
+    def _changed(self, now: float) -> bool:
+        """Whether a shard has come or gone since the last report."""
+        found = {address: (far.alive(now), far.rtt_ns > 0) for address, far in self._far.items()}
+        changed, self._reported = found != self._reported, found
+        return changed
+
+    def _report(self, now: float) -> None:
         rows = {
             address: {"alive": far.alive(now), "rtt_ns": far.rtt_ns, "most_ns": far.most_ns}
             for address, far in self._far.items()
@@ -268,13 +310,20 @@ def main() -> int:
     """Read the configuration, open the socket here, and go on in the namespace of the stubs, in the background."""
     config = CarrierConfig.from_json(sys.stdin.read())
     lock = os.open(f"{config.report}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process in the background keeps it
-    except BlockingIOError:
-        return 0  # one works already
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process in the background keeps it
+            break
+        except BlockingIOError:
+            if not left:
+                return 0  # one works already
+            time.sleep(0.02)  # or someone looks whether one works
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("", PORT))
+    try:
+        sock.bind(("", PORT))  # without SO_REUSEADDR: of two processes with it, the second one gets all datagrams
+    except OSError as error:
+        print(f"UDP port {PORT} is in use in this shard: {error.strerror}", file=sys.stderr)
+        return 1
     sock.setblocking(False)
     there = os.open(config.cables, os.O_RDONLY | os.O_CLOEXEC)
     setns(there, CLONE_NEWNET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 from heddle.base import state
-from heddle.base.problems import CheckError, MachineError
+from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
@@ -162,6 +163,30 @@ def test_down_removes_what_a_killed_up_has_made(space: Callable[[str], Space]) -
     assert lifecycle.down("kkilled")
     assert there.is_empty()
     assert "kkilled" not in state.labs()
+
+
+def test_down_finds_a_lab_whose_record_is_damaged_or_gone(
+    space: Callable[[str], Space], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = space("damaged")
+    for damage in ("truncated", "gone", "plan, too"):
+        there.up("kdamaged")
+        directory = state.lab_dir("kdamaged")
+        (directory / "lab.json").write_text("{")
+        if damage != "truncated":
+            (directory / "lab.json").unlink()
+        if damage == "plan, too":
+            shutil.rmtree(directory)
+            assert not lifecycle.down("kdamaged")
+            with monkeypatch.context() as patch:
+                patch.setenv("HEDDLE_STATE_DIR", str(tmp_path))  # another owner
+                with pytest.raises(InputError, match=r"(?s)belongs to .*kubectl delete statefulset,.*-l heddle.lab=kdamag"):
+                    lifecycle.down("kdamaged", cluster={"namespace": there.name})
+            with pytest.raises(InputError, match="has nothing in namespace default"):
+                lifecycle.down("kdamaged", cluster={"namespace": "default"})
+        assert lifecycle.down("kdamaged", cluster={"namespace": there.name} if damage == "plan, too" else None)
+        assert there.is_empty()
+        assert not directory.exists()
 
 
 def _running(space: Space) -> bool:

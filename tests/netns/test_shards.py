@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import process as machine
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
@@ -19,7 +20,7 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.lab import lifecycle, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture
-from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
+from heddle.lab.cutlinks import cut_counts, lost_carriers, round_trips, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
@@ -30,6 +31,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes import registry
+from heddle.runtimes.netns_space import RUN_DIR
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.pcapng import Frame
@@ -206,6 +208,19 @@ def test_a_port_that_is_set_down_has_no_carrier_at_the_other_end_of_its_cut(lab:
     assert len(trips) == 2 and all(each.alive and 0 < each.rtt_ns < 10**9 for each in trips)
 
 
+def test_a_process_of_carriers_that_has_ended_is_named_and_started_again(
+    cluster: localshards.LocalCluster, lab: Lab
+) -> None:
+    words = ["sh", "-c", f"kill -9 $(cat {RUN_DIR / lab.name}/carrier.json.lock)"]
+    machine.run(cluster.argv(lab.name, "s1", words))
+    assert ("shard s1", "does not run: ports at the other ends lose their carrier") in {
+        (each.where, each.why) for each in lost_carriers(lab)
+    }
+    done = lifecycle.repair_lab(lab.name).repaired
+    assert done is not None and done.done[0] == "shard s1: the process that carries the state of ports started again"
+    assert lost_carriers(lab) == []
+
+
 def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
     for node in lab.fabric.nodes:
         assert lab.output(node.name, ["hostname"]).strip() == node.name
@@ -269,6 +284,7 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     assert again.repaired is not None and again.repaired.done[0].startswith("shard s2: started again (")
     _, paths = ran(where)
     assert paths.agree and [each for each in validate(where) if not each.ok] == []
+    (state.lab_dir(name) / "lab.json").write_text("{")  # then its plan says where it is
     assert lifecycle.down(name)
     until(lambda: not cluster.exists(name))
     assert not state.lab_dir(name).exists()

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
+from heddle.lab import lifecycle
 from heddle.runtimes.kube.api import KubeApi
 from heddle.runtimes.kube.kubecluster import KubeCluster
 from heddle.runtimes.kube.kubeprobe import probe
+from heddle.runtimes.kube.kuberuntime import KubernetesRuntime
 from heddle.runtimes.kube.podexec import LOST
 from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
+from heddle.runtimes.sharded import ShardPlan
+
+LAB = "gone"
 
 
 @pytest.fixture
@@ -81,3 +88,68 @@ def test_an_owner_is_of_a_state_directory(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(first) <= 63
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "b"))
     assert owner() != first
+
+
+@pytest.fixture
+def recorded(kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a lab in pods: its record, and its plan."""
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "state"))
+    options = {"context": "two", "namespace": "labs", "shards": "2"}
+    state.write_record(state.Record(LAB, "kubernetes", "running", {"name": LAB}, options=options))
+    ShardPlan({"s1": ("rtsw1",)}, "00", {"s1": "10.0.0.1"}, "kubernetes", options).write(LAB)
+    return state.lab_dir(LAB)
+
+
+def _cut_off(path: Path) -> None:
+    path.write_text(path.read_text()[:-20])
+
+
+DAMAGED = {
+    "intact": lambda path: None,
+    "truncated": lambda path: _cut_off(path / "lab.json"),
+    "gone": lambda path: (path / "lab.json").unlink(),
+    "another runtime": lambda path: state.write_record(state.Record(LAB, "nonesuch", "running", {"name": LAB})),
+    "plan truncated": lambda path: _cut_off(path / "shards.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_lab_is_found_by_its_record_or_else_by_its_plan(recorded: Path, damage: Callable[[Path], None]) -> None:
+    damage(recorded)
+    runtime = KubernetesRuntime()
+    place = runtime.place_of(LAB)
+    assert place is not None
+    assert (place["context"], place["namespace"]) == ("two", "labs")
+    assert runtime.cluster(LAB).target == KubeTarget("two", "labs")
+
+
+def test_without_both_the_error_says_how_to_name_the_cluster(recorded: Path) -> None:
+    for name in ("lab.json", "shards.json"):
+        _cut_off(recorded / name)
+    with pytest.raises(MachineError) as caught:
+        lifecycle.down(LAB)
+    assert "shards.json" in caught.value.problems[0].what
+    assert f"./inv down {LAB} --runtime kubernetes --namespace NS" in caught.value.problems[-1].hint
+    assert KubernetesRuntime({"namespace": "labs"}).cluster(LAB).target == KubeTarget("one", "labs")
+
+
+def test_a_cluster_that_is_gone_keeps_the_record_and_says_how_to_forget_it(recorded: Path) -> None:
+    with pytest.raises(MachineError) as caught:
+        lifecycle.down(LAB)
+    first, last = caught.value.problems
+    assert (first.where, first.why) == ("kubernetes", "refuses connections")
+    assert str(recorded) in last.why and "gone for good" in last.hint
+    assert recorded.exists()
+
+
+def test_a_plan_that_cannot_be_read_is_named(recorded: Path) -> None:
+    for text in ("", "[]", '{"shards": []}', '{"shards": {"s1": 1}}', "[" * 100_000, "\0"):
+        (recorded / "shards.json").write_text(text)
+        with pytest.raises(MachineError, match=f"run ./inv down {LAB}"):
+            ShardPlan.read(LAB)
+
+
+def test_a_lab_on_this_machine_is_not_taken_down_as_one_in_pods(recorded: Path) -> None:
+    state.write_record(state.Record(LAB, "netns", "running", {"name": LAB}))
+    with pytest.raises(InputError, match=r"is on this machine \(runtime netns\)"):
+        lifecycle.down(LAB, cluster={"namespace": "labs"})

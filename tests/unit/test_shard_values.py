@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from ipaddress import ip_interface, ip_network
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,17 +88,58 @@ def test_a_marked_function_runs_here_or_once_in_each_shard() -> None:
     assert operation(_named) is not None and operation(test_what_is_no_value_is_not_sent) is None
 
 
-def test_a_datagram_needs_the_key_and_is_taken_once() -> None:
-    key, data = bytes(32), {"boot": "a", "number": 1, "down": [3], "sent_ns": 5, "echo_ns": 0, "held_ns": 0}
+def _said(boot: str, number: int, *, seen: str = "me", link: tuple[int, int] = (3, 7), **more: Any) -> dict[str, Any]:
+    words = {"boot": boot, "number": number, "down": [3], "link": link, "seen": seen}
+    return {**words, "sent_ns": 5, "echo_ns": 0, "held_ns": 0, **more}
+
+
+def _far() -> FarShard:
+    return FarShard(0.0, frozenset({(3, 7), (4, 8)}))
+
+
+def test_a_datagram_needs_the_key() -> None:
+    key, data = bytes(32), {"boot": "a"}
     datagram = sealed(key, data)
     assert opened(key, datagram) == data
     assert opened(bytes(31) + b"x", datagram) is None and opened(key, datagram[:-1] + b" ") is None
-    far = FarShard(0.0)
-    assert far.alive(10) and far.hear(data, 10.0) and far.down == {3}
-    assert not far.hear(data, 11.0), "a copy"
-    assert far.hear({**data, "boot": "b", "number": 1, "down": []}, 11.0) and far.down == frozenset()
-    assert not far.hear({**data, "number": 9}, 11.5), "of a process that was replaced"
+    assert [opened(key, datagram[:size]) for size in range(len(datagram))] == [None] * len(datagram)
+
+
+def test_only_the_newest_datagram_of_the_present_process_is_taken() -> None:
+    far = _far()
+    assert far.hear(_said("a", 1), 10.0, "me") and far.down == {3}
+    assert not far.hear(_said("a", 1), 11.0, "me"), "a copy"
+    assert far.hear(_said("a", 5, down=[]), 11.0, "me")
+    assert not far.hear(_said("a", 4), 11.0, "me") and far.down == frozenset(), "overtaken by a newer one"
+    assert far.hear(_said("b", 1, down=[4]), 11.0, "me") and far.down == {4}
+    assert not far.hear(_said("a", 9), 11.5, "me"), "of a process that was replaced"
     assert far.alive(11 + SILENT_S - 0.1) and not far.alive(11 + SILENT_S)
+
+
+def test_a_shard_that_was_never_heard_counts_as_dead_as_soon_as_one_that_is_silent() -> None:
+    assert _far().alive(SILENT_S - 0.1) and not _far().alive(SILENT_S)
+
+
+def test_what_was_recorded_before_this_process_started_has_no_effect() -> None:
+    """Else a replayed datagram of a former process would make the present one an old one, for ever."""
+    far = _far()
+    assert not far.hear(_said("b", 1, seen=""), 1.0, "me") and far.seen == "b"  # to be told that it was heard
+    assert far.hear(_said("b", 2), 1.1, "me")
+    assert not far.hear(_said("a", 900, seen="my last process"), 1.2, "me")
+    assert far.hear(_said("b", 3), 1.3, "me") and far.seen == "b"
+
+
+def test_a_datagram_from_elsewhere_has_no_effect() -> None:
+    far = _far()
+    for link in ((7, 3), (3, 8), (5, 7)):  # our own ones sent back; of another pair of shards
+        assert not far.hear(_said("a", 1, link=link), 1.0, "me") and not far.seen
+
+
+def test_a_datagram_that_was_held_back_has_no_effect() -> None:
+    far, now = _far(), time.monotonic_ns()
+    assert far.hear(_said("a", 1, echo_ns=now - 10**6), 1.0, "me") and 10**6 <= far.rtt_ns < 10**9
+    assert not far.hear(_said("a", 2, echo_ns=now - 10**10), 1.5, "me") and far.heard_s == 1.0
+    assert far.hear(_said("a", 3, echo_ns=now - 10**10, held_ns=10**10), 2.0, "me")
 
 
 def test_losses_of_a_tunnel_have_bounds_from_readings_at_different_times() -> None:

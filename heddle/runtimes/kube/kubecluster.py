@@ -70,19 +70,19 @@ class KubeCluster:
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """See Cluster. InputError when the lab's objects are of another owner."""
-        self._check_owner(lab)
+        self.check_owner(lab, "choose another lab name (--name), or another --namespace")
         start = _Start(self, lab, shards, observer)
         start.apply()
         start.wait()
 
-    def _check_owner(self, lab: str) -> None:
+    def check_owner(self, lab: str, hint: str) -> None:
+        """InputError when there are objects of the lab's name that are not this user's."""
         name = manifests.object_name(lab)
         for kind in ("ConfigMap", "Service"):
             found = self.api.get(kind, name)
             if found is not None and (whose := _labels(found).get(OWNER)) != owner():
                 place = f"in namespace {self.target.namespace}"
                 why = f"belongs to {whose} {place}" if whose else f"has the name of a {kind} {place} ({name})"
-                hint = "choose another lab name (--name), or another --namespace"
                 raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
 
     def addresses(self, lab: str) -> Mapping[str, str]:

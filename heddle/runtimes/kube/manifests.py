@@ -59,6 +59,12 @@ def selector(lab: str, owner: str) -> str:
     return f"{LAB}={lab},{OWNER}={owner}"
 
 
+def removal(lab: str, namespace: str) -> str:
+    """The command that removes a lab of any owner."""
+    kinds = ",".join(each.lower() for each in LAB_KINDS)
+    return f"kubectl delete {kinds} --namespace {namespace} -l {LAB}={lab}"
+
+
 def is_local(image: str) -> bool:
     """Whether an image must be on the nodes: without a registry in its name, a public one may have another of it."""
     return "/" not in image or image.startswith("localhost/")
