@@ -3,20 +3,25 @@
 In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, numpy arrays of numbers, and dataclasses,
      enums and named tuples of Heddle.
 Out: JSON, and the same value again. Reading creates only these kinds: a class is looked up in a module of Heddle and
-     must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own.
+     must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own. The fields of a
+     dataclass have the types that it declares. What a text unpacks to is limited.
 """
 
 from __future__ import annotations
 
 import base64
+import inspect
 import ipaddress
+import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from types import SimpleNamespace, UnionType
+from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 _KIND: Final = "!"  # the key that names the kind of a value; mappings are lists of pairs, so it is never a key of one
 _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -27,6 +32,8 @@ _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
     )
 }  # fmt: skip
 _ROOT: Final = __name__.partition(".")[0]
+_MODULE: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", re.ASCII)
+MOST_BYTES: Final = 1 << 30  # of one value
 _NUMBERS: Final = frozenset("biufV")  # kinds of numpy's dtypes; V: records of numbers
 
 
@@ -40,16 +47,88 @@ def dump(value: Any) -> Any:
     return _dump_numpy(value)
 
 
-def load(data: Any) -> Any:
-    """The value of what `dump` wrote. ValueError for anything else."""
+def load(data: Any, kind: Any = Any, room: int = MOST_BYTES) -> Any:
+    """The value of what `dump` wrote. ValueError for anything else.
+
+    kind: the type that it must have (see `conforms`). room: bytes that all its arrays and bytes may have.
+    """
+    try:
+        found = _load(data, _Room(room))
+        if not conforms(found, kind):
+            raise ValueError(f"is a {type(found).__name__}, not {kind}")
+    except ValueError:
+        raise
+    except Exception as error:  # of constructors, numpy and zlib, and what deep nesting raises
+        raise ValueError(f"is not a value: {type(error).__name__}: {error}") from None
+    return found
+
+
+def result_kind(name: str) -> Any:
+    """The type that a function of Heddle returns, `heddle.lab.lab:read`; Any where it cannot be told."""
+    module, _, path = name.partition(":")
+    found: Any = import_module(module)
+    for word in path.split("."):
+        found = getattr(found, word)
+    function: Any = inspect.unwrap(found)
+    return _hints(function, "return").get("return", Any)
+
+
+@cache
+def _hints(found: Any, *names: str) -> Mapping[str, Any]:
+    """The types of a class's fields, or those of some names. None where they exist only for type checkers."""
+    some = SimpleNamespace(__annotations__={name: found.__annotations__[name] for name in names}) if names else found
+    try:
+        return get_type_hints(some, found.__globals__ if names else None)
+    except (NameError, TypeError, AttributeError, KeyError):
+        return {}
+
+
+def conforms(value: Any, kind: Any) -> bool:
+    """Whether a value has a type, with all that it contains; True for types that are not known here."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(conforms(value, each) for each in args)
+    if origin is Literal:
+        return value in args
+    known = origin or (type(None) if kind is None else (int, float) if kind is float else kind)
+    if not isinstance(known, tuple) and (not isinstance(known, type) or known is Any or hasattr(known, "_is_protocol")):
+        return True
+    return isinstance(value, known) and (not args or all(conforms(*each) for each in _parts(value, args)))
+
+
+def _parts(value: Any, args: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    """What a value contains, with the types that it must have."""
+    if isinstance(value, Mapping):
+        return ((part, kind) for pair in value.items() for part, kind in zip(pair, args, strict=True))
+    if isinstance(value, tuple) and args[-1] is not Ellipsis:
+        return zip(value, args, strict=True)
+    return ((each, args[0]) for each in value) if isinstance(value, (Sequence, Set)) else ()
+
+
+class _Room:
+    """Bytes that one value may still unpack to."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def unpacked(self, text: str) -> bytes:
+        """The content of `_packed`."""
+        packed = zlib.decompressobj()
+        content = packed.decompress(base64.b85decode(text), self.left + 1)
+        self.left -= len(content)
+        if self.left < 0:
+            raise ValueError("is larger than any value")
+        if not packed.eof:
+            raise ValueError("is not whole")
+        return content
+
+
+def _load(data: Any, room: _Room) -> Any:
     if isinstance(data, list):
-        return [load(each) for each in data]
+        return [_load(each, room) for each in data]
     if not isinstance(data, dict):
         return data
-    try:
-        return _LOADERS[data[_KIND]](data)
-    except (KeyError, TypeError, AttributeError, ImportError, zlib.error) as error:
-        raise ValueError(f"is not a value: {error}") from None
+    return _LOADERS[data[_KIND]](data, room)
 
 
 def _dump_numpy(value: Any) -> Any:
@@ -69,7 +148,7 @@ def _dump_numpy(value: Any) -> Any:
     return {_KIND: "array", "of": kind, "size": size, "shape": list(value.shape), "text": _packed(value.tobytes())}
 
 
-def _load_array(data: Mapping[str, Any]) -> Any:
+def _load_array(data: Mapping[str, Any], room: _Room) -> Any:
     import numpy as np
 
     kind = data["of"]
@@ -84,7 +163,12 @@ def _load_array(data: Mapping[str, Any]) -> Any:
         })  # fmt: skip
     if dtype.kind not in _NUMBERS or dtype.hasobject:
         raise ValueError(f"is not an array of numbers: {dtype}")
-    return np.frombuffer(_unpacked(data["text"]), dtype).reshape([int(each) for each in data["shape"]]).copy()
+    return np.frombuffer(room.unpacked(data["text"]), dtype).reshape([int(each) for each in data["shape"]]).copy()
+
+
+def is_module(name: str) -> bool:
+    """Whether a text names a module of Heddle that may be imported: `__main__` of a package is a program."""
+    return name.partition(".")[0] == _ROOT and _MODULE.fullmatch(name) is not None
 
 
 def _name_of(kind: type) -> str:
@@ -96,7 +180,7 @@ def _name_of(kind: type) -> str:
 
 def _class_of(name: str) -> type:
     module, _, path = name.partition(":")
-    if module.partition(".")[0] != _ROOT:
+    if not is_module(module):
         raise ValueError(f"{name} is not a class of Heddle")
     found: Any = import_module(module)
     for word in path.split("."):
@@ -112,19 +196,28 @@ def _refused(name: str) -> Any:
     raise ValueError(f"{name} is another kind of value")
 
 
-def _load_data(data: Mapping[str, Any]) -> Any:
+def _load_data(data: Mapping[str, Any], room: _Room) -> Any:
     kind = _class_of(data["of"])
-    return kind(**{name: load(each) for name, each in data["fields"]}) if is_dataclass(kind) else _refused(data["of"])
+    if not is_dataclass(kind):
+        _refused(data["of"])
+    values, hints = {str(name): _load(each, room) for name, each in data["fields"]}, _hints(kind)
+    for name, value in values.items():
+        if not conforms(value, hints.get(name, Any)):
+            raise ValueError(f"is not a {data['of']}: {name}")
+    return kind(**values)
 
 
-def _load_enum(data: Mapping[str, Any]) -> Any:
+def _load_enum(data: Mapping[str, Any], _: _Room) -> Any:
     kind = _class_of(data["of"])
     return kind(data["value"]) if issubclass(kind, Enum) else _refused(data["of"])
 
 
-def _load_tuple(data: Mapping[str, Any]) -> Any:
-    items = [load(each) for each in data["items"]]
-    return _class_of(data["of"])(*items) if "of" in data else tuple(items)
+def _load_tuple(data: Mapping[str, Any], room: _Room) -> Any:
+    items = [_load(each, room) for each in data["items"]]
+    if "of" not in data:
+        return tuple(items)
+    kind = _class_of(data["of"])
+    return kind(*items) if issubclass(kind, tuple) else _refused(data["of"])
 
 
 def _dump_data(value: Any) -> Any:
@@ -166,23 +259,19 @@ _DUMPERS: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]]] = 
     ),
 )
 
-_LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+_LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any], _Room], Any]]] = {
     "data": _load_data,
     "enum": _load_enum,
     "tuple": _load_tuple,
     "array": _load_array,
-    "map": lambda data: {load(key): load(each) for key, each in data["items"]},
-    "set": lambda data: {load(each) for each in data["items"]},
-    "frozenset": lambda data: frozenset(load(each) for each in data["items"]),
-    "bytes": lambda data: _unpacked(data["text"]),
-    "path": lambda data: Path(data["text"]),
-    "address": lambda data: _ADDRESSES[data["of"]](data["text"]),
+    "map": lambda data, room: {_load(key, room): _load(each, room) for key, each in data["items"]},
+    "set": lambda data, room: {_load(each, room) for each in data["items"]},
+    "frozenset": lambda data, room: frozenset(_load(each, room) for each in data["items"]),
+    "bytes": lambda data, room: room.unpacked(data["text"]),
+    "path": lambda data, _: Path(data["text"]),
+    "address": lambda data, _: _ADDRESSES[data["of"]](str(data["text"])),
 }
 
 
 def _packed(content: bytes) -> str:
     return base64.b85encode(zlib.compress(content, 1)).decode()
-
-
-def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b85decode(text))

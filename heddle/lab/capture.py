@@ -36,6 +36,7 @@ _LINK_HEADERS: Final = 64  # Ethernet and what may be between it and IP
 _HEAD_BYTES: Final = 192  # all headers that a line is made of; the rest is not copied
 _MERGE_NS: Final = 50_000_000  # a packet of one port waits so long for earlier ones of another
 _FAR_MERGE_NS: Final = 500_000_000  # the same, of ports in shards
+_MOST_WAITING: Final = 1_000_000  # frames: more are handed on early, as when times of a shard are in the future
 _LOOK_S: Final = 0.1  # how soon Ctrl-C, and a namespace that is gone, are seen
 _START_S: Final = 10.0
 _END_S: Final = 3.0  # for tcpdump to hand on what it has and to say what was dropped
@@ -169,9 +170,12 @@ class _Child:
         return os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
 
     def read(self) -> list[tuple[int, int, bytes]] | None:
-        """The records that have come; None when there is nothing more to come."""
+        """The records that have come; None when there is nothing more to come. MachineError for what is no capture."""
         piece = os.read(self.out, 1 << 18)
-        return list(self._reader.feed(piece)) if piece else None
+        try:
+            return list(self._reader.feed(piece)) if piece else None
+        except ValueError as error:
+            raise MachineError(Problem("", f"the capture at {self.tap.ref}", f"cannot be read: {error}")) from None
 
     def end(self) -> None:
         """Ask it to end: it hands on what it has, and says what was dropped."""
@@ -305,7 +309,9 @@ class _Work:
         """Give the sink what is not later than that, as far as the bound allows."""
         frames: list[Frame] = []
         room = None if self._bounds.packets is None else self._bounds.packets - self._packets
-        while self._waiting and (room is None or len(frames) < room) and self._waiting[0][0] <= until_ns:
+        while self._waiting and (room is None or len(frames) < room):
+            if self._waiting[0][0] > until_ns and len(self._waiting) <= _MOST_WAITING:
+                break
             frames.append(heapq.heappop(self._waiting)[2])
         if frames:
             self._packets += len(frames)

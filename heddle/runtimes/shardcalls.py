@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from heddle.base import problems, values
 from heddle.base.events import Observer
+from heddle.base.printable import shown
 from heddle.base.problems import HeddleError, MachineError, Problem
 
 AGENT: Final = "heddle.shards.agent"
@@ -29,6 +30,10 @@ LIVE: Final = ("hashing", "engineering", "queues", "before_run")
 OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments
 _COMPARED: Final = 5
 _END_S: Final = 5.0
+_EVENTS: Final = ("say", "warn")
+_MOST_LINE: Final = 1 << 28  # bytes of an answer
+_MOST_EVENTS: Final = 10_000  # of one call
+_MOST_SAID: Final = 1 << 16  # bytes of a text
 _ERRORS: Final = {kind.__name__: kind for kind in (problems.CheckError, problems.InputError, MachineError)}
 
 
@@ -69,56 +74,80 @@ class Shards(Protocol):
 
 
 class AgentCall:
-    """The agent of a shard. argv: the command of this machine that starts it; lost: why it may have ended."""
+    """The agent of a shard. argv: the command of this machine that starts it; lost: why it may have ended.
+
+    What it sends is checked: a shard may be of another version, or not be ours. All sizes are limited.
+    """
 
     def __init__(self, shard: str, argv: Sequence[str], lost: Callable[[], Problem | None]) -> None:
         self.shard, self._lost = shard, lost
         self._lock = threading.Lock()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the agent)
+        self._said = b""  # the end of its standard error
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         atexit.register(self.close)
         self.clock = min((self._compared() for _ in range(_COMPARED)), key=lambda each: each.bound_ns)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101
+        with self._process.stderr as stream:
+            while piece := os.read(stream.fileno(), 1 << 16):
+                self._said = (self._said + piece)[-_MOST_SAID:]
 
     def _compared(self) -> ClockOffset:
         """The clocks, by one exchange: the shard reads its clock between the question and the answer."""
         before = time.monotonic_ns()
-        there = int(self.call({"call": CLOCK, "args": [], "kwargs": {}}))
+        there: int = self.call({"call": CLOCK, "args": [], "kwargs": {}})
         after = time.monotonic_ns()
         return ClockOffset(there - (before + after) // 2, (after - before) // 2)
 
     def call(self, request: Mapping[str, Any], observer: Observer | None = None) -> Any:
-        """One call. request: data for JSON."""
+        """One call. request: data for JSON. MachineError for an answer that is none."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101
+        kind = values.result_kind(request["call"])
         with self._lock:
             try:
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
                 self._process.stdin.flush()
             except OSError:
                 raise self._ended() from None
-            while line := self._process.stdout.readline():
-                answer = json.loads(line)
-                if "event" in answer:
-                    if observer is not None:
-                        getattr(observer, answer["event"])(*answer["args"])
-                    continue
-                if "error" in answer:
-                    raise self._error(answer)
-                return values.load(answer["result"])
-            raise self._ended()
+            for _ in range(_MOST_EVENTS):
+                if not (line := self._process.stdout.readline(_MOST_LINE)):
+                    raise self._ended()
+                try:
+                    answer = _answer(line)
+                    if "event" in answer:
+                        _tell(observer, answer)
+                        continue
+                    if "error" in answer:
+                        error = self._error(answer)
+                    else:
+                        return values.load(answer["result"], kind)
+                except (ValueError, TypeError, KeyError, RecursionError) as wrong:
+                    raise self._refused(f"{wrong or type(wrong).__name__}") from None
+                raise error
+            raise self._refused(f"more than {_MOST_EVENTS} events")
 
     def _error(self, answer: Mapping[str, Any]) -> Exception:
         kind = _ERRORS.get(answer["error"])
-        if kind is None:
-            return RuntimeError(f"shard {self.shard}: {answer['text']}")
-        return kind(*(Problem(*row) for row in answer["problems"]))
+        if kind is None:  # a defect of Heddle, in the shard
+            return RuntimeError(f"shard {self.shard}: {shown(str(answer['text']))[-_MOST_SAID:]}")
+        return kind(*(Problem(*(str(each)[:_MOST_SAID] for each in row)) for row in answer["problems"]))
+
+    def _refused(self, why: str) -> MachineError:
+        """The error of an answer that is none. Nothing more is asked of that agent."""
+        self._process.kill()
+        hint = "does the pod have another version of Heddle? ./inv down LAB, then up, with the image of this version"
+        return MachineError(Problem("", f"the answer of shard {self.shard}", f"cannot be used: {why[:200]}", hint))
 
     def _ended(self) -> HeddleError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        self._listener.join(_END_S)
+        said = self._said.decode(errors="replace").strip().splitlines()
         why = f"has ended: {said[-1]}" if said else "has ended"
         return MachineError(self._lost() or Problem("", f"the agent of shard {self.shard}", why))
 
@@ -140,7 +169,26 @@ class AgentCall:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        self._errors.close()
+        self._listener.join(_END_S)
+
+
+def _answer(line: bytes) -> Mapping[str, Any]:
+    """A line as data."""
+    if not line.endswith(b"\n"):
+        raise ValueError(f"a line of more than {_MOST_LINE} bytes" if len(line) == _MOST_LINE else "a line is cut off")
+    answer = json.loads(line)
+    if not isinstance(answer, dict):
+        raise TypeError(f"is a {type(answer).__name__}")
+    return answer
+
+
+def _tell(observer: Observer | None, answer: Mapping[str, Any]) -> None:
+    """Pass on a line for the user."""
+    (text,) = answer["args"]
+    if answer["event"] not in _EVENTS or not isinstance(text, str):
+        raise ValueError("is no line for the user")
+    if observer is not None:
+        (observer.say if answer["event"] == "say" else observer.warn)(text[:_MOST_SAID])
 
 
 def call_all(

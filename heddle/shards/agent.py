@@ -73,7 +73,7 @@ def main() -> int:
 
 def _call(request: Mapping[str, Any], told: _Told) -> Any:
     module, _, name = request["call"].partition(":")
-    if module.partition(".")[0] != Observer.__module__.partition(".")[0]:
+    if not values.is_module(module):
         raise InputError(Problem("", request["call"], "is not an operation"))
     found: Any = import_module(module)
     for word in name.split("."):

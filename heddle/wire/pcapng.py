@@ -71,6 +71,8 @@ class PcapReader:
         while len(data) - at >= _RECORD.size:
             seconds, nanoseconds, kept, wire_bytes = _RECORD.unpack_from(data, at)
             end = at + _RECORD.size + kept
+            if kept > SNAP_BYTES:
+                raise ValueError(f"a record of {kept} bytes, longer than any frame")
             if len(data) < end:
                 break
             yield seconds * 10**9 + nanoseconds, wire_bytes, data[at + _RECORD.size : end]

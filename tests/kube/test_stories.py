@@ -180,7 +180,9 @@ def test_down_finds_a_lab_whose_record_is_damaged_or_gone(
             assert not lifecycle.down("kdamaged")
             with monkeypatch.context() as patch:
                 patch.setenv("HEDDLE_STATE_DIR", str(tmp_path))  # another owner
-                with pytest.raises(InputError, match=r"(?s)belongs to .*kubectl delete statefulset,.*-l heddle.lab=kdamag"):
+                with pytest.raises(
+                    InputError, match=r"(?s)belongs to .*kubectl delete statefulset,.*-l heddle.lab=kdamag"
+                ):
                     lifecycle.down("kdamaged", cluster={"namespace": there.name})
             with pytest.raises(InputError, match="has nothing in namespace default"):
                 lifecycle.down("kdamaged", cluster={"namespace": "default"})

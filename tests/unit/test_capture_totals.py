@@ -376,6 +376,9 @@ def test_a_stream_is_read_in_pieces_of_any_size(piece: int) -> None:
     assert found == [(time_ns, len(data) + 7, data) for time_ns, data in records]
     with pytest.raises(ValueError, match="not a capture"):
         list(PcapReader().feed(bytes(24)))
+    endless, reader = pcap([])[:24] + struct.pack("<IIII", 1, 0, 0xFFFFFFFF, 60), PcapReader()
+    with pytest.raises(ValueError, match="longer than any frame"):  # it would be kept until it is whole
+        list(reader.feed(endless))
 
 
 def test_scapy_reads_what_was_written(tmp_path: Path) -> None:

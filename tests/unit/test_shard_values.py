@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_interface, ip_network
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from heddle.base import values
-from heddle.base.problems import Problem
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.lab.cutlinks import FarTrip, ShardCarrier
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, operation, spread
+from heddle.runtimes import shardcalls
 from heddle.shards.carrier import SILENT_S, FarShard, opened, sealed
 from heddle.switch.links.cuts import CutCount, TunnelUse, tunnel_uses
 from heddle.switch.queues.cells import LAYOUTS
@@ -55,12 +61,121 @@ def test_so_is_an_array_with_its_layout(name: str) -> None:
         {"!": "data", "of": "heddle.lab.lab:Lab.snapshot", "fields": []},
         {"!": "enum", "of": "heddle.base.problems:Problem", "value": 1},
         {"!": "array", "of": "|O", "size": 8, "shape": [1], "text": ""},
-        {"!": "nothing"}, {"of": "x"},
+        {"!": "data", "of": "heddle.cli.__main__:main", "fields": []},  # its import would run the program
+        {"!": "data", "of": "heddle.switch.pfc.__main__:os", "fields": []},
+        {"!": "data", "of": "heddle.lab.cutlinks:FarTrip", "fields": [["address", 1], ["alive", True], ["rtt_ns", 1],
+         ["most_ns", 1]]},
+        {"!": "tuple", "of": "heddle.lab.snapshot:LabPart", "items": [1]},
+        {"!": "nothing"}, {"of": "x"}, {"!": ["data"]}, {"!": "map", "items": [[[1], 2]]}, {"!": "path", "text": 1},
     ],
 )  # fmt: skip
 def test_a_text_that_names_anything_else_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match=r"is not|is another"):
         values.load(data)
+
+
+def test_what_a_text_unpacks_to_is_limited() -> None:
+    for value in (bytes(1 << 20), [bytes(1 << 19)] * 2, np.zeros(1 << 17), {1: bytes(1 << 20)}):
+        assert values.load(values.dump(value), room=1 << 20) is not None
+        with pytest.raises(ValueError, match="larger than any value"):
+            values.load(values.dump(value), room=(1 << 20) - 1)
+    packed = values.dump(bytes(100))
+    with pytest.raises(ValueError, match="not whole"):
+        values.load({**packed, "text": packed["text"][:-5]})
+
+
+def test_nesting_is_limited() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="RecursionError"):
+        values.load(deep)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (list[int], [[], [1]], [None, ["x"], {1}, "1"]),
+        (Mapping[str, tuple[int, ...]], [{}, {"a": (1, 2)}], [{"a": [1]}, {1: ()}, {"a": ("x",)}]),
+        (tuple[str, float] | None, [None, ("a", 1), ("a", 0.5)], [("a", "b"), 1]),
+        (frozenset[str], [frozenset("a")], [{"a"}, frozenset([1])]),
+        (Literal["a", "b"], ["a"], ["c", 1]),
+        (list[FarTrip], [[FarTrip("a", True, 1, 1)]], [[Problem("", "", "")]]),
+        (Any, [1, None], []),
+    ],
+)
+def test_a_result_has_the_type_that_its_function_returns(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    assert all(values.conforms(each, kind) for each in good)
+    assert not any(values.conforms(each, kind) for each in bad)
+
+
+def test_the_type_of_a_call_is_that_of_its_function() -> None:
+    assert values.result_kind("heddle.lab.cutlinks:carriers") == list[ShardCarrier]
+    assert values.result_kind("heddle.shards.building:clock") is int
+
+
+ROGUE = """
+import os, sys
+for number, _ in enumerate(sys.stdin.buffer):
+    out = b'{"result": 5}\\n' if number < 5 else %s
+    sys.stdout.buffer.write(out)
+    sys.stdout.buffer.flush()
+"""
+RESULTS = {
+    "another type": (b'{"result": "x"}\n', "is a str"),
+    "no JSON": (b"hello\n", "Expecting value"),
+    "no mapping": (b"[1]\n", "is a list"),
+    "no result": (b"{}\n", "result"),
+    "deep": (b'{"result": ' + b"[" * 100_000 + b"\n", "recursion"),
+    "large number": (b'{"result": ' + b"9" * 10_000 + b"}\n", "4300"),
+    "a program": (b'{"result": {"!": "data", "of": "heddle.cli.__main__:main", "fields": []}}\n', "not a class"),
+    "a method of observers": (b'{"event": "__init__", "args": ["x"]}\n', "no line for the user"),
+    "a line that is none": (b'{"event": "say", "args": [1]}\n', "no line for the user"),
+    "an error without rows": (b'{"error": "InputError", "problems": 7}\n', "int"),
+    "an error with wrong rows": (b'{"error": "InputError", "problems": [["a", "b", "c", "d", "e"]]}\n', "argument"),
+    "an endless line": (b"x" * (1 << 20), "a line of more than"),
+    "endless events": (b'{"event": "say", "args": ["x"]}\n' * 200, "more than 100 events"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_shard_that_answers_anything_is_an_error_with_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardcalls, "_MOST_LINE", 1 << 19)
+    monkeypatch.setattr(shardcalls, "_MOST_EVENTS", 100)
+    answer, why = RESULTS[name]
+    (tmp_path / "answer").write_bytes(answer)
+    with asked(f"open({str(tmp_path / 'answer')!r}, 'rb').read()") as agent:
+        with pytest.raises(MachineError, match=rf"the answer of shard s2 cannot be used: .*{why}"):
+            agent.call(CALL, Silent())
+        agent._process.wait(10)  # nothing more is asked of it
+        assert not agent.alive
+
+
+def test_what_a_shard_says_is_bounded_and_steers_no_terminal(tmp_path: Path) -> None:
+    said = json.dumps({"error": "CheckError", "problems": [["\x1b[2J", "w", "y", "h" * 10**6]]}) + "\n"
+    (tmp_path / "answer").write_text(said)
+    with asked(f"open({str(tmp_path / 'answer')!r}, 'rb').read()") as agent, pytest.raises(CheckError) as caught:
+        agent.call(CALL)
+    assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 1 << 17
+    with asked("os.write(2, b'x' * (1 << 22) + b'\\n\x1b[2Jlast\\n') and sys.exit(3)") as agent:
+        with pytest.raises(MachineError, match=r"the agent of shard s2 has ended: \?\[2Jlast"):
+            agent.call(CALL)
+        assert len(agent._said) <= 1 << 16
+
+
+CALL = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
+
+
+@contextmanager
+def asked(answer: str) -> Iterator[shardcalls.AgentCall]:
+    """An agent that compares clocks, and then answers with the value of an expression."""
+    agent = shardcalls.AgentCall("s2", [sys.executable, "-I", "-S", "-c", ROGUE % answer], lambda: None)
+    try:
+        yield agent
+    finally:
+        agent.close()
 
 
 def test_what_is_no_value_is_not_sent() -> None:
