@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -184,9 +185,38 @@ def memory_bytes(sizes: Sequence[int], ranks: int, workers: int, in_place: bool 
 
 
 def free_bytes() -> int:
-    """Bytes that the kernel can give without swapping or killing processes (MemAvailable)."""
+    """Bytes that the kernel can give without swapping or killing processes: MemAvailable, and the room in cgroups."""
     words = next(line.split() for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
-    return int(words[1]) * 1024
+    return min([int(words[1]) * 1024, *cgroup_rooms()])
+
+
+def cgroup_rooms(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Bytes that are left below the limit of each memory cgroup of this process, of version 1 or 2; none without one.
+
+    In a container the root of the mount is its own cgroup. Pages of files that the kernel can drop count as free.
+    """
+    for line in _lines(groups):
+        number, kinds, path = line.split(":", 2)
+        old = "memory" in kinds.split(",")
+        if not old and number != "0":
+            continue
+        root = mount / "memory" if old else mount
+        limit, usage = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
+        own = root / path.lstrip("/")
+        for place in (own, *own.parents):
+            if not place.is_relative_to(root):
+                break
+            with suppress(OSError, ValueError):  # no such cgroup here, or no limit: `max`
+                most, used = (int((place / name).read_text()) for name in (limit, usage))
+                stat = dict(row.split() for row in _lines(place / "memory.stat"))
+                yield max(0, most - used + int(stat.get("total_inactive_file" if old else "inactive_file", 0)))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def wanted_pps(rates_bps: list[int], payload: int, overhead: int) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
+from heddle.base.problems import HeddleError, InputError, Problem, Problems
 from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
@@ -39,6 +39,7 @@ from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for
 from heddle.lab.thresholds import ecn_for_run
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
+from heddle.runs.memory import check_memory
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
@@ -103,7 +104,7 @@ def run_workload(
     workers = [worker_count(each.plan) for each in jobs]
     for warning in _warnings(jobs):
         observer.warn(warning)
-    _check_memory(jobs, workers)
+    check_memory(lab, [each.plan for each in jobs], workers)
     factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
     with (
         owners.lock(lab.name, work=f"run ({_summary(workload.name, jobs)})"),
@@ -368,21 +369,6 @@ def _warnings(jobs: Sequence[PlannedJob]) -> Iterator[str]:
     for each in jobs:
         if short := shortfall(each.plan.options, each.plan.propagation.bdp_packets):
             yield short
-
-
-def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
-    """MachineError when the arrays do not fit into memory: a worker killed by the kernel could not report it."""
-    needed, free = 0, machine.free_bytes()
-    for each, number in zip(jobs, workers, strict=True):
-        plan, pattern = each.plan, each.plan.pattern
-        width, in_place = pattern.element_bytes, all(placed for _, placed in plan.passes)
-        held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
-        needed += machine.memory_bytes(held, len(plan.endpoints), number, in_place)
-    if needed > free:
-        largest = max((each.plan for each in jobs), key=lambda plan: max(plan.options.sizes) * len(plan.endpoints))
-        what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"
-        why = f"needs {format_size(needed)} of memory for its arrays, but only {format_size(free)} are free"
-        raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
 def _figures(plan: Plan, number: int, results: Results) -> Figures:

@@ -18,6 +18,7 @@ from heddle.checks.validate import validate
 from heddle.dashboard.labwatch import LabWatch
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
+from heddle.host import capacity
 from heddle.lab import lifecycle, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture
 from heddle.lab.cutlinks import cut_counts, lost_carriers, round_trips, tunnels
@@ -262,6 +263,13 @@ def test_queues_are_watched_over_shards(lab: Lab) -> None:
     _, paths = ran(lab)
     rows = {each.port for each in QueueWatch(lab, None).read().rows if each.packets}
     assert rows >= {step for each in paths.flows for step in each.measured}
+
+
+def test_a_run_that_does_not_fit_into_the_memory_of_shards_names_them(lab: Lab) -> None:
+    with pytest.raises(MachineError) as caught:
+        ran(lab, sizes=tuple((1 << 28) - 4096 * each for each in range(capacity.free_bytes() // (1 << 28) + 1)))
+    assert [each.where for each in caught.value.problems] == ["shard s1", "shard s2"]
+    assert "for the arrays of its ranks" in caught.value.problems[0].why
 
 
 def test_what_needs_one_machine_says_so(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -237,3 +238,30 @@ def test_packets_of_a_run_count_in_the_budget_of_the_machine(demo: Fabric) -> No
     needed = machine.memory_bytes((1 << 20, 1 << 24), ranks=16, workers=2)
     assert 3 * 16 * (1 << 24) < needed < 4 * 16 * (1 << 24)
     assert machine.free_bytes() > 1 << 20
+
+
+def test_free_memory_is_what_every_cgroup_has_left(tmp_path: Path) -> None:
+    """Version 2 has `max` for no limit, and no limit at its root; in a container the root is its own cgroup."""
+
+    def group(path: str, **files: object) -> None:
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (tmp_path / path / f"memory.{name}").write_text(f"{text}\n")
+
+    def rooms(text: str, mount: str) -> list[int]:
+        (tmp_path / "cgroup").write_text(text)
+        return list(machine.cgroup_rooms(tmp_path / "cgroup", tmp_path / mount))
+
+    group("v2", stat="anon 1")
+    group("v2/a", max=1000, current=700, stat="anon 5\ninactive_file 50\nactive_file 60")
+    group("v2/a/b", max="max", current=300)
+    group("v2/a/c", max=100, current=300)
+    assert rooms("0::/a/b\n", "v2") == [350] and rooms("0::/a/c\n", "v2") == [0, 350] and rooms("0::/\n", "v2") == []
+    group("v2/a/c", max=100, current=300)
+    group("pod", max=500, current=100)
+    assert rooms("0::/kubepods/x\n", "pod") == [400] and rooms("0::/../../x\n", "pod") == [400]
+    stat = "inactive_file 1\ntotal_inactive_file 10"
+    group("v1/memory", limit_in_bytes=1 << 62, usage_in_bytes=9, stat=stat)
+    group("v1/memory/x", limit_in_bytes=200, usage_in_bytes=150, stat=stat)
+    assert rooms("9:name=systemd:/\n4:cpu,memory:/x\n0::/y\n", "v1") == [60, (1 << 62) + 1]
+    assert rooms("", "v1") == [] and list(machine.cgroup_rooms(tmp_path / "none", tmp_path)) == []
