@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from heddle.base.tables import some_of, table
-from heddle.experiments.outcome import WORDS
+from heddle.base.tables import many, some_of, table
+from heddle.experiments.outcome import FAILED, WORDS
 from heddle.experiments.running import plan_text
 
 if TYPE_CHECKING:
@@ -106,8 +106,12 @@ def remarks(result: ExperimentResult) -> Iterator[str]:
 
 
 def _sum(result: FolderResult) -> str:
+    """`15 of 19 checks in their bands`; checks without a band are counted where their value cannot be used."""
     rows = [row for each in result.results for row in each.rows]
-    inside = sum(row.state == "ok" for row in rows)
-    skipped = sum(bool(each.skipped) for each in result.results)
-    more = f"; {skipped} experiments skipped" if skipped else ""
-    return f"{inside} of {sum(row.state != 'shown' for row in rows)} checks in their bands{more}"
+    banded = [row for row in rows if row.check.spec.band != (None, None)]
+    inside, skipped = sum(row.state == "ok" for row in banded), sum(bool(each.skipped) for each in result.results)
+    parts = [f"{inside} of {len(banded)} checks in their bands" if banded else "no check has a band"]
+    for state in FAILED:
+        if count := sum(row.state == state and row not in banded for row in rows):
+            parts.append(f"{many(count, 'value')} without a band: {WORDS[state]}")
+    return "; ".join([*parts, *([f"{skipped} experiments skipped"] if skipped else [])])

@@ -251,6 +251,17 @@ def test_a_folder_is_a_publication(tmp_path: Path) -> None:
     text = folder_text(FolderResult(folder, tuple(Running(each, Silent()).run() for each in folder.experiments)))
     assert "emulated" in text and "left out: Table 1: no hardware" in text
     assert text.endswith("2 of 2 checks in their bands")
+    shown = loaded(tmp_path, OWN.replace("mean: {value: mmr_mean, published: 1.23, tolerance: 0.05}", "mean: mmr_mean"))
+    figures = OwnFigures({"mmr_mean": 1.2}, ("0001",), proven=False)
+    without = ExperimentResult(shown, (Repeat(shown.variants[0], 1, figures),))
+    lines = [
+        folder_text(FolderResult(folder, results)).splitlines()[-1]
+        for results in ((without,), (without, Running(folder.experiments[0], Silent()).run()))
+    ]
+    assert lines == [
+        "no check has a band; 1 value without a band: paths are not proven",
+        "1 of 1 checks in their bands; 1 value without a band: paths are not proven",
+    ]
     (tmp_path / "index.yml").write_text(index + "experiments: [mean, mean]\n")
     with pytest.raises(InputError, match=r"index.yml:6  mean is there twice"):
         load_folder(str(tmp_path))
