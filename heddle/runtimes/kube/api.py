@@ -5,12 +5,13 @@ In:  a KubeTarget. Out: KubeApi. Objects are dicts as in manifests; nothing is c
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,10 +49,13 @@ class KubeApi:
         self.server = str(self.settings.host)
 
     @cached_property
-    def _client(self) -> Any:
-        from kubernetes.client import ApiClient
+    def _connections(self) -> Any:
+        return client().connections(self.settings)
 
-        return ApiClient(self.settings)
+    def bearer(self) -> dict[str, str]:
+        """The header with the token of this context; none where it has a certificate."""
+        found = self.settings.auth_settings().get("BearerToken")
+        return {} if found is None else {"authorization": found["value"]}
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object; None when there is none of that name."""
@@ -118,28 +122,20 @@ class KubeApi:
         absent: bool = False,
     ) -> dict[str, Any] | None:
         with self.errors(what, absent=absent):
-            answer: dict[str, Any] = self._client.call_api(
-                path,
-                method,
-                query_params=query or [],
-                header_params={"Accept": "application/json", "Content-Type": content},
-                body=body,
-                response_type="object",
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _request_timeout=_SECONDS,
+            headers = {"Accept": "application/json", "Content-Type": content, **self.bearer()}
+            said = self._connections.request(
+                method, self.server + path, query_params=query, headers=headers, body=body, _request_timeout=_SECONDS
             )
+            answer: dict[str, Any] = json.loads(said.data)
             return answer
         return None
 
     @contextmanager
     def errors(self, what: str, *, absent: bool = False) -> Iterator[None]:
         """Errors of the client in a with block as ours. absent: an object that does not exist ends it without one."""
-        from kubernetes.client.exceptions import ApiException
-
         try:
             yield
-        except ApiException as error:
+        except client().error as error:
             problem = apierrors.refused(error, what, self.server, self.target.namespace)
             if error.status == 404 and absent and not problem.what.startswith("namespace "):
                 return
@@ -160,22 +156,54 @@ class UnreachableError(MachineError):
     """The API does not answer."""
 
 
-def without_models() -> None:
-    """In a process that runs one command: import of the client only its settings, by replacing two packages.
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What is used of the official client. connections: makes those of settings; error: a status of HTTP."""
 
-    Their own `__init__` imports 700 classes of objects, which takes half a second and 32 MB for each command.
+    settings: Any
+    config: Any
+    connections: Callable[[Any], Any]
+    error: type[Any]
+    websocket: Callable[..., Any]
+
+
+@cache
+def client() -> Client:
+    """The client without its 700 classes of objects: they take a quarter of a second and 32 MB in each command.
+
+    The `__init__` of two of its packages imports them, so both are replaced while the parts are imported.
     """
     extras.require(extras.KUBERNETES)
+    with _without_models():
+        from kubernetes import config
+        from kubernetes.client.configuration import Configuration
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.client.rest import RESTClientObject
+        from kubernetes.stream.ws_client import create_websocket
+    return Client(Configuration, config, RESTClientObject, ApiException, create_websocket)
+
+
+@contextmanager
+def _without_models() -> Iterator[None]:
+    if "kubernetes.client" in sys.modules:  # this program uses all of it
+        yield
+        return
     found = find_spec("kubernetes")
     assert found is not None and found.origin is not None  # noqa: S101  (it is installed)
     root = Path(found.origin).parent
-    for name, place in (("kubernetes", root), ("kubernetes.client", root / "client")):
+    places = {"kubernetes": root, "kubernetes.client": root / "client"}
+    for name, place in places.items():
         package = ModuleType(name)
         package.__path__, package.__spec__ = [str(place)], ModuleSpec(name, None, is_package=True)
         sys.modules[name] = package
-    from kubernetes.client.configuration import Configuration
+    try:
+        from kubernetes.client.configuration import Configuration
 
-    vars(sys.modules["kubernetes.client"]).update(Configuration=Configuration, ApiClient=object)
+        vars(sys.modules["kubernetes.client"]).update(Configuration=Configuration, ApiClient=object)
+        yield
+    finally:
+        for name in places:
+            del sys.modules[name]
 
 
 def kubeconfig() -> str:
@@ -185,10 +213,8 @@ def kubeconfig() -> str:
 
 def _connected(context: str) -> tuple[Any, str, str]:
     """The client's settings for a context; the context's name and namespace."""
-    from kubernetes import config
-    from kubernetes.client.configuration import Configuration
-
-    settings = type.__call__(Configuration)  # not the shared default
+    config = client().config
+    settings = type.__call__(client().settings)  # not the shared default
     settings.retries = 1
     files = kubeconfig()
     found_file = any(Path(each).exists() for each in files.split(":"))

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.resources import HERE
-from heddle.runtimes.kube.api import KubeApi, without_models
+from heddle.runtimes.kube.api import KubeApi, client
 from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
 from heddle.runtimes.kube.manifests import PYTHON
 from heddle.runtimes.kube.podsignal import TOKEN
@@ -53,20 +53,17 @@ _REFUSED: Final = {
 def connect(api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool = False) -> ChannelSocket:
     """Start a command in a pod. MachineError when the API, or the cluster, refuses."""
     import websocket
-    from kubernetes.stream.ws_client import create_websocket
 
     settings = api.settings
     flags = {"stdin": "true", "stdout": "true", "stderr": "false" if tty else "true", "tty": "true" if tty else "false"}
     query = [*flags.items(), *(("command", word) for word in argv)]
     base = str(settings.host).replace("http", "ws", 1)
     url = f"{base}/api/v1/namespaces/{api.target.namespace}/pods/{pod}/exec?{urlencode(query)}"
-    headers = {"sec-websocket-protocol": PROTOCOL}
     websocket.setdefaulttimeout(_CONNECT_S)
     with api.errors(f"exec in pod {pod}"):
-        if (bearer := settings.auth_settings().get("BearerToken")) is not None:
-            headers["authorization"] = bearer["value"]
+        headers = {"sec-websocket-protocol": PROTOCOL, **api.bearer()}
         try:
-            return ChannelSocket(create_websocket(settings, url, headers).sock)
+            return ChannelSocket(client().websocket(settings, url, headers).sock)
         except websocket.WebSocketBadStatusException as error:
             raise MachineError(_refusal(error, pod)) from None
 
@@ -237,7 +234,6 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("command", nargs="+")
     typed = parser.parse_args(words)
     try:
-        without_models()
         api = KubeApi(KubeTarget(typed.context, typed.namespace))
         return PodCommand(api, typed.pod, typed.command, tty=typed.tty).run()
     except HeddleError as error:
