@@ -3,7 +3,7 @@
 In:  Debian's packages, by mmdebstrap, and the files of this installation of Heddle.
 Out: an archive as `docker save` writes it, which docker, podman, ctr, kind, minikube, k3s and skopeo read.
 The image equals that of the Containerfile, with Heddle as a package of the system's Python. It has two layers: the
-system, which is kept in the cache, and Heddle, so that another version of Heddle adds 10 MB to what a node has.
+system, which is kept in the cache, and Heddle, so that another version of Heddle adds 16 MB to what a node has.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Final
 
 from heddle.base import resources
@@ -90,7 +91,7 @@ def write_fabric_image(
         system = _system(directory, observer, fresh=rebuild)
         with machine_errors(str(path)), scratch(_SCRATCH) as work:
             own = work / "heddle.tar"
-            write_own_layer(own)
+            write_own_layer(own, _bytecode(system, work))
             part = path.with_name(f".{path.name}.part")
             try:
                 with as_caller(part):
@@ -159,17 +160,39 @@ def _system(directory: Path, observer: Observer, *, fresh: bool) -> Path:
     return found
 
 
-def write_own_layer(path: Path) -> None:
-    """The layer with Heddle: its package and content in the layout of a wheel, its program, its directories."""
+def _bytecode(system: Path, work: Path) -> dict[str, Path]:
+    """Heddle's modules as the image's own Python compiles them: name in the image -> file.
+
+    Else each new pod compiles what it imports: the agent of a shard starts in 0.7 s instead of 0.3 s.
+    """
+    root, own = work / "root", work / "source.tar"
+    write_own_layer(own)
+    # Unchecked: the files of a layer have no times. The paths in tracebacks are those of the image.
+    argv = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", f"/{_MODULES}/heddle"]
+    unpack = 'mkdir "$1"; for layer in "$2" "$3"; do tar -xf "$layer" -C "$1" --exclude="./dev/*"; done'
+    steps = f'set -e; {unpack}; root=$1; shift 3; exec chroot "$root" "$@"'
+    words = ["sh", "-c", steps, "sh", str(root), str(system), str(own), *argv]
+    done = follow([*in_own_namespaces(), *words], lambda _: None, timeout=_SYSTEM_S)
+    if done.code != 0:
+        raise MachineError(Problem("", "python3 of the image", f"cannot compile Heddle: {last_lines(done)}"))
+    return {path.relative_to(root).as_posix(): path for path in (root / _MODULES / "heddle").rglob("*.pyc")}
+
+
+def write_own_layer(path: Path, more: Mapping[str, Path] = MappingProxyType({})) -> None:
+    """The layer with Heddle: its package and content in the layout of a wheel, its program, its directories.
+
+    more: name in the image -> a file to add.
+    """
     with tarfile.open(path, "w") as archive:
         for directory in ("work", "var/lib/heddle"):
             entry = tarfile.TarInfo(directory)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
-        for name, file in sorted(_files()):
+        files = {f"{_MODULES}/heddle/{name}": file for name, file in _files()} | dict(more)
+        for name, file in sorted(files.items()):
             with file.open("rb") as stream:
                 mode = 0o755 if os.access(file, os.X_OK) else 0o644
-                _add(archive, f"{_MODULES}/heddle/{name}", file.stat().st_size, stream, mode)
+                _add(archive, name, file.stat().st_size, stream, mode)
         _add_bytes(archive, _PROGRAM, _START, 0o755)
 
 

@@ -9,11 +9,13 @@ Framing: RFC 6455, 5.2.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Self
 
 PROTOCOL: Final = "v5.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
@@ -74,6 +76,21 @@ class ChannelSocket:
             self.closed = not data
             self._in += data
             yield from self._messages()
+
+    def until_closed(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        """All that comes until the other end closes the connection. TimeoutError after some seconds."""
+        end = time.monotonic() + seconds
+        while not self.closed:
+            self.flush()
+            if not select.select([self], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError("timed out")
+            yield from self.receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
 
     def _messages(self) -> Iterator[tuple[int, bytes]]:
         while (frame := self._next()) is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from heddle.base.events import Observer
@@ -18,13 +20,15 @@ from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests, podexec
 from heddle.runtimes.kube.api import ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.apierrors import RIGHTS
-from heddle.runtimes.kube.manifests import OWNER, RULES, SHARD
+from heddle.runtimes.kube.manifests import OWNER, READY, RULES, SHARD
 from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
 _STEP: Final = "pods"
-_LOOK_S: Final = 0.5  # between two looks at the pods
+_LOOKS_S: Final = (0.1, 0.5)  # between two looks at the pods: at first, and after some seconds
 _PATIENCE_S: Final = 20.0  # for an API that does not answer in the middle of `up`
+_SILENT_S: Final = 20.0  # for a pod that runs, and refuses commands or is not ready for a shard
+_AT_ONCE: Final = 16
 _GONE_S: Final = 90.0  # until all pods of a removed lab have ended
 _FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that does not answer would keep them
 _STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
@@ -38,6 +42,7 @@ class KubeCluster:
 
     def __init__(self, target: KubeTarget, *, options: Sequence[str] = ()) -> None:
         self._asked, self.options = target, options
+        self._answered: dict[str, str] = {}  # incarnation of a pod that has answered -> its address
         self._connection: KubeApi | None = None
 
     @property
@@ -73,7 +78,7 @@ class KubeCluster:
         self.check_owner(lab, "choose another lab name (--name), or another --namespace")
         start = _Start(self, lab, shards, observer)
         start.apply()
-        start.wait()
+        self._answered.update(start.wait())
 
     def check_owner(self, lab: str, hint: str) -> None:
         """InputError when there are objects of the lab's name that are not this user's."""
@@ -87,7 +92,13 @@ class KubeCluster:
 
     def addresses(self, lab: str) -> Mapping[str, str]:
         """See Cluster."""
-        return {shard: each.address for shard, each in self.states(lab).items() if each.ready}
+        states, known = self.states(lab), self._answered
+        found = {
+            shard: each.address if each.ready else known.get(each.incarnation, "")
+            for shard, each in states.items()
+            if each.ready or each.fresh
+        }
+        return {shard: address for shard, address in found.items() if address}
 
     def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """See Cluster. It needs no connection when the target is complete, as in a lab's record."""
@@ -97,9 +108,11 @@ class KubeCluster:
 
     def states(self, lab: str, events: Sequence[Mapping[str, Any]] = ()) -> dict[str, PodState]:
         """Shard -> the state of its pod, of shards that have one."""
-        pods = self.api.all("Pod", manifests.selector(lab, owner()))
-        found = {_labels(pod).get(SHARD, ""): pod for pod in pods}
-        return {shard: pod_state(pod, about(events, lab, shard)) for shard, pod in found.items()}
+        return {shard: pod_state(pod, about(events, lab, shard)) for shard, pod in self.pods(lab).items()}
+
+    def pods(self, lab: str) -> dict[str, dict[str, Any]]:
+        """Shard -> its pod."""
+        return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
 
     def events(self) -> list[dict[str, Any]]:
         """The events of the namespace; none when this user may not read them."""
@@ -112,12 +125,13 @@ class KubeCluster:
             return []
         nodes = {shard: tuple(text.split()) for shard, text in (config.get("data") or {}).items()}
         started = json.loads((config["metadata"].get("annotations") or {}).get(_STARTED) or "{}")
-        pods = {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
+        pods = self.pods(lab)
         again = f"./inv up --repair --name {lab}"
         problems, events = [], None
         for shard, its_nodes in nodes.items():
             state = pod_state(pods.get(shard))
-            if state.ready and started.get(shard, state.incarnation) == state.incarnation:
+            same = started.get(shard, state.incarnation if state.ready else "") == state.incarnation
+            if same and (state.ready or state.fresh):
                 continue
             events = self.events() if events is None else events
             own = about(events, lab, shard)
@@ -154,8 +168,14 @@ class KubeCluster:
                 forced = True
                 for name in left:
                     self.api.delete("Pod", name, grace_s=0)
-            time.sleep(_LOOK_S)
+            _pause(waited)
         return count
+
+
+def _pause(waited: float) -> None:
+    """Until the next look. waited: seconds so far; the longer, the less often."""
+    first, last = _LOOKS_S
+    time.sleep(min(last, first + waited / 10))
 
 
 def _labels(each: Mapping[str, Any]) -> Mapping[str, str]:
@@ -180,12 +200,19 @@ def problem_of(shard: str, nodes: Sequence[str], why: str, hint: str) -> Problem
 
 
 class _Start:
-    """One `create`: apply the manifests, then look at the pods until all are ready, or one never will be."""
+    """One `create`: apply the manifests, then ask the pods until all have answered, or one never will.
+
+    The first process of a pod says by a file that it is ready. An exec reads it: a kubelet tells the API of a container
+    that runs up to a second later, and a probe would begin only then.
+    """
 
     def __init__(self, cluster: KubeCluster, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         self._cluster, self._lab, self._shards, self._observer = cluster, lab, shards, observer
         self._objects = manifests.lab_objects(lab, owner(), shards, cluster.target, options=cluster.options)
         self._old = {_occurrence(each) for each in cluster.events()}
+        self._events: list[dict[str, Any]] = []
+        self._asked = 0.0  # when the events were read
+        self._addresses: dict[str, str] = {}  # of shards that have answered
         self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
 
     def apply(self) -> None:
@@ -193,43 +220,65 @@ class _Start:
         for each in self._objects:
             self._cluster.api.apply(each)
 
-    def wait(self) -> None:
-        """Return when every shard is ready. MachineError with one problem for each that is not, when one never will."""
+    def wait(self) -> dict[str, str]:
+        """Incarnation -> address, when all shards have answered.
+
+        MachineError with one problem for each shard that has not, when one never will.
+        """
         self._observer.begin(_STEP, len(self._shards))
-        answered = time.monotonic()
-        while True:
-            try:
-                states, events = self._look()
-                answered = time.monotonic()
-            except UnreachableError:
-                if time.monotonic() - answered > _PATIENCE_S:
-                    raise
-                time.sleep(_LOOK_S)
-                continue
-            waiting = [each for each in self._shards if not states[each.name].ready]
-            self._observer.advance(_STEP, len(self._shards) - len(waiting))
-            if not waiting:
-                break
-            first = states[waiting[0].name]
-            self._observer.waiting(_STEP, f"shard {waiting[0].name} {first.why}")
-            if any(self._overdue(each.name, states[each.name]) for each in waiting):
-                wrong = [each for each in waiting if states[each.name].patience_s < USUAL_S] or waiting
-                raise MachineError(*(self._problem(each, states[each.name], events) for each in wrong))
-            time.sleep(_LOOK_S)
+        begun = answered = time.monotonic()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pods") as pool:
+            while True:
+                try:
+                    states = self._look()
+                    states |= dict(pool.map(self._tried, states, states.values()))
+                    answered = time.monotonic()
+                except UnreachableError:
+                    if time.monotonic() - answered > _PATIENCE_S:
+                        raise
+                    time.sleep(_LOOKS_S[1])
+                    continue
+                waiting = [each for each in self._shards if each.name not in self._addresses]
+                self._observer.advance(_STEP, len(self._shards) - len(waiting))
+                if not waiting:
+                    break
+                first = states[waiting[0].name]
+                self._observer.waiting(_STEP, f"shard {waiting[0].name} {first.why}")
+                if any(self._overdue(each.name, states[each.name]) for each in waiting):
+                    wrong = [each for each in waiting if states[each.name].patience_s < USUAL_S] or waiting
+                    raise MachineError(*(self._problem(each, states[each.name]) for each in wrong))
+                _pause(time.monotonic() - begun)
         self._record({shard: each.incarnation for shard, each in states.items()})
         self._observer.end(_STEP, ", ".join(f"{name} on {each.node}" for name, each in sorted(states.items())))
+        return {states[shard].incarnation: address for shard, address in self._addresses.items()}
 
-    def _look(self) -> tuple[dict[str, PodState], list[dict[str, Any]]]:
-        """The states of all shards, by events since the start; all events."""
-        states = self._cluster.states(self._lab)
-        absent = pod_state(None)
-        found = {each.name: states.get(each.name, absent) for each in self._shards}
-        if all(each.ready for each in found.values()):
-            return found, []
-        events = self._cluster.events()
-        new = [each for each in events if _occurrence(each) not in self._old]
-        states = self._cluster.states(self._lab, new)
-        return {name: states.get(name) or pod_state(None, about(new, self._lab, name)) for name in found}, events
+    def _look(self) -> dict[str, PodState]:
+        """The states of all shards, by their pods and by events since the start."""
+        pods = self._cluster.pods(self._lab)
+        if not all(pod_state(pods.get(each.name)).ready for each in self._shards):
+            now = time.monotonic()
+            if now - self._asked >= _LOOKS_S[1]:
+                self._events, self._asked = self._cluster.events(), now
+        new = [each for each in self._events if _occurrence(each) not in self._old]
+        names = (each.name for each in self._shards)
+        return {name: pod_state(pods.get(name), about(new, self._lab, name)) for name in names}
+
+    def _tried(self, shard: str, state: PodState) -> tuple[str, PodState]:
+        """The shard, which may have answered now, and its state: why not, for one that runs and does not answer."""
+        if shard in self._addresses or not (state.ready or state.fresh):
+            return shard, state
+        pod = manifests.pod_name(self._lab, shard)
+        try:
+            said = podexec.answer(self._cluster.api, pod, ["cat", READY])
+        except UnreachableError:
+            raise
+        except MachineError as error:
+            why = f"runs on node {state.node}, but {error.problems[0].why}"
+            hint = error.problems[0].hint
+            return shard, replace(state, why=why, hint=hint, patience_s=_SILENT_S) if state.ready else state
+        if said:  # it is empty while it is written
+            self._addresses[shard] = said
+        return shard, state
 
     def _overdue(self, shard: str, state: PodState) -> bool:
         key, now = (state.hint, state.patience_s), time.monotonic()
@@ -237,9 +286,9 @@ class _Start:
             self._since[shard] = key, now
         return now - self._since[shard][1] >= state.patience_s
 
-    def _problem(self, shard: ShardNeed, state: PodState, events: Sequence[Mapping[str, Any]]) -> Problem:
+    def _problem(self, shard: ShardNeed, state: PodState) -> Problem:
         if not state.uid:  # the cluster may not have tried again since the start: what it said before is the reason
-            state = pod_state(None, about(events, self._lab, shard.name))
+            state = pod_state(None, about(self._events, self._lab, shard.name))
         return problem_of(shard.name, shard.nodes, state.why, state.hint)
 
     def _record(self, started: Mapping[str, str]) -> None:

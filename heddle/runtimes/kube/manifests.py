@@ -15,7 +15,8 @@ from heddle.runtimes.kube.target import KubeTarget
 
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
-READY: Final = "/run/heddle-ready"  # a file that a pod's first process makes when mounts and sysctls are as needed
+READY: Final = "/run/heddle-ready"  # a pod's first process writes its address there when all is as a shard needs it
+ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its address
 LAB, OWNER, SHARD = "heddle.lab", "heddle.owner", "heddle.shard"
 # In the order in which they are removed: what makes pods before the pods.
 LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
@@ -94,7 +95,7 @@ def lab_text(
         local=is_local(target.image),
         pull_secret=target.pull_secret,
         command=[*PYTHON, _INIT, *options],
-        ready=READY,
+        address=ADDRESS,
     )
 
 

@@ -40,6 +40,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 _CONNECT_S: Final = 20.0
+_SHORT_S: Final = 15.0  # for a short command
 # The status of a refused handshake -> why, and the hint.
 _REFUSED: Final = {
     400: (f"speaks no {PROTOCOL}", "use Kubernetes 1.30 or newer"),
@@ -78,6 +79,32 @@ def _refusal(error: Any, pod: str) -> Problem:
     return Problem("kubernetes", f"pod {pod}", why, hint)
 
 
+def answer(api: KubeApi, pod: str, argv: Sequence[str]) -> str:
+    """What a short command in a pod prints. MachineError when it cannot run, or fails."""
+    channels = connect(api, pod, argv)
+    said: dict[int, bytes] = {}
+    with api.errors(f"exec in pod {pod}"), channels:
+        for channel, data in channels.until_closed(_SHORT_S):
+            said[channel] = said.get(channel, b"") + data
+    if _ended(pod, said.get(ERROR)) != 0:
+        raise MachineError(Problem("kubernetes", f"pod {pod}", said.get(STDERR, b"").decode(errors="replace").strip()))
+    return said.get(STDOUT, b"").decode(errors="replace").strip()
+
+
+def _ended(pod: str, status: bytes | None) -> int:
+    """The exit code in the last message of an exec; None: there was none. MachineError when the command did not run."""
+    if status is None:
+        raise MachineError(Problem("kubernetes", f"pod {pod}", "has closed the connection: it may be gone"))
+    found = json.loads(status)
+    if found.get("status") == "Success":
+        return 0
+    for cause in (found.get("details") or {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"])
+    said = " ".join(str(found.get("message") or "").split())
+    raise MachineError(Problem("kubernetes", f"pod {pod}", f"has ended the command: {said}"))
+
+
 class PodCommand:
     """A command in a pod, joined to this process's streams."""
 
@@ -85,7 +112,7 @@ class PodCommand:
         self._api, self._pod, self._token = api, pod, secrets.token_hex(8)
         self._channels = connect(api, pod, ["env", f"{TOKEN}={self._token}", *argv], tty=tty)
         self._wake, self._waking = os.pipe()  # a signal may come while poll(2) waits
-        self._status: dict[str, Any] | None = None
+        self._status: bytes | None = None
         self._tty, self._unread = tty, False
 
     def run(self) -> int:
@@ -125,7 +152,7 @@ class PodCommand:
                 self._receive()
             channels.flush()
             if channels.closed:
-                return self._exit_code()
+                return _ended(self._pod, self._status)
             if now - pinged >= _PING_S:
                 pinged = now
                 channels.ping()
@@ -152,23 +179,11 @@ class PodCommand:
                 except OSError:  # our reader is gone, as `head` after its lines
                     self._lose_reader()
             elif channel == ERROR:
-                self._status = json.loads(data)
+                self._status = data
 
     def _lose_reader(self) -> None:
         self._unread = True
         self._pass(signal.SIGPIPE)
-
-    def _exit_code(self) -> int:
-        status = self._status
-        if status is None:
-            raise MachineError(Problem("kubernetes", f"pod {self._pod}", "has closed the connection: it may be gone"))
-        if status.get("status") == "Success":
-            return 0
-        said = " ".join(str(status.get("message") or "").split())
-        for cause in (status.get("details") or {}).get("causes") or []:
-            if cause.get("reason") == "ExitCode":
-                return int(cause["message"])
-        raise MachineError(Problem("kubernetes", f"pod {self._pod}", f"has ended the command: {said}"))
 
     def _signalled(self, number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -180,13 +195,7 @@ class PodCommand:
 
     def _signal(self, number: int) -> None:
         with suppress(HeddleError, OSError):
-            argv = [*PYTHON, "heddle.runtimes.kube.podsignal", self._token, str(int(number))]
-            other = connect(self._api, self._pod, argv)
-            while not other.closed:
-                other.flush()
-                select.select([other], [], [], _PING_S)
-                for _ in other.receive():
-                    pass
+            answer(self._api, self._pod, [*PYTHON, "heddle.runtimes.kube.podsignal", self._token, str(int(number))])
 
     def _resize(self) -> None:
         with suppress(OSError):

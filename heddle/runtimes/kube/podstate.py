@@ -31,15 +31,17 @@ _IMAGE: Final = {
 _START: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError", "PostStartHookError"}
 )
+_CREATING: Final = "ContainerCreating"
 _CAPABILITY: Final = "this node's container runtime does not allow a capability: use other nodes"
 _MEMORY: Final = re.compile(r"Insufficient (memory|cpu|pods|ephemeral-storage)")
 
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A shard's pod. ready: it accepts commands. why: the rest of the sentence `shard s1 (...) ...`; hint: see Problem.
+    """A shard's pod. ready: it runs. why: the rest of the sentence `shard s1 (...) ...`; hint: see Problem.
 
-    patience_s: how long the state may last before it is an error, seconds. restarts: since the pod was made.
+    patience_s: how long the state may last before it is an error, seconds. restarts: since the pod was made. fresh: it
+    has a node, and its container may run already: nodes report that up to a second later.
     """
 
     ready: bool
@@ -50,6 +52,7 @@ class PodState:
     restarts: int = 0
     address: str = ""
     node: str = ""
+    fresh: bool = False
 
     @property
     def incarnation(self) -> str:
@@ -84,7 +87,11 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
             return PodState(False, why, "check the node: kubectl describe node", **facts)
         return PodState(True, **facts)
     why, hint, patience = _not_ready(own, status, spec, events)
-    return PodState(False, why, hint, patience, **facts)
+    state: Mapping[str, Any] = own.get("state") or {}
+    waits = (state.get("waiting") or {}).get("reason", _CREATING) == _CREATING and "terminated" not in state
+    return PodState(
+        False, why, hint, patience, **facts, fresh=bool(facts["node"]) and waits and not own.get("lastState")
+    )
 
 
 def _absent(events: Sequence[Mapping[str, Any]]) -> PodState:
