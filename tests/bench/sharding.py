@@ -1,4 +1,4 @@
-"""A data centre of 2,178 switches over several machines, from measured costs: nothing runs but the cut itself."""
+"""A data centre of 2,178 switches over several machines, from measured costs; and `zone` over pods, measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heddle.fabric.cutting import cut
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.sharding import CPUS, sharding_forecast
 
-from . import Figure, at_most
+from . import Figure, at_most, kubelive
 
 _KEYS: Final = ("zones=8", "racks=252", "ctsw=18", "atsw=18", "hosts_per_rack=1")
 _COUNTS: Final = (8, 12, 16)
@@ -19,7 +19,7 @@ _CUT_S: Final = 10.0
 
 
 def figures(observer: Observer) -> Iterator[Figure]:
-    """For each number of machines, with a shard each."""
+    """For each number of machines, with a shard each: nothing runs but the cut itself. Then those of kubelive.py."""
     fabric = load_fabric("dc", overrides=_KEYS).fabric
     observer.say(f"{len(fabric.switches):,} switches, machines of {CPUS} processors")
     for count in _COUNTS:
@@ -39,3 +39,4 @@ def figures(observer: Observer) -> Iterator[Figure]:
         yield Figure(f"{size}: API calls", ahead.api_calls, "")
         for limit in ahead.limits:
             observer.warn(f"{size}: {limit}")
+    yield from kubelive.figures(observer)

@@ -78,7 +78,7 @@ class RealCluster:
         """Kill the processes of a pod's containers, also those in namespaces of its own; how many."""
         status = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
         ids = [each["containerID"].partition("://")[2] for each in status["containerStatuses"]]
-        found = [pid for pid in _processes() if any(identity in _cgroup(pid) for identity in ids)]
+        found = [pid for pid in _processes() if any(identity in cgroup_of(pid) for identity in ids)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -210,7 +210,8 @@ def _processes() -> list[int]:
     return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
-def _cgroup(pid: int) -> str:
+def cgroup_of(pid: int) -> str:
+    """The control groups of a process, as text; empty when it has ended."""
     try:
         return Path("/proc", str(pid), "cgroup").read_text()
     except OSError:
@@ -241,4 +242,4 @@ def _sweep() -> None:
 def leftovers(name: str) -> list[str]:
     """What the cluster in the directory of this name has left: directory, control groups, processes in these."""
     found = [*TEMPORARY.glob(name), *_groups(name)]
-    return [*map(str, found), *(f"process {pid}" for pid in _processes() if name in _cgroup(pid))]
+    return [*map(str, found), *(f"process {pid}" for pid in _processes() if name in cgroup_of(pid))]

@@ -42,7 +42,7 @@ _PACKAGES: Final = {_KUBE: ".", PAUSE: "./pause"}
 
 def ensure_programs(into: Path, say: Callable[[str], None]) -> None:
     """The four programs of PROGRAMS and `pause` in the directory `into`; built if the cache does not have them."""
-    place = cache_dir() / "kube" / _inputs()
+    place = _place()
     make_dir(place.parent)
     with locked(place.parent / ".lock", fcntl.LOCK_EX, lambda: say("another test run builds Kubernetes")):
         if not place.exists():
@@ -54,6 +54,15 @@ def ensure_programs(into: Path, say: Callable[[str], None]) -> None:
         (into / name).chmod(0o755)
     for name in PROGRAMS:
         (into / name).symlink_to(_KUBE)
+
+
+def is_built() -> bool:
+    """Whether the cache has them."""
+    return _place().exists()
+
+
+def _place() -> Path:
+    return cache_dir() / "kube" / _inputs()
 
 
 def _inputs() -> str:
