@@ -14,14 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
-from heddle.runtimes.cluster import Cluster, ShardNeed
+from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
 from tests.objects.shared import ROOT
 
@@ -93,6 +93,11 @@ class LocalCluster:
             f"PYTHONPATH={ROOT}",
             *argv,
         ]
+
+    def open(self, lab: str, shard: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
+        """A process of this machine."""
+        pipe, words = subprocess.PIPE, self.argv(lab, shard, argv)
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
     def lost(self, lab: str) -> list[Problem]:
         """Shards whose process has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import IO, Protocol
 
 from heddle.base.events import Observer
 from heddle.base.problems import Problem
@@ -22,6 +22,22 @@ class ShardNeed:
     nodes: tuple[str, ...]
     memory_bytes: int
     cpus: float
+
+
+class ShardCommand(Protocol):
+    """A command in a shard with pipes to this process: what subprocess.Popen has, and nothing more."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended. subprocess.TimeoutExpired after `timeout` seconds."""
+
+    def kill(self) -> None:
+        """Give it up."""
 
 
 class Cluster(Protocol):
@@ -41,6 +57,9 @@ class Cluster(Protocol):
 
     def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """A command of this machine that runs argv in a shard: standard streams, exit code and signals pass."""
+
+    def open(self, lab: str, shard: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
+        """Start argv in a shard, with pipes. errors: a pipe for its standard error, and for why it could not run."""
 
     def lost(self, lab: str) -> list[Problem]:
         """Shards that do not run, with the reason: evicted, out of memory, image missing. One problem each."""

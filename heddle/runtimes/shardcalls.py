@@ -16,12 +16,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 from heddle.base import problems, values
 from heddle.base.events import Observer
 from heddle.base.printable import shown
 from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.runtimes.cluster import ShardCommand
 
 AGENT: Final = "heddle.shards.agent"
 CLOCK: Final = "heddle.shards.building:clock"
@@ -74,26 +75,27 @@ class Shards(Protocol):
 
 
 class AgentCall:
-    """The agent of a shard. argv: the command of this machine that starts it; lost: why it may have ended.
+    """The agent of a shard. start: starts it, with a pipe for its errors; lost: why it may have ended.
 
     What it sends is checked: a shard may be of another version, or not be ours. All sizes are limited.
     """
 
-    def __init__(self, shard: str, argv: Sequence[str], lost: Callable[[], Problem | None]) -> None:
+    def __init__(
+        self, shard: str, start: Callable[[IO[bytes]], ShardCommand], lost: Callable[[], Problem | None]
+    ) -> None:
         self.shard, self._lost = shard, lost
         self._lock = threading.Lock()
         self._said = b""  # the end of its standard error
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
+        errors, far = os.pipe()
+        self._listener = threading.Thread(target=self._listen, args=(errors,), daemon=True)
         self._listener.start()
+        with os.fdopen(far, "wb") as stream:
+            self._process = start(stream)
         atexit.register(self.close)
         self.clock = min((self._compared() for _ in range(_COMPARED)), key=lambda each: each.bound_ns)
 
-    def _listen(self) -> None:
-        assert self._process.stderr is not None  # noqa: S101
-        with self._process.stderr as stream:
+    def _listen(self, errors: int) -> None:
+        with os.fdopen(errors, "rb") as stream:
             while piece := os.read(stream.fileno(), 1 << 16):
                 self._said = (self._said + piece)[-_MOST_SAID:]
 

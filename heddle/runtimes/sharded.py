@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -291,8 +292,8 @@ class _Calls:
     def _agent(self, shard: str) -> AgentCall:
         found = self._agents.get(shard)
         if found is None or not found.alive:
-            argv = self._cluster.argv(self._lab, shard, [*self._cluster.python, AGENT])
-            found = self._agents[shard] = AgentCall(shard, argv, lambda: self._lost(shard))
+            start = partial(self._cluster.open, self._lab, shard, [*self._cluster.python, AGENT])
+            found = self._agents[shard] = AgentCall(shard, start, lambda: self._lost(shard))
         return found
 
     def _lost(self, shard: str) -> Problem | None:

@@ -15,7 +15,8 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator
-from typing import Final, Self
+from contextlib import suppress
+from typing import Final
 
 PROTOCOL: Final = "v5.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
@@ -86,10 +87,13 @@ class ChannelSocket:
                 raise TimeoutError("timed out")
             yield from self.receive()
 
-    def __enter__(self) -> Self:
-        return self
+    def shut(self) -> None:
+        """End the connection, in both directions: who waits for it goes on."""
+        with suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def _messages(self) -> Iterator[tuple[int, bytes]]:

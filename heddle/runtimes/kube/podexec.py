@@ -14,12 +14,13 @@ import os
 import secrets
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import IO, Any, Final
 from urllib.parse import urlencode
 
 from heddle.base.problems import HeddleError, MachineError, Problem
@@ -81,9 +82,8 @@ def _refusal(error: Any, pod: str) -> Problem:
 
 def answer(api: KubeApi, pod: str, argv: Sequence[str]) -> str:
     """What a short command in a pod prints. MachineError when it cannot run, or fails."""
-    channels = connect(api, pod, argv)
     said: dict[int, bytes] = {}
-    with api.errors(f"exec in pod {pod}"), channels:
+    with api.errors(f"exec in pod {pod}"), closing(connect(api, pod, argv)) as channels:
         for channel, data in channels.until_closed(_SHORT_S):
             said[channel] = said.get(channel, b"") + data
     if _ended(pod, said.get(ERROR)) != 0:
@@ -106,9 +106,12 @@ def _ended(pod: str, status: bytes | None) -> int:
 
 
 class PodCommand:
-    """A command in a pod, joined to this process's streams."""
+    """A command in a pod, joined to three streams: standard input, output and errors; by default this process's."""
 
-    def __init__(self, api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool) -> None:
+    def __init__(
+        self, api: KubeApi, pod: str, argv: Sequence[str], *, tty: bool, streams: Sequence[int] = (0, 1, 2)
+    ) -> None:
+        self._input, *self._outputs = streams
         self._api, self._pod, self._token = api, pod, secrets.token_hex(8)
         self._channels = connect(api, pod, ["env", f"{TOKEN}={self._token}", *argv], tty=tty)
         self._wake, self._waking = os.pipe()  # a signal may come while poll(2) waits
@@ -127,9 +130,20 @@ class PodCommand:
                     signal.signal(number, lambda number, _: self._signalled(number))
             os.set_blocking(self._waking, False)
             signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
-            return self._loop()
+            return self.pump()
 
-    def _loop(self) -> int:
+    def shut(self) -> None:
+        """End the connection, and so the command's input: `pump`, in another thread, ends."""
+        self._channels.shut()
+
+    def close(self) -> None:
+        """Close all that it has opened."""
+        self._channels.close()
+        os.close(self._wake)
+        os.close(self._waking)
+
+    def pump(self) -> int:
+        """Pass the streams until the command ends; its exit code."""
         poll, channels = select.poll(), self._channels
         poll.register(self._wake, select.POLLIN)
         reading = True
@@ -137,15 +151,15 @@ class PodCommand:
         while True:
             poll.register(channels, select.POLLIN | (select.POLLOUT if channels.unsent else 0))
             if reading and channels.unsent < _MOST_UNSENT:
-                poll.register(0, select.POLLIN)
+                poll.register(self._input, select.POLLIN)
             else:
                 with suppress(KeyError):
-                    poll.unregister(0)
+                    poll.unregister(self._input)
             ready = dict(poll.poll(_PING_S * 1000))
             now = time.monotonic()
             if self._wake in ready:
                 os.read(self._wake, 4096)
-            if 0 in ready and reading:
+            if self._input in ready and reading:
                 reading = self._send_input()
             if channels.fileno() in ready:
                 heard = now
@@ -162,7 +176,7 @@ class PodCommand:
     def _send_input(self) -> bool:
         """Pass on what standard input has; False at its end."""
         try:
-            data = os.read(0, _PIECE)
+            data = os.read(self._input, _PIECE)
         except OSError:  # closed, or a terminal that is gone
             data = b""
         if data:
@@ -175,7 +189,7 @@ class PodCommand:
         for channel, data in self._channels.receive():
             if channel in (STDOUT, STDERR) and not self._unread:
                 try:
-                    _write(channel, data)
+                    _write(self._outputs[channel - STDOUT], data)
                 except OSError:  # our reader is gone, as `head` after its lines
                     self._lose_reader()
             elif channel == ERROR:
@@ -201,6 +215,58 @@ class PodCommand:
         with suppress(OSError):
             size = os.get_terminal_size(0)
             self._channels.send(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+
+
+class PodProcess:
+    """A command in a pod with pipes to this process, which a thread passes. It is used as subprocess.Popen is."""
+
+    def __init__(self, api: KubeApi, pod: str, argv: Sequence[str], errors: IO[bytes]) -> None:
+        (far_in, near_in), (near_out, far_out) = os.pipe(), os.pipe()
+        self.stdin: IO[bytes] | None = os.fdopen(near_in, "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(near_out, "rb")
+        self._command: PodCommand | None = None
+        self._code = LOST
+        self._pod, self._streams = pod, (far_in, far_out, os.dup(errors.fileno()))
+        self._thread = threading.Thread(target=self._work, args=(api, argv), name=f"exec {pod}", daemon=True)
+        self._thread.start()
+
+    def _work(self, api: KubeApi, argv: Sequence[str]) -> None:
+        try:
+            self._command = PodCommand(api, self._pod, argv, tty=False, streams=self._streams)
+            self._code = self._command.pump()
+        except (HeddleError, OSError) as error:
+            with suppress(OSError):
+                _write(self._streams[-1], f"{_said(error, self._pod)}\n".encode())
+        finally:
+            if self._command is not None:
+                self._command.close()
+            for each in self._streams:
+                os.close(each)
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return None if self._thread.is_alive() else self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended. subprocess.TimeoutExpired after `timeout` seconds."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired(self._pod, timeout or 0.0)
+        return self._code
+
+    def kill(self) -> None:
+        """End the connection."""
+        if self._command is not None:
+            self._command.shut()
+
+
+def _said(error: Exception, pod: str) -> object:
+    """An error of the connection, in words."""
+    return (
+        error
+        if isinstance(error, HeddleError)
+        else Problem("kubernetes", f"pod {pod}", f"the connection is lost: {error}")
+    )
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -245,11 +311,8 @@ def main(words: Sequence[str]) -> int:
     try:
         api = KubeApi(KubeTarget(typed.context, typed.namespace))
         return PodCommand(api, typed.pod, typed.command, tty=typed.tty).run()
-    except HeddleError as error:
-        print(error, file=sys.stderr)
-        return LOST
-    except OSError as error:
-        print(Problem("kubernetes", f"pod {typed.pod}", f"the connection is lost: {error}"), file=sys.stderr)
+    except (HeddleError, OSError) as error:
+        print(_said(error, typed.pod), file=sys.stderr)
         return LOST
 
 
