@@ -20,8 +20,9 @@ from heddle.base.problems import InputError, Problem
 from heddle.fabric.footprint import Footprint, footprints
 from heddle.fabric.model import Fabric, Link, Node, Role
 
-# Agent, worker, the agent of PFC and its keeper.
-SHARD_BYTES: Final = 300_000_000
+# Measured 150 MB: agent, worker, carrier, the agent of PFC and its keeper, the files of FRR. And 45 MB for each of two
+# more commands at the same time, such as the page and a capture.
+SHARD_BYTES: Final = 240_000_000
 NODE_BYTES: Final = 7 << 30  # of a machine of 8 GiB; kubelet and system have the rest
 MARGIN: Final = 1.25  # what a shard requests, over what its nodes are expected to use: routes peak while they converge
 _SLACK: Final = 1.04  # of the largest shard over the mean, and again to cut fewer links: within 10 % together
@@ -79,7 +80,7 @@ def cut(fabric: Fabric, count: int) -> Cut:
     racks = racks_of(fabric)
     if not 1 <= count <= len(racks):
         raise InputError(_refusal(fabric, count, len(racks)))
-    costs = footprints(fabric)
+    costs = footprints(fabric, mgmtd=True)  # as the image of shards has it
     parts = _Parts(fabric, racks, costs, count)
     home = parts.home()
     names = [f"s{number + 1}" for number in range(count)]

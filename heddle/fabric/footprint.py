@@ -13,6 +13,7 @@ from heddle.fabric.model import Fabric, Node, Role
 
 # Bytes, fitted to labs of 12 to 270 switches. Pages that processes share count once.
 _SWITCH_BYTES: Final = 23_300_000  # namespace, zebra and bgpd, without a neighbour
+_MANAGER_BYTES: Final = 6_000_000  # mgmtd, which FRR has from version 10 on
 _SESSION_BYTES: Final = 630_000  # a BGP neighbour, in bgpd and the kernel
 _PATH_BYTES: Final = 520  # a next hop of a prefix, in bgpd and zebra
 _HOST_BYTES: Final = 300_000  # namespace
@@ -37,20 +38,24 @@ class Footprint:
     cpus: float
 
 
-def footprints(fabric: Fabric) -> Mapping[str, Footprint]:
-    """Node -> its footprint. Routes of an imported topology are known only to its kernels, and count nothing here."""
+def footprints(fabric: Fabric, *, mgmtd: bool = False) -> Mapping[str, Footprint]:
+    """Node -> its footprint. Routes of an imported topology are known only to its kernels, and count nothing here.
+
+    mgmtd: whether switches run it: FRR 10 does.
+    """
+    manager = _MANAGER_BYTES if mgmtd else 0
     known = {name: sum(group.edges.bit_count() for group in groups) for name, groups in fabric.next_hop_groups.items()}
-    return {node.name: _switch(fabric, node, known) if node.role is Role.SWITCH else _host(fabric, node)
+    return {node.name: _switch(fabric, node, known, manager) if node.role is Role.SWITCH else _host(fabric, node)
             for node in fabric.nodes}  # fmt: skip
 
 
-def _switch(fabric: Fabric, node: Node, known: Mapping[str, int]) -> Footprint:
-    """known: switch -> prefixes that it learns."""
+def _switch(fabric: Fabric, node: Node, known: Mapping[str, int], manager: int) -> Footprint:
+    """known: switch -> prefixes that it learns. manager: bytes of mgmtd."""
     peers = [port.peer_node for port in node.ports if not fabric.leads_to_host(port)]
     paths = sum(len(group.ports) * group.edges.bit_count() for group in fabric.next_hop_groups[node.name])
     # FRR announces all that it knows to each neighbour, also what that one will refuse for its AS path.
     refused = sum(known[peer] + (peer in fabric.edge_of) for peer in peers) - paths
-    memory = _SWITCH_BYTES + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
+    memory = _SWITCH_BYTES + manager + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
     work = _START_S + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
     return Footprint(memory, work, 0.0)
 

@@ -27,8 +27,7 @@ _CALLS: Final = 9
 class ShardingForecast:
     """One machine with `cpus` processors for each shard. seconds: phase of `up` -> its time in the slowest shard.
 
-    api_calls: of one `up`, beside three each half second until all pods run. limits: what does not fit, one sentence
-    each.
+    api_calls: of one `up`, beside those that ask whether pods run. limits: what does not fit, one sentence each.
     """
 
     cpus: int
@@ -52,7 +51,7 @@ def sharding_forecast(fabric: Fabric, found: Cut, cpus: int = CPUS) -> ShardingF
         "ports": max(ports.values()) * _PORT_S,
         "routes": _SETTLE_S + max(each.work for each in found.shards) / cpus,
     }
-    calls = _CALLS + 2 * len(found.shards)  # a StatefulSet and an exec of its agent each
+    calls = _CALLS + 3 * len(found.shards)  # a StatefulSet, the file of a pod that is ready, its agent
     return ShardingForecast(cpus, seconds, calls, tuple(_limits(fabric, found)))
 
 

@@ -87,7 +87,7 @@ def check(fabric: Fabric, count: int) -> Cut:
 
 def weights(fabric: Fabric) -> list[int]:
     """The memory of each rack, and of each other switch."""
-    return [sum(footprints(fabric)[name].memory for name in unit) for unit in units(fabric)]
+    return [sum(footprints(fabric, mgmtd=True)[name].memory for name in unit) for unit in units(fabric)]
 
 
 def units(fabric: Fabric) -> list[list[str]]:
@@ -139,7 +139,7 @@ def test_no_cut_of_a_small_fabric_is_better(fabric: Fabric) -> None:
     for count in (2, 3):
         if count > len(racks_of(fabric)):
             continue
-        found, costs, every = cut(fabric, count), footprints(fabric), every_cut(fabric, count)
+        found, costs, every = cut(fabric, count), footprints(fabric, mgmtd=True), every_cut(fabric, count)
         loads = [sum(costs[name].memory for name in shard.nodes) for shard in found.shards]
         assert len(found.links) == min(links for links, most in every if most <= max(loads))
         with_more = min(links for links, most in every if most <= 1.02 * max(loads))

@@ -93,7 +93,15 @@ def test_a_shard_is_a_pod_with_three_capabilities_and_its_own_memory() -> None:
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
         assert requests["memory"] == limits["memory"]
         memory.append((requests["memory"], requests["cpu"]))
-    assert memory == [(str(300 << 20), "750m"), (str(200 << 20), "1m")]
+    assert memory == [(str(300 << 20), "750m"), (str(200 << 20), "100m")]
+
+
+@pytest.mark.parametrize(("cpus", "requested"), [(0.02, "100m"), (0.34, "340m"), (23.0, "1000m")])
+def test_a_large_shard_requests_no_more_processors_than_a_small_node_has(cpus: float, requested: str) -> None:
+    made = manifests.lab_objects("zone", "ann-1a2b", [ShardNeed("s1", ("rtsw1",), 1 << 30, cpus)], KubeTarget())
+    (container,) = made[-1]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"] == requested
+    assert "cpu" not in container["resources"]["limits"]
 
 
 def test_the_cut_is_in_a_config_map() -> None:

@@ -21,7 +21,10 @@ LAB, OWNER, SHARD = "heddle.lab", "heddle.owner", "heddle.shard"
 # In the order in which they are removed: what makes pods before the pods.
 LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
 _INIT: Final = "heddle.runtimes.kube.podinit"
-_MOST_MILLICPUS: Final = 10**6
+# What a shard requests of processors, in thousandths. At least so that it has a share beside other pods; at most what a
+# node of 2 processors has left beside its system: a shard that has too little is slow, one that fits nowhere never runs.
+_LEAST_MILLICPUS: Final = 100
+_MOST_MILLICPUS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def lab_text(
             "name": each.name,
             "nodes": each.nodes,
             "memory_bytes": each.memory_bytes,
-            "millicpus": min(max(1, round(each.cpus * 1000)), _MOST_MILLICPUS),
+            "millicpus": min(max(_LEAST_MILLICPUS, round(each.cpus * 1000)), _MOST_MILLICPUS),
         }
         for each in shards
     ]
