@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.kube import manifests
+from heddle.runtimes.kube import kubecluster, manifests
 from heddle.runtimes.kube.kubecluster import KubeCluster
 from heddle.runtimes.kube.kubeprobe import probe
 from heddle.runtimes.kube.target import KubeTarget
@@ -199,6 +200,14 @@ def test_a_drained_node_loses_its_shard(kube_cluster: RealCluster, shards: KubeC
 def test_an_image_that_is_missing_is_named(target: KubeTarget, image: str, words: str) -> None:
     found = problems(KubeCluster(KubeTarget(target.context, target.namespace, image)))
     assert any(each.where.startswith("shard s") and words in each.why and image in each.why for each in found), found
+
+
+def test_a_pod_that_is_never_ready_for_a_shard_is_named(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an image of another version: its first process does something else."""
+    monkeypatch.setattr(manifests, "_INIT", "http.server")
+    monkeypatch.setattr(kubecluster, "_SILENT_S", 2.0)
+    found = problems(KubeCluster(target))
+    assert re.fullmatch(r"runs on node n\d, but is not ready for a shard: its image may be of .*", found[0].why), found
 
 
 def test_a_shard_that_fits_no_node_is_named_with_its_nodes(target: KubeTarget) -> None:

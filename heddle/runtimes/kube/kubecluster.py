@@ -28,6 +28,7 @@ _STEP: Final = "pods"
 _LOOKS_S: Final = (0.1, 0.5)  # between two looks at the pods: at first, and after some seconds
 _PATIENCE_S: Final = 20.0  # for an API that does not answer in the middle of `up`
 _SILENT_S: Final = 20.0  # for a pod that runs, and refuses commands or is not ready for a shard
+_IMAGE_HINT: Final = "make the image again: ./inv image --archive FILE; kubectl logs shows what the pod says"
 _AT_ONCE: Final = 16
 _GONE_S: Final = 90.0  # until all pods of a removed lab have ended
 _FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that does not answer would keep them
@@ -272,16 +273,17 @@ class _Start:
         if shard in self._addresses or not (state.ready or state.fresh):
             return shard, state
         pod = manifests.pod_name(self._lab, shard)
+        why, hint = "is not ready for a shard: its image may be of another version", _IMAGE_HINT
         try:
-            said = podexec.answer(self._cluster.api, pod, ["cat", READY])
+            said = podexec.answer(self._cluster.api, pod, ["sh", "-c", f"cat {READY} || true"])
         except UnreachableError:
             raise
         except MachineError as error:
-            why = f"runs on node {state.node}, but {error.problems[0].why}"
-            hint = error.problems[0].hint
-            return shard, replace(state, why=why, hint=hint, patience_s=_SILENT_S) if state.ready else state
-        if said:  # it is empty while it is written
+            said, why, hint = "", error.problems[0].why, error.problems[0].hint
+        if said:
             self._addresses[shard] = said
+        elif state.ready:
+            state = replace(state, why=f"runs on node {state.node}, but {why}", hint=hint, patience_s=_SILENT_S)
         return shard, state
 
     def _overdue(self, shard: str, state: PodState) -> bool:

@@ -21,8 +21,8 @@ LAB, OWNER, SHARD = "heddle.lab", "heddle.owner", "heddle.shard"
 # In the order in which they are removed: what makes pods before the pods.
 LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
 _INIT: Final = "heddle.runtimes.kube.podinit"
-# What a shard requests of processors, in thousandths. At least so that it has a share beside other pods; at most what a
-# node of 2 processors has left beside its system: a shard that has too little is slow, one that fits nowhere never runs.
+# What a shard requests of processors, in thousandths: at least a share beside other pods, and at most what a node of
+# two processors has beside its system. A shard that has too little is slow; one that fits no node never runs.
 _LEAST_MILLICPUS: Final = 100
 _MOST_MILLICPUS: Final = 1000
 
