@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import ip_interface, ip_network
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import pytest
@@ -171,7 +172,12 @@ CALL = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
 @contextmanager
 def asked(answer: str) -> Iterator[shardcalls.AgentCall]:
     """An agent that compares clocks, and then answers with the value of an expression."""
-    agent = shardcalls.AgentCall("s2", [sys.executable, "-I", "-S", "-c", ROGUE % answer], lambda: None)
+
+    def start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-I", "-S", "-c", ROGUE % answer]
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+
+    agent = shardcalls.AgentCall("s2", start, lambda: None)
     try:
         yield agent
     finally:
