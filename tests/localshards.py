@@ -99,6 +99,10 @@ class LocalCluster:
         pipe, words = subprocess.PIPE, self.argv(lab, shard, argv)
         return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
+    def place(self, lab: str, shard: str) -> str:
+        """All are on this machine."""
+        return ""
+
     def lost(self, lab: str) -> list[Problem]:
         """Shards whose process has ended."""
         running = dict(self._running(lab))

@@ -123,7 +123,8 @@ def _named(plan: Plan, ranks: Sequence[int]) -> str:
 
 
 def _ended(ranks: str, code: int) -> Problem:
-    """A worker that has ended early. code: as of Popen, negative for a signal."""
+    """A worker that has ended early. code: as of Popen, negative for a signal; 128 more than it for one in a shard."""
+    code = 128 - code if code > 128 else code
     if code >= 0:
         return Problem("", ranks, f"ended early (exit code {code})", "see its output above")
     try:

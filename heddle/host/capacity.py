@@ -27,6 +27,11 @@ TICK_S: Final = 0.01  # the unit of /proc/stat: USER_HZ is 100 on every architec
 
 _STAT: Final = Path("/proc/stat")
 _MEMINFO: Final = Path("/proc/meminfo")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_LIMITS: Final = (
+    (_CGROUPS / "memory.events", _CGROUPS / "memory.max"),
+    (_CGROUPS / "memory/memory.oom_control", _CGROUPS / "memory/memory.limit_in_bytes"),
+)
 _SOFTNET: Final = Path("/proc/net/softnet_stat")
 ABSENT_S: Final = 0.1  # shorter absences do not count: clocks of the kernel and of a hypervisor differ by some ms
 _LOOK_S: Final = 0.05
@@ -217,6 +222,21 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def memory_kills() -> tuple[int, int]:
+    """How many processes the kernel has ended at the memory limit of this container, and the limit in bytes; 0: none.
+
+    Of the control group at the root of this mount namespace: oom_kill of memory.oom_control in version 1, of
+    memory.events in version 2 (Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst).
+    """
+    for counts, limit in _LIMITS:
+        try:
+            words = dict(line.split() for line in counts.read_text().splitlines())
+            return int(words["oom_kill"]), int(limit.read_text())
+        except (OSError, ValueError, KeyError):  # the other version; or `max`: no limit
+            continue
+    return 0, 0
 
 
 def wanted_pps(rates_bps: list[int], payload: int, overhead: int) -> int:

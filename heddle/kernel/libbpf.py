@@ -24,6 +24,7 @@ BPFFS: Final = Path("/sys/fs/bpf")
 _BPF_ANY: Final = 0
 _LOG_BYTES: Final = 1 << 16
 _BATCH: Final = 4096
+_DENIED: Final = "this needs root (CAP_BPF and CAP_NET_ADMIN); in a container also a seccomp profile that allows bpf(2)"
 # BPF functions with pointer arguments exist since 5.12, the hash fields of a fabric file since 5.14.
 _NEEDS: Final = "use Linux 5.15 or newer, with CONFIG_BPF_JIT"
 
@@ -118,7 +119,7 @@ def failed(what: str, why: str, detail: str = "", otherwise: str = "") -> Machin
     said = f"{why}: {os.strerror(code)}" + (f"\n{detail}" if detail else "")
     # EACCES with a log is the verifier's refusal; without one it is a pin that only root may open.
     denied = code == errno.EPERM or (code == errno.EACCES and not detail)
-    hint = "this needs root (CAP_BPF and CAP_NET_ADMIN)" if denied else otherwise
+    hint = _DENIED if denied else otherwise
     if code == errno.ENOENT and what.startswith(str(BPFFS)):
         hint = "run ./inv down, then ./inv up"
     if code == errno.ENOMEM:

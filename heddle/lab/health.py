@@ -38,6 +38,7 @@ from heddle.lab.nearnodes import down_of, in_network
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
+from heddle.lab.shardmemory import memory_problems
 from heddle.lab.shardswitch import restore_shards
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
@@ -89,8 +90,9 @@ def faults(lab: Lab) -> list[Problem]:
 
 def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
+    dead = [*silent_daemons(now), *lost_agent(lab), *lost_carriers(lab)]
     found = [
-        *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *lost_carriers(lab), *down_or_drained(lab, now),
+        *(memory_problems(lab) if dead else ()), *dead, *wrong_ports(lab, now), *down_or_drained(lab, now),
         *unrouted(lab, now), *wrong_routes(lab, now),
     ]  # fmt: skip
     return orders.explained(lab, found)

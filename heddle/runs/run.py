@@ -36,6 +36,7 @@ from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for_run, faults_on
+from heddle.lab.shardmemory import memory_named
 from heddle.lab.thresholds import ecn_for_run
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
@@ -208,6 +209,7 @@ class _Running:
                 table.row(row)
 
         with ExitStack() as stack:
+            stack.enter_context(memory_named(self._lab))
             for each in self._jobs:
                 stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
             triples = [(each.job, each.plan, each.transport) for each in self._jobs]

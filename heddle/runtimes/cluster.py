@@ -61,6 +61,9 @@ class Cluster(Protocol):
     def open(self, lab: str, shard: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
         """Start argv in a shard, with pipes. errors: a pipe for its standard error, and for why it could not run."""
 
+    def place(self, lab: str, shard: str) -> str:
+        """Where a shard is, to be named in an error: ` on node n2`; may be empty."""
+
     def lost(self, lab: str) -> list[Problem]:
         """Shards that do not run, with the reason: evicted, out of memory, image missing. One problem each."""
 

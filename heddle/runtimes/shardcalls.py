@@ -77,13 +77,15 @@ class Shards(Protocol):
 class AgentCall:
     """The agent of a shard. start: starts it, with a pipe for its errors; lost: why it may have ended.
 
-    What it sends is checked: a shard may be of another version, or not be ours. All sizes are limited.
+    located: names the shard in a problem of its machine. What it sends is checked: a shard may be of another version,
+    or not be ours. All sizes are limited.
     """
 
     def __init__(
-        self, shard: str, start: Callable[[IO[bytes]], ShardCommand], lost: Callable[[], Problem | None]
-    ) -> None:
-        self.shard, self._lost = shard, lost
+        self, shard: str, start: Callable[[IO[bytes]], ShardCommand], lost: Callable[[], Problem | None],
+        located: Callable[[Problem], Problem] = lambda problem: problem,
+    ) -> None:  # fmt: skip
+        self.shard, self._lost, self._located = shard, lost, located
         self._lock = threading.Lock()
         self._said = b""  # the end of its standard error
         errors, far = os.pipe()
@@ -137,7 +139,8 @@ class AgentCall:
         kind = _ERRORS.get(answer["error"])
         if kind is None:  # a defect of Heddle, in the shard
             return RuntimeError(f"shard {self.shard}: {shown(str(answer['text']))[-_MOST_SAID:]}")
-        return kind(*(Problem(*(str(each)[:_MOST_SAID] for each in row)) for row in answer["problems"]))
+        problems = [Problem(*(str(each)[:_MOST_SAID] for each in row)) for row in answer["problems"]]
+        return kind(*(self._located(each) if kind is MachineError else each for each in problems))
 
     def _refused(self, why: str) -> MachineError:
         """The error of an answer that is none. Nothing more is asked of that agent."""
@@ -151,7 +154,7 @@ class AgentCall:
         self._listener.join(_END_S)
         said = self._said.decode(errors="replace").strip().splitlines()
         why = f"has ended: {said[-1]}" if said else "has ended"
-        return MachineError(self._lost() or Problem("", f"the agent of shard {self.shard}", why))
+        return MachineError(self._lost() or self._located(Problem("", "its agent", why, "run it again")))
 
     @property
     def alive(self) -> bool:

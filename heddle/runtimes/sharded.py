@@ -14,9 +14,12 @@ import secrets
 import shlex
 import sys
 import tarfile
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +27,9 @@ from typing import Any, ClassVar, Final
 
 from heddle.base import state, values
 from heddle.base.events import Observer
-from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.base.process import Journal, attached, run
+from heddle.base.tables import some_of
 from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
@@ -38,6 +42,8 @@ from heddle.runtimes.registry import RUNTIMES
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
 from heddle.spec.plain import load_spec
 
+_NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended
+_LOOK_S: Final = 0.2
 _PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
 _BUILDING: Final = "heddle.shards.building"
 _INSIDE: Final = "heddle.shards.inside"
@@ -287,17 +293,41 @@ class _Calls:
 
     def __init__(self, lab: str, cluster: Cluster) -> None:
         self._lab, self._cluster = lab, cluster
+        self._asking = threading.Lock()  # agents are called by threads
         self._agents: dict[str, AgentCall] = {}
 
     def _agent(self, shard: str) -> AgentCall:
         found = self._agents.get(shard)
+        if found is not None and not found.alive and (lost := self._lost(shard)) is not None:
+            raise MachineError(lost)  # a shard that has started again has nothing of the lab
         if found is None or not found.alive:
             start = partial(self._cluster.open, self._lab, shard, [*self._cluster.python, AGENT])
-            found = self._agents[shard] = AgentCall(shard, start, lambda: self._lost(shard))
+            located = partial(self._located, shard)
+            found = self._agents[shard] = AgentCall(shard, start, partial(self._lost, shard), located)
         return found
 
     def _lost(self, shard: str) -> Problem | None:
-        return next((each for each in self._cluster.lost(self._lab) if each.where == f"shard {shard}"), None)
+        """Why a shard is lost. The cluster may notice that a little later than we do."""
+        end = time.monotonic() + _NOTICED_S
+        while True:
+            with self._asking:
+                lost = [each for each in self._cluster.lost(self._lab) if each.where == f"shard {shard}"]
+            if lost:
+                return lost[0]
+            if time.monotonic() > end:
+                return None
+            time.sleep(_LOOK_S)
+
+    def _located(self, shard: str, problem: Problem) -> Problem:
+        """A problem of a shard's machine, with the shard. A node or port of the fabric names its shard already."""
+        plan = ShardPlan.read(self._lab)
+        if any(problem.where.partition(":")[0] in nodes for nodes in plan.shards.values()):
+            return problem
+        where = f"shard {shard}"
+        with self._asking, suppress(HeddleError):  # the first error is the one to report
+            where += self._cluster.place(self._lab, shard)
+        what = f"({some_of(plan.shards[shard])}) " + " ".join(filter(None, (problem.where, problem.what)))
+        return replace(problem, where=where, what=what)
 
     def _of(self, names: Sequence[str]) -> list[AgentCall]:
         """Their agents; those that do not run are started at the same time."""

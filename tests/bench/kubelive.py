@@ -22,7 +22,6 @@ import yaml
 from heddle.base.events import Observer, Silent
 from heddle.fabric.cutting import cut
 from heddle.fabric.fabricfile import load_fabric
-from heddle.host import packages
 from heddle.lab import lifecycle as labs
 from heddle.lab.cutlinks import round_trips, tunnels
 from heddle.lab.lab import Lab
@@ -33,7 +32,7 @@ from heddle.runtimes.kube import manifests
 from heddle.traffic.options import RunOptions
 from tests.kube.api import eventually
 from tests.kube.cluster import RealCluster, cgroup_of, started
-from tests.kube.programs import is_built
+from tests.kube.programs import why_not_now
 
 from . import Figure, at_most
 
@@ -79,9 +78,9 @@ def figures(observer: Observer) -> Iterator[Figure]:
 def _obstacle() -> str | None:
     if os.geteuid() != 0:
         return "it needs root"
-    if missing := packages.missing(packages.KUBE):
-        return f"{missing[0].packages[0]} is missing (./inv test kube installs it)"
-    return None if is_built() else "Kubernetes is not built (./inv test kube builds it, once)"
+    if why := why_not_now():
+        return f"{why} (./inv test kube does that, once)"
+    return None
 
 
 @contextmanager

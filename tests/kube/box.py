@@ -4,7 +4,8 @@
 
 FILE has a Box as JSON. Standard output: the line "started" when all processes run. Standard input: `["stop", "n1", 0]`
 and `["start", "n1", 0]` for a node's kubelet, and `["mtu", "n1", 9000]` for its new pods, a line each, which is
-answered with a line; its end ends the cluster.
+answered with a line; its end ends the cluster. `["bpf", "n1", 0]`: new containers of the node may not use bpf(2);
+`["pods", "n1", 0]`: pods of the node do not reach those of others; both with 1 end that.
 Nothing is in the machine's network namespace, except a socket that listens on its loopback: it is inherited, and
 connections are passed to the API server from here.
 """
@@ -29,6 +30,7 @@ API: Final = "10.88.0.1"
 API_PORT: Final = 6443
 NODES: Final = {"n1": 1, "n2": 2}
 _SERVICES: Final = "10.96.0.0/16"
+_PODS: Final = "10.244.0.0/16"
 _WIRE_MTU: Final = 9000
 _WAIT_S: Final = 60.0
 # A kubelet sets these of the whole machine when it starts. Files with the values that it wants take their places.
@@ -202,7 +204,9 @@ class Cluster:
             for name in ("cpuset.cpus", "cpuset.mems"):  # of version 1: empty ones accept no process
                 if (group / name).exists() and (root / name).read_text().strip():
                     (group / name).write_text((root / name).read_text())
-        (own / "cri.toml").write_text(_CONTAINERD.format(cni=own / "cni"))
+        (own / "cri.toml").write_text(_CONTAINERD.format(cni=own / "cni", runc=own / "runc"))
+        (own / "runc").write_text(_RUNC.format(mark=own / _NO_BPF))
+        (own / "runc").chmod(0o755)
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
             "address": f"10.88.0.1{number}",
@@ -247,6 +251,16 @@ class Cluster:
         argv = [*self.inside(node), "ip", "link", "set", "cni0", "mtu", str(mtu)]
         subprocess.run(argv, capture_output=True, check=False)
 
+    def set_bpf(self, node: str, allowed: int) -> None:
+        """Whether containers that start on the node from now on may use bpf(2)."""
+        mark = self.at / node / _NO_BPF
+        mark.unlink(missing_ok=True) if allowed else mark.touch()
+
+    def set_pods(self, node: str, joined: int) -> None:
+        """Whether pods of the node reach those of other nodes, as where a policy denies it: packets are dropped."""
+        rule = ("blackhole", "from", _PODS, "to", _PODS)
+        _do(*self.inside(node), "ip", "rule", "delete" if joined else "add", *rule)
+
     def _await(self, done: object, name: str) -> None:
         assert callable(done)
         end = time.monotonic() + _WAIT_S
@@ -288,7 +302,21 @@ disabled_plugins = [{{}}]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
+      BinaryName = "{runc}"
 """.replace("{{}}", '"io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs"')
+
+# The profile RuntimeDefault allows bpf(2) to containers with SYS_ADMIN. On a node with the mark it allows another, long
+# removed system call in its place, so the kernel answers EPERM as where an administrator has forbidden it.
+_NO_BPF: Final = "no-bpf"
+_RUNC: Final = """\
+#!/bin/sh
+before=
+for word in "$@"; do
+    if [ "$before" = --bundle ] && [ -e "{mark}" ]; then sed -i 's/"bpf"/"sysfs"/g' "$word/config.json"; fi
+    before=$word
+done
+exec runc "$@"
+"""
 
 
 async def _forward(listens: int) -> None:
@@ -323,10 +351,10 @@ def main() -> None:
     print("started", flush=True)
     for line in sys.stdin:
         action, node, value = json.loads(line)
-        if action == "mtu":
-            cluster.set_mtu(node, value)
-        else:
+        if action in ("start", "stop"):
             (cluster.kubelet if action == "start" else cluster.stop_kubelet)(node)
+        else:
+            {"mtu": cluster.set_mtu, "bpf": cluster.set_bpf, "pods": cluster.set_pods}[action](node, value)
         print("done", flush=True)
 
 

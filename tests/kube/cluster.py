@@ -74,6 +74,26 @@ class RealCluster:
         self._tell("start", node)
         eventually(f"{node} is Ready", lambda: node in self.api.ready_nodes())
 
+    @contextmanager
+    def without_bpf(self, node: str) -> Iterator[None]:
+        """Containers that start on a node meanwhile may not use bpf(2)."""
+        self._tell("bpf", node, 0)
+        try:
+            yield
+        finally:
+            self._tell("bpf", node, 1)
+
+    @contextmanager
+    def pods_apart(self) -> Iterator[None]:
+        """Pods of different nodes do not reach each other meanwhile, as where a policy denies it."""
+        for node in self.nodes:
+            self._tell("pods", node, 0)
+        try:
+            yield
+        finally:
+            for node in self.nodes:
+                self._tell("pods", node, 1)
+
     def kill_pod(self, name: str, namespace: str = "default") -> int:
         """Kill the processes of a pod's containers, also those in namespaces of its own; how many."""
         status = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]

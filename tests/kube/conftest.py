@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import yaml
 
 from heddle.host import packages
+from heddle.runtimes.kube import manifests
 from heddle.testing.testsession import StopSignals
+from tests.kube.api import eventually
 from tests.kube.cluster import RealCluster, started
+from tests.kube.spaces import Space
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,23 @@ def kube_cluster() -> Iterator[RealCluster]:
             yield cluster
     finally:
         signals.restore()
+
+
+@pytest.fixture(autouse=True)
+def administrator(kube_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs and functions of a test use the cluster as its administrator."""
+    monkeypatch.setenv("KUBECONFIG", str(kube_cluster.kubeconfig))
+
+
+@pytest.fixture(scope="session")
+def space(kube_cluster: RealCluster) -> Callable[[str], Space]:
+    """Makes namespaces; a test run makes each name once."""
+
+    def make(name: str) -> Space:
+        found = Space(kube_cluster, name)
+        kube_cluster.api.post("/api/v1/namespaces", yaml.safe_load(manifests.namespace_text(name)))
+        eventually("pods can be made", lambda: kube_cluster.api.get(found.path("serviceaccounts/default")))
+        eventually("it has its certificates", lambda: kube_cluster.api.get(found.path("configmaps/kube-root-ca.crt")))
+        return Space(kube_cluster, name, frozenset(found.objects()))
+
+    return make

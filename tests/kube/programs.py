@@ -3,6 +3,7 @@
     CACHE/kube/0123456789ab/    kube.gz (one program, which its name makes apiserver, controller manager, scheduler or
                                 kubelet), pause.gz (the first process of each pod)
 
+`python -m tests.kube.programs` says on standard output why nothing can start now, with exit code 1.
 The directory's name is a hash of all inputs: tests/kube/build and the command of the build. A first build takes about
 13 minutes on 2 processors, 2.5 GB of memory, and 4 GB in Go's own caches, which later builds do not need.
 """
@@ -16,6 +17,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import find_program, first_lines
 from heddle.base.state import cache_dir
 from heddle.base.userfiles import make_dir
+from heddle.host import packages
 from heddle.host.engine.lockfile import locked
 
 SOURCE: Final = Path(__file__).with_name("build")
@@ -56,9 +59,11 @@ def ensure_programs(into: Path, say: Callable[[str], None]) -> None:
         (into / name).symlink_to(_KUBE)
 
 
-def is_built() -> bool:
-    """Whether the cache has them."""
-    return _place().exists()
+def why_not_now() -> str:
+    """Why a cluster cannot start without installing or building something; empty if it can."""
+    if missing := packages.missing(packages.KUBE):
+        return f"{', '.join(part.packages[0] for part in missing)} not installed"
+    return "" if _place().exists() else f"Kubernetes {VERSION} is not built"
 
 
 def _place() -> Path:
@@ -96,3 +101,8 @@ def _build(place: Path) -> None:
             shutil.copyfileobj(program, packed, 1 << 20)
         (part / name).unlink()
     part.rename(place)
+
+
+if __name__ == "__main__":
+    print(why := why_not_now())
+    sys.exit(bool(why))

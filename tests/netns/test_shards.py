@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ from tests.machine import patience, until
 pytestmark = pytest.mark.root
 LOSSLESS = 3
 LINKS = ("link.host=20mbit", "link.fabric=40mbit")
+PAUSING = ("queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,50 @@ def captured_at_both_ends(lab: Lab) -> None:
         assert took[0] > -5e6 and took[len(took) // 2] < 50e6, took  # the clocks differ by at most their bound
 
 
+def paused_across_a_cut(lab: Lab) -> None:
+    """An incast that a switch stops by pauses to its neighbour in the other shard: nothing is lost. Fabric: PAUSING."""
+    before = lab.snapshot(LabPart.QUEUES).queues
+    result, paths = ran(lab, collective="incast", placement="host3,host1,host2,host4", qps=1, iters=1, warmup=0)
+    assert result.wrong == 0 and paths.agree and not paths.lost
+    now, ids = lab.snapshot(LabPart.QUEUES).queues, port_ids(lab.fabric)
+    found = {}
+    for node, _, name in (each.port.partition(":") for each in tunnels(lab)):
+        port = lab.fabric.by_name[node].port(name)
+        peer, _, its = port.peer_ref.partition(":")
+        here, there = row(ids[node, name], LOSSLESS), row(ids[peer, its], LOSSLESS)
+        received = int(now.gates["pfc_received"][here] - before.gates["pfc_received"][here])
+        sent = int(now.agent["pfc_sent"][there] - before.agent["pfc_sent"][there])
+        found[f"{port.peer_ref} -> {port.ref}"] = sent, received
+    assert any(received for _, received in found.values()), "a switch has paused its neighbour in the other shard"
+    assert all(sent == received for sent, received in found.values()), found
+    print("pauses sent and received over cuts:", found, file=sys.stderr)
+
+
+def carrier_crosses_a_cut(lab: Lab) -> dict[str, float]:
+    """A port that is set down or up is seen at the other end of its cut; seconds of both."""
+    cut = {each.port for each in tunnels(lab)}
+    port = next(port for node in lab.fabric.nodes for port in node.ports if port.ref in cut)
+    took = {}
+    for word, gone in (("down", True), ("up", False)):
+        began = time.monotonic()
+        outages.set_links(lab, [port.peer_ref], word)
+        until(lambda gone=gone: (port.name in down_of(lab, [port.node])[port.node]) == gone)  # type: ignore[misc]
+        took[word] = time.monotonic() - began
+    outages.wait(lab)
+    return took
+
+
+def routes_avoid_a_cut_that_is_down(lab: Lab) -> None:
+    """Paths are proven while a cut link is down, and none uses it. Afterwards all is as before."""
+    far = next(
+        each.port for each in tunnels(lab) if lab.fabric.by_name[each.port.partition(":")[0]].role is Role.SWITCH
+    )
+    with outages.link_down(lab, far):
+        _, paths = ran(lab)
+        assert paths.agree and not any(far in step for each in paths.flows for step in each.measured)
+    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+
+
 def shown_by_the_page(lab: Lab) -> None:
     """The page of a lab in shards follows all of them."""
     messages: list[tuple[str, str]] = []
@@ -156,19 +202,9 @@ def test_every_check_passes_over_shards(lab: Lab) -> None:
 
 
 def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster, name: str) -> None:
-    fabric = load_fabric("tiny", name=name, overrides=["queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS])
-    where = lifecycle.up(fabric, runtime=localshards.NAME).lab
+    where = lifecycle.up(load_fabric("tiny", name=name, overrides=PAUSING), runtime=localshards.NAME).lab
     try:
-        before = where.snapshot(LabPart.QUEUES).queues
-        result, paths = ran(where, collective="incast", placement="host3,host1,host2,host4", qps=1, iters=1, warmup=0)
-        assert result.wrong == 0 and paths.agree and not paths.lost
-        now = where.snapshot(LabPart.QUEUES).queues
-        ids = port_ids(where.fabric)
-        rows = [
-            row(ids[node, name], LOSSLESS) for each in tunnels(where) for node, _, name in [each.port.partition(":")]
-        ]
-        moved = [int(now.gates["pfc_received"][at] - before.gates["pfc_received"][at]) for at in rows]
-        assert any(moved), "a switch has paused its neighbour in the other shard"
+        paused_across_a_cut(where)
     finally:
         lifecycle.down(where.name)
 
@@ -185,26 +221,12 @@ def test_hashing_and_thresholds_change_in_all_shards(lab: Lab) -> None:
 
 
 def test_routes_of_all_shards_avoid_a_link_that_is_down(lab: Lab) -> None:
-    far = next(
-        each.port for each in tunnels(lab) if lab.fabric.by_name[each.port.partition(":")[0]].role is Role.SWITCH
-    )
-    with outages.link_down(lab, far):
-        _, paths = ran(lab)
-        assert paths.agree and not any(far in step for each in paths.flows for step in each.measured)
-    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+    routes_avoid_a_cut_that_is_down(lab)
 
 
 def test_a_port_that_is_set_down_has_no_carrier_at_the_other_end_of_its_cut(lab: Lab) -> None:
-    cut = {each.port for each in tunnels(lab)}
-    port = next(port for node in lab.fabric.nodes for port in node.ports if port.ref in cut)
-    took = {}
-    for word, gone in (("down", True), ("up", False)):
-        outages.set_links(lab, [port.peer_ref], word)
-        began = time.monotonic()
-        until(lambda gone=gone: (port.name in down_of(lab, [port.node])[port.node]) == gone)  # type: ignore[misc]
-        took[word] = time.monotonic() - began
+    took = carrier_crosses_a_cut(lab)
     assert took["down"] < 2, took  # `./inv bench kubernetes` has the figure
-    outages.wait(lab)
     trips = round_trips(lab)
     assert len(trips) == 2 and all(each.alive and 0 < each.rtt_ns < 10**9 for each in trips)
 

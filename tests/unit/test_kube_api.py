@@ -12,10 +12,11 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
+from heddle.host.doctor import Check
 from heddle.lab import lifecycle
 from heddle.runtimes.kube.api import KubeApi
 from heddle.runtimes.kube.kubecluster import KubeCluster
-from heddle.runtimes.kube.kubeprobe import probe
+from heddle.runtimes.kube.kubeprobe import joined, probe
 from heddle.runtimes.kube.kuberuntime import KubernetesRuntime
 from heddle.runtimes.kube.podexec import LOST
 from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
@@ -153,3 +154,23 @@ def test_a_lab_on_this_machine_is_not_taken_down_as_one_in_pods(recorded: Path) 
     state.write_record(state.Record(LAB, "netns", "running", {"name": LAB}))
     with pytest.raises(InputError, match=r"is on this machine \(runtime netns\)"):
         lifecycle.down(LAB, cluster={"namespace": "labs"})
+
+
+def test_what_only_one_node_does_not_have_is_named_with_that_node() -> None:
+    found = {
+        "node n1": [
+            Check("bpf", True, "fine"),
+            Check("netem", False, "none", "use others"),
+            Check("htb", True, "fine"),
+        ],
+        "node n2": [
+            Check("bpf", False, "denied", "allow it"),
+            Check("netem", False, "none"),
+            Check("htb", True, "good"),
+        ],
+    }
+    assert joined(found) == [
+        Check("bpf", False, "node n2: denied", "allow it"),
+        Check("netem", False, "none", "use others"),
+        Check("htb", True, "fine"),
+    ]

@@ -265,3 +265,23 @@ def test_free_memory_is_what_every_cgroup_has_left(tmp_path: Path) -> None:
     group("v1/memory/x", limit_in_bytes=200, usage_in_bytes=150, stat=stat)
     assert rooms("9:name=systemd:/\n4:cpu,memory:/x\n0::/y\n", "v1") == [60, (1 << 62) + 1]
     assert rooms("", "v1") == [] and list(machine.cgroup_rooms(tmp_path / "none", tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "limit", "found"),
+    [
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "469352448\n", (2, 469352448)),  # version 1
+        ("low 0\noom 3\noom_kill 1\n", "1048576\n", (1, 1 << 20)),  # version 2
+        ("oom_kill 1\n", "max\n", (0, 0)),
+        (None, None, (0, 0)),
+    ],
+)
+def test_processes_that_were_ended_for_memory_are_counted_in_a_container_with_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str | None, limit: str | None, found: tuple[int, int]
+) -> None:
+    files = tmp_path / "counts", tmp_path / "limit"
+    for path, text in zip(files, (counts, limit), strict=True):
+        if text is not None:
+            path.write_text(text)
+    monkeypatch.setattr(machine, "_LIMITS", (files,))
+    assert machine.memory_kills() == found

@@ -358,6 +358,7 @@ def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> 
     [
         (3, "w ended early (exit code 3)\n  hint: see its output above"),
         (-signal.SIGSEGV, "w was ended by SIGSEGV\n  hint: run it again"),
+        (128 + signal.SIGSEGV, "w was ended by SIGSEGV\n  hint: run it again"),  # in a shard
         (
             -signal.SIGKILL,
             "w was ended by SIGKILL\n"

@@ -119,6 +119,11 @@ class KubeCluster:
         """Shard -> its pod."""
         return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
 
+    def place(self, lab: str, shard: str) -> str:
+        """See Cluster."""
+        found = self.states(lab).get(shard)
+        return f" on node {found.node}" if found is not None and found.node else ""
+
     def events(self) -> list[dict[str, Any]]:
         """The events of the namespace; none when this user may not read them."""
         return list((self.api.read(self.api.path("Event"), "list events") or {}).get("items") or [])

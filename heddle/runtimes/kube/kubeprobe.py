@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from heddle.base.events import Observer
@@ -131,16 +132,41 @@ def _pods(cluster: KubeCluster, observer: Observer) -> Iterator[Mapping[str, str
 
 
 def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observer) -> list[Check]:
-    """What the first pod finds, with the second one as its peer."""
+    """What the pods find, each with the other one as its peer."""
     observer.begin("trials")
     words = [*cluster.python, _TRIALS]
-    with _answering(cluster.argv(PROBE, "s2", [*words, "answer"])):
-        done = run(cluster.argv(PROBE, "s1", [*words, "check", addresses.get("s2", "")]), check=False, timeout=_SECONDS)
-    if done.code != 0:
-        return [Check("trials", False, f"the trials in the pod ended with an error: {done.reason}")]
-    rows = [Check(**each) for each in json.loads(done.out)]
+    names = [each.name for each in _NEEDS]
+    nodes = [f"node {each.node}" for _, each in sorted(cluster.states(PROBE).items())]
+
+    def tried(name: str, peer: str) -> list[Check]:
+        argv = cluster.argv(PROBE, name, [*words, "check", addresses.get(peer, "")])
+        done = run(argv, check=False, timeout=_SECONDS)
+        if done.code != 0:
+            return [Check("trials", False, f"the trials in the pod ended with an error: {done.reason}")]
+        return [Check(**each) for each in json.loads(done.out)]
+
+    with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
+        for name in names:
+            stack.enter_context(_answering(cluster.argv(PROBE, name, [*words, "answer"])))
+        found = list(pool.map(tried, names, reversed(names)))
+    rows = joined(dict(zip(nodes, found, strict=True)) if len({*nodes}) == len(names) else {"": found[0]})
     observer.end("trials", f"{sum(each.ok for each in rows)} of {len(rows)} passed")
     return rows
+
+
+def joined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
+    """The rows of several nodes in one list: of each check the first that failed, with the nodes where it failed."""
+    rows = {check.name: check for checks in reversed([*found.values()]) for check in checks}
+    for name in rows:
+        failed = {
+            node: check for node, checks in found.items() for check in checks if check.name == name and not check.ok
+        }
+        if failed and len(failed) < len(found):
+            first = next(iter(failed.values()))
+            rows[name] = replace(first, detail=f"{', '.join(failed)}: {first.detail}")
+        elif failed:
+            rows[name] = next(iter(failed.values()))
+    return list(rows.values())
 
 
 @contextmanager
