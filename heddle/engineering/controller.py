@@ -23,11 +23,13 @@ from heddle.engineering.tedemand import counted
 from heddle.kernel.netlink import changes_of_links_and_routes
 from heddle.lab.engineered import put_in_force
 from heddle.lab.snapshot import LabPart
+from heddle.lab.spread import nothing, spread
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 LEAST_GAIN: Final = 0.05  # a smaller one is not worth a change of paths
+_SHARD_SLICE_S: Final = 0.05  # all shards are waited for, also when one has a change
 _SETTLE_S: Final = 0.05  # routes of several switches change together
 _SLICE_S: Final = 0.5  # after so long at the latest, a lab that is gone is noticed
 _MESSAGES: Final = 65536  # bytes of messages that are read at once
@@ -93,14 +95,12 @@ def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
         return owners.owner_of(lab.name) == owner and record is not None and record.phase == "running"
 
     with ExitStack() as stack:
-        sockets = [
-            stack.enter_context(changes_of_links_and_routes(lab.handle(node.name).netns))
-            for node in lab.fabric.switches
-        ]
+        _listen(lab)
+        stack.callback(_close_here, lab.name)
         before, began = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
         demand: TeDemand | None = None
         while True:
-            event = _wait(sockets, began + interval_s, here)
+            event = _wait(lab, began + interval_s, here)
             if event is None:
                 return
             reason = "a link or a route changed" if event else "interval"
@@ -130,18 +130,49 @@ def _round(lab: Lab, reason: str, demand: TeDemand | None, by: str, *, always: b
     return TeRound(at, reason, plan, changed, time.monotonic() - decided if changed else 0.0)
 
 
-def _wait(sockets: list[socket], until: float, here: Callable[[], bool]) -> bool | None:
+def _wait(lab: Lab, until: float, here: Callable[[], bool]) -> bool | None:
     """True when a link or a route changed, False when the time is over, None when the lab is gone."""
+    slice_s = _SLICE_S if lab.runtime.here else _SHARD_SLICE_S
     while here():
         if (left := until - time.monotonic()) <= 0:
             return False
-        ready, _, _ = select.select(sockets, [], [], min(_SLICE_S, left))
-        if ready:
-            time.sleep(_SETTLE_S)
-            for each in sockets:
-                _drain(each)
-            return True
+        try:
+            if _changed(lab, min(slice_s, left)):
+                return True
+        except HeddleError:
+            if here():
+                raise
     return None
+
+
+_SOCKETS: Final[dict[str, list[socket]]] = {}  # by lab: messages of its switches
+
+
+@spread(nothing)
+def _listen(lab: Lab) -> None:
+    """Begin to receive the changes of links and routes in the kernels of switches."""
+    _close_here(lab.name)
+    handles, found = lab.handles(), _SOCKETS.setdefault(lab.name, [])
+    for node in lab.fabric.switches:
+        if node.name in handles:
+            found.append(changes_of_links_and_routes(handles[node.name].netns))
+
+
+@spread(any)
+def _changed(lab: Lab, seconds: float) -> bool:
+    """Wait so long for a change of a link or a route; whether there was one."""
+    sockets = _SOCKETS.get(lab.name, [])
+    if not select.select(sockets, [], [], seconds)[0]:
+        return False
+    time.sleep(_SETTLE_S)
+    for each in sockets:
+        _drain(each)
+    return True
+
+
+def _close_here(lab: str) -> None:
+    for each in _SOCKETS.pop(lab, []):
+        each.close()
 
 
 def _drain(each: socket) -> None:

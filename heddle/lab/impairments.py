@@ -19,14 +19,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import owners, state
-from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.faults.record import SetFault
 from heddle.lab.spread import nothing, spread, union
@@ -139,7 +139,12 @@ class PortFault:
 
 def wanted_faults(lab: Lab) -> dict[str, LinkFault]:
     """Port -> its fault, as set last, or else as in the fabric file; only ports that have one."""
-    found = file_faults(lab.fabric) | dict(Requested.read(lab.dir).links)
+    requested = Requested.read(lab.dir)
+    found = file_faults(lab.fabric) | dict(requested.links)
+    kept = [each.where for each in requested.more if each.worker is not None and ":" in each.where]
+    if kept and not lab.runtime.here:  # the process of a fault in a shard changes the record of that shard
+        with suppress(MachineError):  # a lost shard is reported elsewhere
+            found |= _links_there(lab, kept)
     return {ref: fault for ref, fault in found.items() if fault}
 
 
@@ -182,7 +187,7 @@ def reinstall_faults(lab: Lab) -> list[str]:
     wanted = wanted_faults(lab)
     wrong = fault_differences(lab, wanted)
     if wrong:
-        _put_faults(lab, {ref: wanted.get(ref, NO_FAULT) for ref in wrong})
+        _put_faults(lab, {ref: wanted.get(ref, NO_FAULT) for ref in wrong}, copied=not lab.runtime.here)
     return [*wrong]
 
 
@@ -198,14 +203,23 @@ def check_cuts(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
             raise InputError(Problem("", ref, why, "set it on a link inside a shard; loss and corrupt cross a cut"))
 
 
+@spread(union, nodes=lambda refs: [ref.partition(":")[0] for ref in refs])
+def _links_there(lab: Lab, refs: Sequence[str]) -> dict[str, LinkFault]:
+    links = Requested.read(lab.dir).links
+    return {ref: links[ref] for ref in refs if ref in links}
+
+
 @spread(nothing)
-def _put_faults(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
-    """Give ports their faults, in the programs and the delay lines."""
+def _put_faults(lab: Lab, wanted: Mapping[str, LinkFault], *, copied: bool) -> None:
+    """Give ports their faults, in the programs and the delay lines. copied: also in the record of their shard."""
     from heddle.switch.queues.cells import LabQueues
 
     handles = lab.handles()
     here = {ref: fault for ref, fault in wanted.items() if ref.partition(":")[0] in handles}
-    with LabQueues.pinned(lab.fabric) as live:
+    with changing(lab) if copied else nullcontext(), LabQueues.pinned(lab.fabric) as live:
+        if copied:
+            requested = Requested.read(lab.dir)
+            replace(requested, links=_own(lab.fabric, {**requested.links, **here})).write(lab.dir)
         set_faults(lab.fabric, handles, live, here)
 
 
@@ -233,10 +247,10 @@ def read_faults(lab: Lab) -> list[PortFault]:
     requested, wanted = Requested.read(lab.dir), wanted_faults(lab)
     if not wanted:
         return []
-    counts = _fault_counts(lab)
+    counts, usual = _fault_counts(lab), file_faults(lab.fabric)
 
     def source(ref: str) -> Literal["file", "fault", "run"]:
-        return "run" if ref in requested.before_run else "fault" if ref in requested.links else "file"
+        return "run" if ref in requested.before_run else "file" if wanted[ref] == usual.get(ref) else "fault"
 
     return [
         PortFault(port.ref, port.peer_ref, wanted[port.ref], source(port.ref), counts.get(port.ref))
@@ -313,10 +327,14 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
 
 def write_faults(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
     """Record faults, then set those of `wanted`. The caller holds CHANGES."""
-    usual = file_faults(lab.fabric)
-    own = {ref: fault for ref, fault in requested.links.items() if fault != usual.get(ref, NO_FAULT)}
-    replace(requested, links=own).write(lab.dir)
-    _put_faults(lab, wanted)
+    replace(requested, links=_own(lab.fabric, requested.links)).write(lab.dir)
+    _put_faults(lab, wanted, copied=not lab.runtime.here)
+
+
+def _own(fabric: Fabric, links: Mapping[str, LinkFault]) -> dict[str, LinkFault]:
+    """Those that differ from the faults of the fabric file."""
+    usual = file_faults(fabric)
+    return {ref: fault for ref, fault in links.items() if fault != usual.get(ref, NO_FAULT)}
 
 
 @contextmanager

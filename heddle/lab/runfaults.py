@@ -28,6 +28,8 @@ from heddle.lab.faults.registry import KEYS, KINDS
 from heddle.lab.impairments import Requested, changing, check_cuts, ports_of, write_faults
 from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
+from heddle.lab.spread import concat, nothing, spread
+from heddle.runtimes.shardcalls import Moment
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
@@ -194,12 +196,9 @@ class FaultClock:
         if any(each.times for each in self.planned):
             thread.start()
         rerouting = any(each.times and each.reroutes for each in self.planned)
-        switches = self._lab.fabric.switches if rerouting else ()
         try:
-            spaces = [self._lab.handle(node.name).netns for node in switches]
-            with RouteWatch(spaces, self._lab.fabric.policy.ip_version) if spaces else nullcontext() as watch:
+            with self._route_changes() if rerouting else nullcontext():
                 yield
-            self.route_changes = [] if watch is None else watch.changes
         except HeddleError as error:
             k, named = self._lab.fabric.policy.k, [*self._active]
             why = "was set at that time, as requested"
@@ -208,6 +207,16 @@ class FaultClock:
             self._end.set()
             if thread.is_alive():
                 thread.join()
+
+    @contextmanager
+    def _route_changes(self) -> Iterator[None]:
+        """Note route_changes in a with block."""
+        _watch_routes(self._lab)
+        try:
+            yield
+        finally:
+            now = time.monotonic_ns()
+            self.route_changes = sorted(now - ago for ago in _route_ages(self._lab, Moment(now)))
 
     def finish(self) -> None:
         """End what has a time, after the last packet, and wait until the routes are back if a link was down."""
@@ -263,6 +272,26 @@ class FaultClock:
                 (self.begin if begins else self.end)(now)
             except HeddleError as error:
                 self.remarks.append(f"--fault: {some_of([each.port for each in now])}: {error.problems[0]}")
+
+
+_ROUTES: Final[dict[str, RouteWatch]] = {}  # by lab
+
+
+@spread(nothing)
+def _watch_routes(lab: Lab) -> None:
+    """Begin to note the changes of routes in the kernels of switches."""
+    handles = lab.handles()
+    spaces = [handles[node.name].netns for node in lab.fabric.switches if node.name in handles]
+    _ROUTES[lab.name] = RouteWatch(spaces, lab.fabric.policy.ip_version).__enter__()
+
+
+@spread(concat)
+def _route_ages(lab: Lab, now: Moment) -> list[int]:
+    """End that; returns how long before `now` each change was, ns."""
+    if (watch := _ROUTES.pop(lab.name, None)) is None:
+        return []
+    watch.__exit__()
+    return [now.ns - each for each in watch.changes]
 
 
 @contextmanager

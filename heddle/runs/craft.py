@@ -3,7 +3,7 @@
 In:  a running lab, two hosts (or NICs, `host1:eth2`), and fields (wire/craftfields.py).
 Out: Crafted. InputError for fields and hosts that cannot be, MachineError for a port that cannot be opened.
 At the other host a responder on scapy's layers (endpoints/transports/scapyqp.py) answers, with a memory region that is
-known. It exists for as long as the call. Both hosts' ports are observed by packet sockets.
+known. It exists for as long as the call. Both hosts' ports are observed by packet sockets, where the hosts are.
 The path has the same proof as those of a run: prediction, the kernels' lookups, and the counters of every port.
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +30,12 @@ from heddle.endpoints.transports.scapyparams import ScapyParams
 from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.kernel.namespace import inside
 from heddle.lab import health
+from heddle.lab.spread import nothing, only, spread
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.runs.craftresult import Crafted, HandPacket, ResponderSeen
 from heddle.runs.flowword import nic_named
+from heddle.runtimes.shardcalls import Moment
 from heddle.traffic.flow import Endpoint, Flow, Sent
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
@@ -99,7 +101,6 @@ def craft(
         raise InputError(Problem("", f"--wait {wait:g}", "is no time to wait for answers", hint))
     recipe = read_recipe(fields)
     where = open_lab(lab) if lab is None or isinstance(lab, str) else lab
-    where.require_here("craft")
     ends = _ends(where, src, dst)
     addresses = _addresses(where, *ends)
     packets = recipe.packets(addresses)
@@ -107,17 +108,19 @@ def craft(
     with owners.lock(where.name, work=f"craft ({len(frames)} packets from {src} to {dst})"):
         health.check_ports(where)
         before = collect_before(where)
-        with _exchange(where, ends, frames, wait, responder=responder) as done:
-            done.run()
-        sent = tuple(HandPacket.of(*each) for each in done.sent)
-        arrived = tuple(HandPacket.of(*each) for each in done.arrived)
-        answers = tuple(HandPacket.of(*each) for each in done.answers)
+        began = Moment(time.monotonic_ns())
+        _listen(where, *ends, began, responder=responder)
+        try:
+            left, came = _exchanged(where, ends[0], frames, wait, began)
+        finally:
+            heard, seen = _heard(where, ends[1])
+        sent, answers, arrived = (tuple(HandPacket.of(*row) for row in rows) for rows in (left, came, heard))
         flows = _flows(ends, sent, arrived, answers)
         proof = None
         if flows:
             counts = [count for _, count in flows]
             proof = prove(where.fabric, collect_after(where, before, [each for each, _ in flows], counts))
-    return Crafted(where.name, ends[0].nic, ends[1].nic, sent, arrived, answers, done.report(), proof)
+    return Crafted(where.name, ends[0].nic, ends[1].nic, sent, arrived, answers, seen, proof)
 
 
 def _ends(lab: Lab, src: str, dst: str) -> tuple[Endpoint, Endpoint]:
@@ -165,63 +168,107 @@ def _key(packet: HandPacket) -> tuple[str, str, int, int]:
     return packet.what.src, packet.what.dst, int(fields.get("sport", -1)), int(fields.get("qpn", -1))
 
 
-class _Exchange:
-    """Sends frames at one port, observes both, and drives the responder."""
+Timed = list[tuple[float, bytes]]  # seconds after the first packet was to leave, and the frame
 
-    def __init__(
-        self, frames: Sequence[bytes], wait_s: float, ports: tuple[socket.socket, socket.socket], far: _Responder | None
-    ) -> None:
-        self._frames, self._wait_s, self._far = list(frames), wait_s, far
-        self._here, self._there = ports
-        self._began = time.monotonic()
-        self.sent: list[tuple[float, bytes]] = []
-        self.arrived: list[tuple[float, bytes]] = []
-        self.answers: list[tuple[float, bytes]] = []
 
-    def run(self) -> None:
-        """Until all is sent, and nothing more has arrived for some time."""
-        self._began = last = time.monotonic()
-        waits: list[Any] = [self._here, self._there, *([self._far.nic.socket] if self._far is not None else [])]
-        while time.monotonic() < last + (_QUIET_S if self.answers and not self._frames else self._wait_s):
-            before = len(self.sent) + len(self.answers)
-            self._send()
-            self._read(self._there, self.arrived)
-            if self._far is not None:
-                self._far.turn()
-            self._read(self._here, self.answers)
-            if len(self.sent) + len(self.answers) > before:
-                last = time.monotonic()
-            select.select(waits, [], [], _POLL_S)
-        self._read(self._there, self.arrived)
-        if self._frames:
-            why = f"accepted {len(self.sent)} of {len(self.sent) + len(self._frames)} packets within {self._wait_s:g} s"
-            hint = "it may be paused (./inv queues), or slow: use a longer --wait, or a smaller --count"
-            raise MachineError(Problem("", "the port of the sender", why, hint))
+def _send(port: socket.socket, frames: list[bytes]) -> bytes | None:
+    """Send the first of these frames, and remove it; None while the port's queue takes no more."""
+    try:
+        port.send(frames[0])
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOBUFS):
+            return None
+        why = "its link is down" if error.errno == errno.ENETDOWN else str(error.strerror)
+        raise MachineError(Problem("", "the packet", f"cannot be sent: {why}", "./inv validate")) from None
+    return frames.pop(0)
 
-    def _send(self) -> None:
-        while self._frames:
-            try:
-                self._here.send(self._frames[0])
-            except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.ENOBUFS):
-                    return
-                why = "its link is down" if error.errno == errno.ENETDOWN else str(error.strerror)
-                raise MachineError(Problem("", "the packet", f"cannot be sent: {why}", "./inv validate")) from None
-            self.sent.append((time.monotonic() - self._began, self._frames.pop(0)))
 
-    def _read(self, port: socket.socket, into: list[tuple[float, bytes]]) -> None:
-        while len(into) < _MOST_ANSWERS:
-            try:
-                frame = port.recv(1 << 16)
-            except BlockingIOError:
-                return
-            # Errors of ICMP are answers, too: a router's, when the TTL ends.
-            if (kind := dissect(frame).kind).startswith("RoCE") or kind in ("ICMP", "ICMPv6"):
-                into.append((time.monotonic() - self._began, frame))
+def _read(port: socket.socket, into: Timed, began_ns: int) -> None:
+    while len(into) < _MOST_ANSWERS:
+        try:
+            frame = port.recv(1 << 16)
+        except BlockingIOError:
+            return
+        # Errors of ICMP are answers, too: a router's, when the TTL ends.
+        if (kind := dissect(frame).kind).startswith("RoCE") or kind in ("ICMP", "ICMPv6"):
+            into.append(((time.monotonic_ns() - began_ns) / 1e9, frame))
 
-    def report(self) -> ResponderSeen | None:
-        """What the responder saw."""
-        return self._far.report() if self._far is not None else None
+
+@spread(only, nodes=lambda here, *_: [here.host])
+def _exchanged(lab: Lab, here: Endpoint, frames: Sequence[bytes], wait_s: float, began: Moment) -> tuple[Timed, Timed]:
+    """Send all frames at a port, and read until nothing more has arrived for some time: those sent, and answers."""
+    with _open(lab, here) as port:
+        return _exchange(port, frames, wait_s, began.ns)
+
+
+def _exchange(port: socket.socket, frames: Sequence[bytes], wait_s: float, began_ns: int) -> tuple[Timed, Timed]:
+    sent, answers, left = Timed(), Timed(), list(frames)
+    last = time.monotonic()
+    while time.monotonic() < last + (_QUIET_S if answers and not left else wait_s):
+        before = len(sent) + len(answers)
+        while left and (frame := _send(port, left)) is not None:
+            sent.append(((time.monotonic_ns() - began_ns) / 1e9, frame))
+        _read(port, answers, began_ns)
+        if len(sent) + len(answers) > before:
+            last = time.monotonic()
+        select.select([port], [], [], _POLL_S)
+    if left:
+        why = f"accepted {len(sent)} of {len(frames)} packets within {wait_s:g} s"
+        hint = "it may be paused (./inv queues), or slow: use a longer --wait, or a smaller --count"
+        raise MachineError(Problem("", "the port of the sender", why, hint))
+    return sent, answers
+
+
+class _FarSide:
+    """Observes the port of the receiver, and drives its responder, in a thread until `close`."""
+
+    def __init__(self, lab: Lab, ends: tuple[Endpoint, Endpoint], began_ns: int, *, responder: bool) -> None:
+        self.arrived = Timed()
+        self._began_ns, self._stop = began_ns, threading.Event()
+        self._port = _open(lab, ends[1])
+        self.responder = _Responder(lab, *ends) if responder else None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="responder", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        waits: list[Any] = [self._port, *([] if self.responder is None else [self.responder.nic.socket])]
+        try:
+            while not self._stop.is_set():
+                _read(self._port, self.arrived, self._began_ns)
+                if self.responder is not None:
+                    self.responder.turn()
+                select.select(waits, [], [], _POLL_S)
+            _read(self._port, self.arrived, self._began_ns)
+        except BaseException as error:  # raised where it is awaited
+            self._error = error
+
+    def close(self) -> None:
+        """End it, with the error that has ended it before."""
+        self._stop.set()
+        self._thread.join()
+        self._port.close()
+        if self.responder is not None:
+            self.responder.nic.close()
+        if self._error is not None:
+            raise self._error
+
+
+_FAR: Final[dict[str, _FarSide]] = {}  # by lab, which is locked
+
+
+@spread(nothing, nodes=lambda _, there, *__, **___: [there.host])
+def _listen(lab: Lab, here: Endpoint, there: Endpoint, began: Moment, *, responder: bool) -> None:
+    """Begin to observe the port of the receiver; it listens when this returns."""
+    _FAR[lab.name] = _FarSide(lab, (here, there), began.ns, responder=responder)
+
+
+@spread(only, nodes=lambda there: [there.host])
+def _heard(lab: Lab, there: Endpoint) -> tuple[Timed, ResponderSeen | None]:
+    """End that: the packets that arrived, and what the responder saw."""
+    far = _FAR.pop(lab.name)
+    far.close()
+    return far.arrived, None if far.responder is None else far.responder.report()
 
 
 class _Responder:
@@ -263,32 +310,17 @@ class _Responder:
         )  # fmt: skip
 
 
-@contextmanager
-def _exchange(
-    lab: Lab, ends: tuple[Endpoint, Endpoint], frames: Sequence[bytes], wait_s: float, *, responder: bool
-) -> Iterator[_Exchange]:
-    with ExitStack() as stack:
-        ports = []
-        for end in ends:
-            try:
-                with inside(lab.handles()[end.host].netns):
-                    announce(end.port, end.mac, end.ip, end.gateway_ip)
-                    ports.append(stack.enter_context(_open(end)))
-            except OSError as error:
-                hint = "./inv validate says what is wrong"
-                why = f"cannot be opened: {error.strerror}; its link may be down"
-                raise MachineError(Problem("", end.nic, why, hint)) from None
-        far = _Responder(lab, *ends) if responder else None
-        if far is not None:
-            stack.callback(far.nic.close)
-        yield _Exchange(frames, wait_s, (ports[0], ports[1]), far)
-
-
-def _open(end: Endpoint) -> socket.socket:
+def _open(lab: Lab, end: Endpoint) -> socket.socket:
     """A packet socket at a port: for one protocol, so it gets frames with the marks of their last queue."""
     version = 6 if ":" in end.ip else 4
-    raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-    raw.bind((end.port, wire.LAYOUTS[version].ethertype))
+    try:
+        with inside(lab.handles()[end.host].netns):
+            announce(end.port, end.mac, end.ip, end.gateway_ip)
+            raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        raw.bind((end.port, wire.LAYOUTS[version].ethertype))
+    except OSError as error:
+        why = f"cannot be opened: {error.strerror}; its link may be down"
+        raise MachineError(Problem("", end.nic, why, "./inv validate says what is wrong")) from None
     return raw

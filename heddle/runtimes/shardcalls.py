@@ -86,7 +86,7 @@ class AgentCall:
         located: Callable[[Problem], Problem] = lambda problem: problem,
     ) -> None:  # fmt: skip
         self.shard, self._lost, self._located = shard, lost, located
-        self._lock = threading.Lock()
+        self._lock, self._calls = threading.Lock(), 0
         self._said = b""  # the end of its standard error
         errors, far = os.pipe()
         self._listener = threading.Thread(target=self._listen, args=(errors,), daemon=True)
@@ -113,8 +113,9 @@ class AgentCall:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101
         kind = values.result_kind(request["call"])
         with self._lock:
+            self._calls += 1
             try:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.write(json.dumps({**request, "number": self._calls}).encode() + b"\n")
                 self._process.stdin.flush()
             except OSError:
                 raise self._ended() from None
@@ -123,6 +124,8 @@ class AgentCall:
                     raise self._ended()
                 try:
                     answer = _answer(line)
+                    if answer["number"] != self._calls:  # of a call that Ctrl-C has interrupted
+                        continue
                     if "event" in answer:
                         _tell(observer, answer)
                         continue

@@ -44,12 +44,13 @@ class _Answers:
     """The stream to the coordinator. Whatever else is printed goes to standard error."""
 
     def __init__(self) -> None:
+        self.number = 0  # of the call that is answered
         self._stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
     def write(self, answer: Mapping[str, Any]) -> None:
         """One line."""
-        self._stream.write(json.dumps(answer) + "\n")
+        self._stream.write(json.dumps({**answer, "number": self.number}) + "\n")
         self._stream.flush()
 
 
@@ -60,7 +61,9 @@ def main() -> int:
     told = _Told(answers)
     for line in sys.stdin:
         try:
-            answers.write({"result": values.dump(_call(json.loads(line), told))})
+            request = json.loads(line)
+            answers.number = request["number"]
+            answers.write({"result": values.dump(_call(request, told))})
         except HeddleError as error:
             rows = [[each.where, each.what, each.why, each.hint] for each in error.problems]
             answers.write({"error": type(error).__name__, "problems": rows})

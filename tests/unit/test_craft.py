@@ -11,7 +11,7 @@ from scapy.layers.l2 import Ether
 
 from heddle.base.problems import HeddleError, InputError, MachineError
 from heddle.cli.craft_verb import crafted_text
-from heddle.runs.craft import _Exchange
+from heddle.runs.craft import _exchange
 from heddle.runs.craftresult import Crafted, ResponderSeen
 from heddle.wire import layout as wire
 from heddle.wire.crafted import PacketEnds, layers_as_data
@@ -130,9 +130,8 @@ def test_packets_that_a_port_does_not_take_are_an_error() -> None:
         for each in (ours, theirs):
             each.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's minimum; the other end does not read
-        exchange = _Exchange([bytes(2000)] * 9, 0.05, (ours, ours), None)
         with pytest.raises(MachineError, match=r"accepted \d of 9 packets within 0.05 s"):
-            exchange.run()
+            _exchange(ours, [bytes(2000)] * 9, 0.05, 0)
 
 
 def test_a_packet_for_the_responders_number_that_its_kind_does_not_take_is_not_called_unknown() -> None:

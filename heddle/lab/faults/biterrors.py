@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.units import format_duration, format_share
-from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.worker import Going, KeptFault
 from heddle.lab.impairments import Requested, changing, read_faults, wanted_faults, write_faults
 from heddle.spec.impairments import NO_FAULT
@@ -36,7 +36,7 @@ class BitErrors(KeptFault):
         row = next((each for each in read_faults(lab) if each.port == fault.where), None)
         if row is None or row.counts is None or not (share := row.fault.corrupt):
             return ""
-        if share < fault.values["rate"] and (fault.worker is None or not runs(fault.worker)):
+        if share < fault.values["rate"] and not self.kept(lab, fault):
             return ""
         corrupted = f"{row.counts['corrupted']} of {row.counts['packets']} packets since the last step"
         return f"now {format_share(share)}; the program has inverted a bit in {corrupted}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
-from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.worker import Going, KeptFault
 from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import set_links, switch_end
@@ -41,7 +41,7 @@ class Flap(KeptFault):
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
         """The carrier went and came back."""
-        if fault.worker is None or not runs(fault.worker):
+        if not self.kept(lab, fault):
             return ""
         count = _changes(lab, fault.values["port"]) - fault.values["changes"]
         return f"the carrier of {fault.values['port']} has changed {count} times" if count >= _CHANGES else ""

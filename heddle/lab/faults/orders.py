@@ -9,19 +9,20 @@ ends these, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from heddle.base import owners
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import split_words
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
+from heddle.lab.faults.worker import KeptFault
 from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, read_faults, wanted_faults
 from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
 
@@ -103,14 +104,30 @@ def finish(lab: Lab) -> list[SetFault]:
     """Undo the faults whose makers were killed, and forget those that have ended; returns them. The caller holds
     CHANGES.
     """
-    over = [each for each in Requested.read(lab.dir).more if each.unfinished or _ended(each)]
+    over = [each for each in Requested.read(lab.dir).more if each.unfinished or _ended(lab, each)]
     _undo(lab, over)
     return over
 
 
-def _ended(fault: SetFault) -> bool:
+def _ended(lab: Lab, fault: SetFault) -> bool:
     kind = KINDS.get(fault.kind)
-    return kind is None or (not kind.lasting and fault.worker is not None and not runs(fault.worker))
+    return kind is None or (
+        isinstance(kind, KeptFault) and not kind.lasting and fault.worker is not None and not kind.kept(lab, fault)
+    )
+
+
+def _in_force(lab: Lab) -> list[SetFault]:
+    """The faults that are recorded, but for those that have ended by themselves in a shard: it cannot say so."""
+    recorded = Requested.read(lab.dir).more
+    if lab.runtime.here:
+        return [*recorded]
+    found = []
+    for each in recorded:
+        with suppress(MachineError):  # a lost shard is reported elsewhere
+            if each.kind in KINDS and _ended(lab, each):
+                continue
+        found.append(each)
+    return found
 
 
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
@@ -210,7 +227,7 @@ def undo_of(lab: Lab, where: str) -> str:
 
 def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
     """Problems of a lab; where a fault is set on purpose, it is named, with the command that ends it."""
-    faults = [(each, KINDS[each.kind]) for each in Requested.read(lab.dir).more if each.kind in KINDS]
+    faults = [(each, KINDS[each.kind]) for each in _in_force(lab) if each.kind in KINDS]
     causes: dict[str, SetFault] = {}
     for each, kind in faults:
         causes |= dict.fromkeys(kind.touched(lab.fabric, each), each)
@@ -224,7 +241,7 @@ def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
 
 def each_of(kind: type[K], lab: Lab) -> list[tuple[K, SetFault]]:
     """The faults of a class of kinds that are set, each with its kind."""
-    faults = [(KINDS.get(each.kind), each) for each in Requested.read(lab.dir).more]
+    faults = [(KINDS.get(each.kind), each) for each in _in_force(lab)]
     return [(found, each) for found, each in faults if isinstance(found, kind)]
 
 
@@ -236,14 +253,14 @@ def places_of(lab: Lab, part: str) -> set[str]:
 
 def fault_lines(lab: Lab) -> tuple[str, ...]:
     """A line for each fault of this lab that is set, also for those of packets: `rtsw1:eth3: 1/256 lost`."""
-    return (*packet_lines(lab), *(f"{each.where}: {text_of(each)}" for each in Requested.read(lab.dir).more))
+    return (*packet_lines(lab), *(f"{each.where}: {text_of(each)}" for each in _in_force(lab)))
 
 
 def check_free(lab: Lab, what: str, part: str, refs: Iterable[str]) -> None:
     """InputError where one of these places has a fault of the same part. what: the new fault."""
     taken = {
         ref: each
-        for each in Requested.read(lab.dir).more
+        for each in _in_force(lab)
         if each.kind in KINDS and {*KINDS[each.kind].part.split()} & {*part.split()}
         for ref in KINDS[each.kind].touched(lab.fabric, each)
     }

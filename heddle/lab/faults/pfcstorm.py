@@ -14,6 +14,7 @@ from heddle.base.units import format_duration
 from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.worker import Going, KeptFault
+from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.frame import build, quanta_ns
 from heddle.switch.queues.portids import port_ids, row
 from heddle.switch.queues.portqueues import Setup
@@ -58,11 +59,7 @@ class PfcStorm(KeptFault):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """End the process, and send Xon."""
         super().undo(lab, fault)
-        if lab.handle(fault.where).netns.exists():
-            from heddle.kernel.namespace import inside
-
-            with inside(lab.handle(fault.where).netns):
-                self._send(lab, fault, 0)
+        _send(lab, fault.where, fault.values["class"], 0)
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
         """Send until the time is over."""
@@ -70,7 +67,7 @@ class PfcStorm(KeptFault):
         pause_s = min(_MOST_S, quanta_ns(MAX_QUANTA, rate) / 2e9)
         end = time.monotonic() + fault.values["time"] / 1e9
         while time.monotonic() < end:
-            self._send(lab, fault, MAX_QUANTA)
+            _send(lab, fault.where, fault.values["class"], MAX_QUANTA)
             if not going(pause_s):
                 return False
         return True
@@ -80,17 +77,24 @@ class PfcStorm(KeptFault):
         of = f" of class {fault.values['class']}" if "class" in fault.values else ""
         return f"pfc-storm{of} for {format_duration(fault.values['time'])}"
 
-    @staticmethod
-    def _send(lab: Lab, fault: SetFault, quanta: int) -> None:
-        """A frame by each port of the host, ahead of its queues; this thread is in the host's namespace."""
-        for port in lab.fabric.by_name[fault.where].ports:
+
+@spread(nothing, nodes=lambda host, *_: [host])
+def _send(lab: Lab, host: str, number: int, quanta: int) -> None:
+    """A frame of a class by each port of a host, ahead of its queues."""
+    from heddle.kernel.namespace import inside
+
+    if not lab.handle(host).netns.exists():
+        return
+    with inside(lab.handle(host).netns):
+        for port in lab.fabric.by_name[host].ports:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
                 sender.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
                 sender.bind((port.name, 0))
                 source = sender.getsockname()[4]
-                sender.send(build(source, {fault.values["class"]: quanta}))
+                sender.send(build(source, {number: quanta}))
 
 
+@spread(only, nodes=lambda host, _: [host])  # a host and its switches are in one shard
 def _received(lab: Lab, host: str, number: int) -> tuple[int, list[str]]:
     """Pause frames of a class that the host's switches have received, and their ports where it is stopped now."""
     from heddle.switch.queues.cells import LabQueues
