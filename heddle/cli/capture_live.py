@@ -2,7 +2,7 @@
 
 With --live a line has notes on the path of the packet's queue pair and on its queue. The path is a prediction over the
 routes and hashing tables of the last reading, at most a few seconds old. A queue is read when the packet reaches this
-process, milliseconds after it passed: what stands behind it, then.
+process, milliseconds after it passed: what stands behind it, then. Over shards it is read at most every 5 ms.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from heddle.wire.pcapng import Frame, PcapngFile
 if TYPE_CHECKING:
     from heddle.fabric.model import Port
     from heddle.lab.lab import Lab
+    from heddle.lab.queues import PortLevel
     from heddle.lab.snapshot import Snapshot
     from heddle.switch.queues.cells import LabQueues
 
@@ -46,6 +47,7 @@ _WHY: Final[Mapping[Ended, str]] = {
 }
 _REFRESH_S: Final = 2.0  # between two readings of routes and hashing, while packets pass
 _SHARE: Final = 10  # a reading is that much rarer than it takes, in a large lab
+_LEVEL_S: Final = 0.005  # between two readings of a port in a shard
 _MOST_FLOWS: Final = 100_000
 
 
@@ -274,6 +276,8 @@ class LiveNotes:
         self._paths: dict[tuple[str, str, int, int], tuple[str, ...]] = {}
         self._noted: dict[int, Notes] = {}
         self.troubles: list[str] = []
+        self._levels: dict[tuple[str, str], tuple[float, list[PortLevel]]] = {}  # in shards, with the time of reading
+        self._queueless = False
         self._queues = self._opened()
         self._now: Snapshot | None = None
         self._next = 0.0
@@ -291,7 +295,6 @@ class LiveNotes:
         from heddle.switch.queues.cells import LabQueues
 
         if not self._lab.runtime.here:
-            self.troubles.append("no queue notes: they need the lab's queues on this machine, and it is in shards")
             return None
         try:
             return self._stack.enter_context(LabQueues.pinned(self._lab.fabric))
@@ -313,19 +316,35 @@ class LiveNotes:
         return replace(found, path=path, on_path=self._crosses(path, frame, what) if path else None)
 
     def _queue(self, frame: Frame, what: Dissected) -> Notes:
-        from heddle.switch.queues.portids import row
-
         tos = frame.data[what.ip_at + 1]
         if frame.data[what.ip_at] >> 4 == 6:
             tos = int.from_bytes(frame.data[what.ip_at : what.ip_at + 2], "big") >> 4 & 0xFF
         number = self._dscp[tos >> 2]
         node, _, port = frame.port.partition(":")
-        if self._queues is None or (node, port) not in self._queues.ids:
+        level = self._level(node, port, number) if frame.port in self._peers else None
+        if level is None:
             return Notes(traffic_class=number, outgoing=frame.outgoing)
-        at = row(self._queues.ids[node, port], number)
-        cell, key = (self._queues.cells, "depth") if frame.outgoing else (self._queues.ingress, "occupancy")
-        closed = bool(self._queues.agent[at]["closed_since_ns"])
-        return Notes((), None, number, int(cell[at][key]), closed, frame.outgoing)
+        queue = level.depth if frame.outgoing else level.occupancy
+        return Notes((), None, number, queue, level.paused, frame.outgoing)
+
+    def _level(self, node: str, port: str, number: int) -> PortLevel | None:
+        """The queue of a class now; in a shard it is read at most every few milliseconds. None: not known."""
+        from heddle.lab.queues import PortLevel, port_levels
+
+        if self._queues is not None:
+            return PortLevel.of(self._queues, node, port, number)
+        if self._lab.runtime.here or self._queueless:
+            return None
+        read_at, levels = self._levels.get((node, port), (0.0, []))
+        if time.monotonic() > read_at + _LEVEL_S:
+            try:
+                levels = port_levels(self._lab, node, port)
+            except HeddleError as error:
+                self._queueless = True
+                self.troubles.append(f"no queue notes: {error.problems[0].what} {error.problems[0].why}")
+                return None
+            self._levels[node, port] = time.monotonic(), levels
+        return levels[number]
 
     def _crosses(self, path: tuple[str, ...], frame: Frame, what: Dissected) -> bool:
         from heddle.predict.walk import ports_of

@@ -33,5 +33,5 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
     history = History.of(where)
     watched = run is None and history.writing()
     stored = None if watched else history.open(run)
-    found = judge(stored, where, None if no_probes or watched or not where.runtime.here else out.observer)
+    found = judge(stored, where, None if no_probes or watched else out.observer)
     out.result(found.to_json(), diagnosis_text(found))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from heddle.base.ethernet import HEADER
+from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.units import parse_duration
 from heddle.fabric.model import Fabric, Port
 from heddle.fabric.policy import PfcPolicy
 from heddle.lab.snapshot import LabPart
-from heddle.lab.spread import nothing, spread
+from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
 from heddle.switch.queues.classes import ClassPolicy, Policies
@@ -187,6 +187,30 @@ def forget(lab: Lab) -> None:
     """Set all counters to 0. The caller holds the lock of the lab's runs."""
     with LabQueues.pinned(lab.fabric) as live:
         live.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class PortLevel:
+    """One class of one port now: bytes that wait to leave by it, and those that came by it and are in the switch."""
+
+    depth: int
+    occupancy: int
+    paused: bool
+
+    @classmethod
+    def of(cls, live: LabQueues, node: str, port: str, number: int) -> PortLevel:
+        """Of a class."""
+        at = row(live.ids[node, port], number)
+        return cls(
+            int(live.cells[at]["depth"]), int(live.ingress[at]["occupancy"]), bool(live.agent[at]["closed_since_ns"])
+        )
+
+
+@spread(only, nodes=lambda node, _: [node])
+def port_levels(lab: Lab, node: str, port: str) -> list[PortLevel]:
+    """All classes of a port. MachineError when the lab has no queues."""
+    with LabQueues.pinned(lab.fabric) as live:
+        return [PortLevel.of(live, node, port, number) for number in range(CLASSES)]
 
 
 def read_queues(lab: Lab) -> QueuesResult:

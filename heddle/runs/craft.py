@@ -114,7 +114,10 @@ def craft(
             left, came = _exchanged(where, ends[0], frames, wait, began)
         finally:
             heard, seen = _heard(where, ends[1])
-        sent, answers, arrived = (tuple(HandPacket.of(*row) for row in rows) for rows in (left, came, heard))
+        first = left[0][0]
+        sent, answers, arrived = (
+            tuple(HandPacket.of(at - first, frame) for at, frame in rows) for rows in (left, came, heard)
+        )
         flows = _flows(ends, sent, arrived, answers)
         proof = None
         if flows:
@@ -168,7 +171,7 @@ def _key(packet: HandPacket) -> tuple[str, str, int, int]:
     return packet.what.src, packet.what.dst, int(fields.get("sport", -1)), int(fields.get("qpn", -1))
 
 
-Timed = list[tuple[float, bytes]]  # seconds after the first packet was to leave, and the frame
+Timed = list[tuple[float, bytes]]  # seconds after a moment, and the frame
 
 
 def _send(port: socket.socket, frames: list[bytes]) -> bytes | None:

@@ -1,6 +1,7 @@
 """Send probes over every link of a running lab, as R-Pingmesh does: loss of each hop, wrong ICRCs, delay of each path.
 
 In:  a running lab without a run. Out: TrafficSeen: what each port sent and lost, and the flows with their paths.
+Each shard of a lab sends and receives at its own hosts; times of a way between two are as exact as their clocks agree.
 Probes are RoCEv2 packets in the class of data, for queue pairs that no NIC has. Source ports are chosen by prediction,
 so that each port of a switch that leads somewhere is passed by several flows. Their number is bounded. Where switches
 spread the packets of a flow, counters show losses, and paths tell nothing.
@@ -12,7 +13,7 @@ import random
 import select
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -26,8 +27,10 @@ from heddle.endpoints.nic.parse import Parser
 from heddle.engineering.diagnosis.case import OF_PROBES, FlowSeen, TrafficSeen
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import concat, nothing, spread, union
 from heddle.predict.predict import predict
 from heddle.predict.walk import ports_of, spreads
+from heddle.runtimes.shardcalls import Moment
 from heddle.switch.queues.queuestate import tallies_since
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.placement import endpoint_at, no_nic
@@ -50,58 +53,90 @@ _SPORTS: Final = (0xC000, 0x10000)
 _SEED: Final = 16  # the same probes each time
 _BURST: Final = 16  # packets of a flow in turn
 _QUIET_S: Final = 0.3
+_SHARD_QUIET_S: Final = 1.0  # shards do not begin at the same time
 _MOST_S: Final = 12.0
 
 
-@dataclass
-class _Sent:
-    """A flow of probes: what was sent and what came. sent_s: by PSN."""
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A flow of probes, with its predicted path from a NIC on."""
 
     flow: Flow
-    header: FlowHeader
     path: tuple[str, ...]
-    nic: str
-    sent_s: list[float] = field(default_factory=list)
-    arrived: int = 0
-    damaged: int = 0
-    waited_s: float = 0.0
+    here: Endpoint
 
-    def seen(self) -> FlowSeen:
-        """As a diagnosis uses it."""
-        sound, lost = self.arrived - self.damaged, len(self.sent_s) - self.arrived
-        name = f"probe from {self.nic} to {self.flow.dst}, source port {self.flow.sport}"
-        latency_s = self.waited_s / sound if sound else None
-        return FlowSeen(name, (self.nic, *self.path), self.arrived, self.damaged, lost, latency_s)
+    def header(self) -> FlowHeader:
+        """The fields that all of its packets have."""
+        return FlowHeader(
+            src_mac=self.here.mac, dst_mac=self.here.gateway_mac, src_ip=self.flow.src_ip, dst_ip=self.flow.dst_ip,
+            sport=self.flow.sport, dqpn=self.flow.qpn, tos=wire.TOS_DATA,
+        )  # fmt: skip
+
+    def seen(self, sent: Mapping[int, list[int]], came: Mapping[int, _Arrivals]) -> FlowSeen:
+        """As a diagnosis uses it. sent, came: of all flows, by QP number; times in ns."""
+        nic, times, arrived = self.here.nic, sent.get(self.flow.qpn, []), came.get(self.flow.qpn, _Arrivals())
+        waits = [at - times[psn] for psn, at in arrived.sound if psn < len(times)]
+        count = len(arrived.sound) + arrived.damaged
+        name = f"probe from {nic} to {self.flow.dst}, source port {self.flow.sport}"
+        latency_s = sum(waits) / len(waits) / 1e9 if waits else None
+        return FlowSeen(name, (nic, *self.path), count, arrived.damaged, len(times) - count, latency_s)
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Packets of one flow that arrived. sound: PSN and time of those with a right ICRC, ns after the beginning."""
+
+    sound: list[tuple[int, int]] = field(default_factory=list)
+    damaged: int = 0
 
 
 def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
     """Send the probes, and count. The lab is locked meanwhile. InputError when another command has it."""
     parts = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS
-    with owners.lock(lab.name, work="diagnose (probes)"), ExitStack() as stack:
+    with owners.lock(lab.name, work="diagnose (probes)"):
         before = lab.snapshot(parts)
         ends = _ends(lab)
-        ports: dict[str, PacketSocket] = {}
-        for end in ends:
-            try:
-                with inside(lab.handles()[end.host].netns):
-                    announce(end.port, end.mac, end.ip, end.gateway_ip)
-                ports[end.nic] = stack.enter_context(
-                    PacketSocket(lab.handles()[end.host].netns, end.port, version=lab.fabric.policy.ip_version)
-                )
-            except OSError:
-                continue  # its link is down: another reading shows that
         try:
-            flows = _chosen(lab, before, [end for end in ends if end.nic in ports])
-        except CheckError:
-            flows = []  # the hash is not modelled
-        count = max(_LEAST, min(_EACH, MOST_PACKETS // max(1, len(flows))))
-        observer.begin(STEP)
-        _exchange(flows, ports, count, lab.fabric.policy.ip_version)
+            usable = _open(lab, ends)
+            try:
+                flows = _chosen(lab, before, [end for end in ends if end.nic in usable])
+            except CheckError:
+                flows = []  # the hash is not modelled
+            count = max(_LEAST, min(_EACH, MOST_PACKETS // max(1, len(flows))))
+            observer.begin(STEP)
+            quiet_s = _QUIET_S if lab.runtime.here else _SHARD_QUIET_S
+            sent, came = _exchanged(lab, flows, count, quiet_s, Moment(time.monotonic_ns()))
+        finally:
+            _close(lab)
         after = lab.snapshot(LabPart.DROPS)
-        observer.end(STEP, f"{many(sum(len(each.sent_s) for each in flows), 'packet')} over {many(len(flows), 'path')}")
-    seen = tuple(each.seen() for each in flows if not spreads(each.path))
+        observer.end(STEP, f"{many(sum(map(len, sent.values())), 'packet')} over {many(len(flows), 'path')}")
+    seen = tuple(each.seen(sent, came) for each in flows if not spreads(each.path))
     dropped = after.backlog_drops - before.backlog_drops
     return TrafficSeen(OF_PROBES, tallies_since(after.tallies, before.tallies), seen, dropped)
+
+
+_PORTS: Final[dict[str, dict[str, PacketSocket]]] = {}  # by lab, which is locked, and NIC
+
+
+@spread(concat)
+def _open(lab: Lab, ends: Sequence[Endpoint]) -> list[str]:
+    """Listen at NICs; returns those that can send: the link of another is down, which another reading shows."""
+    ports, handles = _PORTS.setdefault(lab.name, {}), lab.handles()
+    for end in ends:
+        if end.host not in handles:
+            continue
+        netns = handles[end.host].netns
+        with suppress(OSError):
+            with inside(netns):
+                announce(end.port, end.mac, end.ip, end.gateway_ip)
+            ports[end.nic] = PacketSocket(netns, end.port, version=lab.fabric.policy.ip_version)
+    return [*ports]
+
+
+@spread(nothing)
+def _close(lab: Lab) -> None:
+    for each in _PORTS.pop(lab.name, {}).values():
+        each.close()
 
 
 def _ends(lab: Lab) -> list[Endpoint]:
@@ -109,7 +144,7 @@ def _ends(lab: Lab) -> list[Endpoint]:
     return [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
 
 
-def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Sent]:
+def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
     """Flows of which some pass each port, chosen by their predicted paths. Each has a QP number of its own."""
     rng = random.Random(_SEED)  # noqa: S311 - no secret
     part = {end.nic: lab.fabric.part_of.get(end.first_hop.partition(":")[0]) for end in ends}
@@ -121,7 +156,7 @@ def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Sent]:
     ]
     by_ip = {end.ip: end for end in ends}
     passed: dict[str, int] = {}
-    found: list[_Sent] = []
+    found: list[_Probe] = []
     for flow, path in zip(flows, predict(lab.fabric, now.fibs, now.hashing, flows), strict=True):
         here, there = by_ip[flow.src_ip], by_ip[flow.dst_ip]
         ports = (here.nic, *(port for step in path for port in ports_of(step)))
@@ -131,63 +166,64 @@ def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Sent]:
             continue
         for port in ports:
             passed[port] = passed.get(port, 0) + 1
-        header = FlowHeader(
-            src_mac=here.mac, dst_mac=here.gateway_mac, src_ip=here.ip, dst_ip=there.ip, sport=flow.sport,
-            dqpn=flow.qpn, tos=wire.TOS_DATA,
-        )  # fmt: skip
-        found.append(_Sent(flow, header, path, here.nic))
+        found.append(_Probe(flow, path, here))
     return found
 
 
-def _exchange(flows: Sequence[_Sent], ports: Mapping[str, PacketSocket], count: int, version: int) -> None:
-    """Send all in turns, a few of each flow, and receive until nothing more comes."""
-    by_qpn = {each.flow.qpn: each for each in flows}
+def _joined(
+    found: Sequence[tuple[dict[int, list[int]], dict[int, _Arrivals]]],
+) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+    return union(sent for sent, _ in found), union(came for _, came in found)
+
+
+@spread(_joined)
+def _exchanged(
+    lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, began: Moment
+) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+    """Send all in turns, a few of each flow, and receive until nothing more comes for some time.
+
+    Returns, by QP number, the times of packets that were sent here, and of those that arrived here, ns after `began`.
+    """
+    ports, version = _PORTS[lab.name], lab.fabric.policy.ip_version
     parser, batch = Parser(version=version), SendBatch(slots=_BURST, version=version)
     parser.expect(len(flows))
+    own = [(each.flow.qpn, each.header(), ports[each.here.nic]) for each in flows if each.here.nic in ports]
+    sent: dict[int, list[int]] = {qpn: [] for qpn, _, _ in own}
+    wanted, came = {each.flow.qpn for each in flows}, dict[int, _Arrivals]()
     waiting = {each.fileno(): each for each in ports.values()}
     poll = select.poll()
     for fd in waiting:
         poll.register(fd, select.POLLIN)
-    left = {id(each): count for each in flows}
+
+    def receive(milliseconds: int) -> int:
+        """Take what has arrived; returns the number of probes."""
+        found = 0
+        for fd, _ in poll.poll(milliseconds):
+            buffer, lengths = waiting[fd].recv()
+            got, now_ns = parser.parse(buffer, lengths), time.monotonic_ns() - began.ns
+            for at, qpn in enumerate(got.dqpns):
+                if qpn not in wanted or not got.oks[at]:
+                    continue
+                found += 1
+                arrived = came.setdefault(qpn, _Arrivals())
+                if got.sounds[at]:
+                    arrived.sound.append((int(got.psns[at]), now_ns))
+                else:
+                    arrived.damaged += 1
+        return found
+
     end, last = time.monotonic() + _MOST_S, time.monotonic()
-    while time.monotonic() < min(end, last + _QUIET_S):
-        for each in flows:
-            if not left[id(each)]:
+    while time.monotonic() < min(end, last + quiet_s):
+        for qpn, header, port in own:
+            size = min(_BURST, count - len(sent[qpn]))
+            if not size:
                 continue
-            size = min(_BURST, left[id(each)])
             for slot in range(size):
-                psn = len(each.sent_s) + slot
-                batch.put_data(slot, each.header, wire.WRITE_MIDDLE, psn, _PAYLOAD)
-            sent = ports[each.nic].send(batch, size)
-            each.sent_s += [time.monotonic()] * sent
-            left[id(each)] -= sent
-            last = time.monotonic() if sent else last
-            if _receive(poll, waiting, parser, by_qpn, 0):
+                batch.put_data(slot, header, wire.WRITE_MIDDLE, len(sent[qpn]) + slot, _PAYLOAD)
+            done = port.send(batch, size)
+            sent[qpn] += [time.monotonic_ns() - began.ns] * done
+            if receive(0) or done:
                 last = time.monotonic()
-        if _receive(poll, waiting, parser, by_qpn, 5):
+        if receive(5):
             last = time.monotonic()
-
-
-def _receive(
-    poll: select.poll,
-    waiting: Mapping[int, PacketSocket],
-    parser: Parser,
-    flows: Mapping[int, _Sent],
-    milliseconds: int,
-) -> int:
-    """Take what has arrived; returns the number of probes."""
-    found = 0
-    for fd, _ in poll.poll(milliseconds):
-        buffer, lengths = waiting[fd].recv()
-        got, now = parser.parse(buffer, lengths), time.monotonic()
-        for at, qpn in enumerate(got.dqpns):
-            each = flows.get(qpn)
-            if each is None or not got.oks[at]:
-                continue
-            found += 1
-            each.arrived += 1
-            if not got.sounds[at]:
-                each.damaged += 1
-            elif (psn := got.psns[at]) < len(each.sent_s):
-                each.waited_s += now - each.sent_s[psn]
-    return found
+    return sent, came

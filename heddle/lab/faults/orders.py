@@ -101,12 +101,13 @@ def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
 
 
 def finish(lab: Lab) -> list[SetFault]:
-    """Undo the faults whose makers were killed, and forget those that have ended; returns them. The caller holds
-    CHANGES.
+    """Undo the faults whose makers were killed; returns them. Those that have ended by themselves are forgotten.
+
+    The caller holds CHANGES.
     """
     over = [each for each in Requested.read(lab.dir).more if each.unfinished or _ended(lab, each)]
     _undo(lab, over)
-    return over
+    return [each for each in over if each.unfinished]
 
 
 def _ended(lab: Lab, fault: SetFault) -> bool:
