@@ -120,7 +120,6 @@ def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str |
             print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
 
     where = open_lab(lab)
-    where.require_here("launch")
     result = run_program(where, options, cmd, out.observer, show)
     for fault in result.faults:
         out.observer.warn(fault)
@@ -153,7 +152,6 @@ def _rdma(
     from heddle.lab.opening import open_lab
 
     where = open_lab(lab)
-    where.require_here("launch")
     if not out.json:
         out.close()
         out.exit_code = run(where, client, server, cmd, out.observer)

@@ -178,11 +178,10 @@ class Lab:
         """The FRR daemons of its switches."""
         return Daemons(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
 
-    def require_here(self, what: str) -> None:
-        """InputError for a lab in shards: what needs its nodes on this machine. what: `capture`."""
+    def require_here(self, why: str, hint: str) -> None:
+        """InputError for a lab in shards. why: what needs its nodes on this machine: `launch runs programs of ...`."""
         if not self.runtime.here:
-            why = f"is in shards ({self.runtime.name}), and {what} needs all of its nodes on this machine"
-            raise InputError(Problem("", f"lab {self.name}", why, "./inv up FABRIC brings one up here"))
+            raise InputError(Problem("", f"lab {self.name}", f"is in shards ({self.runtime.name}), and {why}", hint))
 
     @property
     def own_nodes(self) -> Sequence[Node]:

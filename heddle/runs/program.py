@@ -68,6 +68,8 @@ def run_program(
 
     A program that fails is a result. The lab is locked meanwhile. After Ctrl-C nothing is stored.
     """
+    why = "launch runs programs of this machine, with its files, in the networks of hosts"
+    lab.require_here(why, "./inv exec HOST COMMAND runs a program where the host is")
     check_command(argv)
     if options.rdma:
         rdma.require()

@@ -95,9 +95,10 @@ def run_workload(
     Each job is stored as a run of its own. Where one fails, the others end, and keep the sizes that they have measured.
     only: run this job alone, on the NICs that it has in the workload.
     """
+    if any(find_transport(job.options.transport).stack is not None for job in workload.jobs):
+        why = "soft-RoCE is made on this machine, not in the kernels of shards"
+        lab.require_here(why, "use another --transport, or run ./inv up FABRIC here")
     jobs, faults = plan_workload(lab.fabric, workload, lab)
-    if any(each.transport.stack is not None for each in jobs):
-        lab.require_here("the hosts' own RDMA stack")
     if only:
         jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
     handles = lab.handles()

@@ -25,6 +25,9 @@ from tests.netns.test_shards import (
     PAUSING,
     captured_at_both_ends,
     carrier_crosses_a_cut,
+    crafted_and_probed,
+    faults_with_a_process,
+    flapped,
     paused_across_a_cut,
     ran,
     routes_avoid_a_cut_that_is_down,
@@ -94,12 +97,15 @@ def test_a_cut_link_that_goes_down_loses_its_carrier_at_both_ends_and_routes_avo
     assert there.is_empty()
 
 
-def test_captures_and_the_page_follow_all_pods(space: Callable[[str], Space], name: str) -> None:
+def test_captures_faults_probes_and_the_page_work_in_all_pods(space: Callable[[str], Space], name: str) -> None:
     there = space("seen")
     lab = there.up(name)
     try:
         captured_at_both_ends(lab)
         shown_by_the_page(lab)
+        crafted_and_probed(lab)
+        faults_with_a_process(lab)
+        flapped(lab)
     finally:
         lifecycle.down(name)
     assert there.is_empty()

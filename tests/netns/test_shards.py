@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,26 +17,39 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
+from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
+from heddle.endpoints.programs import ProgramOptions
+from heddle.engineering import controller
+from heddle.engineering.diagnosis.case import Case
+from heddle.engineering.diagnosis.diagnosis import judged
+from heddle.engineering.diagnosis.pathprobes import probe_paths
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity
 from heddle.lab import lifecycle, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture
 from heddle.lab.cutlinks import cut_counts, lost_carriers, round_trips, tunnels
+from heddle.lab.faults import orders
+from heddle.lab.impairments import Requested, clear_faults, fault_differences, set_fault, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
+from heddle.runs.craft import craft
+from heddle.runs.parts.effects import FaultEffects
+from heddle.runs.program import run_program
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
+from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
+from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
 from tests import localshards
 from tests.machine import patience, until
@@ -145,6 +159,64 @@ def routes_avoid_a_cut_that_is_down(lab: Lab) -> None:
         _, paths = ran(lab)
         assert paths.agree and not any(far in step for each in paths.flows for step in each.measured)
     assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+
+
+def cut_port(lab: Lab, node: str) -> str:
+    """A cut port of a node."""
+    return next(each.port for each in tunnels(lab) if each.port.startswith(f"{node}:"))
+
+
+def flapped(lab: Lab) -> None:
+    """A cut link flaps, is known by both ends, and ends."""
+    flapping = cut_port(lab, "rtsw2")
+    node, _, name = flapping.partition(":")
+    values = {"period": 4 * 10**8, "duty": 0.5}
+    ((_, effect),) = orders.set_kind(lab, "flap", [flapping], values)
+    assert f"the carrier of {flapping} has changed" in effect
+    with pytest.raises(InputError, match=f"{flapping} has the fault flap"):  # a link has two ends
+        orders.set_kind(lab, "flap", [lab.fabric.by_name[node].port(name).peer_ref], values)
+    assert orders.clear(lab) == [f"{flapping}: flap every 400ms, down for 50% of it"]
+    assert [each for each in validate(lab) if not each.ok] == []
+
+
+def faults_with_a_process(lab: Lab) -> None:
+    """They show an effect, and end; a process that dies is noticed, and a storm ends by itself."""
+    dying = cut_port(lab, "rtsw1")
+    orders.set_kind(lab, "bit-errors", [dying], {"rate": 0.5, "ramp": 60 * 10**9})
+    assert 0 < wanted_faults(lab)[dying].corrupt < 0.5 and fault_differences(lab, wanted_faults(lab)) == {}
+    assert orders.lost_faults(lab) == []
+    (errors,) = (each for each in Requested.read(lab.dir).more if each.kind == "bit-errors")
+    assert errors.worker is not None
+    lab.output(dying.partition(":")[0], ["kill", "-9", str(errors.worker[0])])
+    until(lambda: [each.where for each in orders.lost_faults(lab)] == [dying])
+    orders.clear(lab, [dying])
+    assert Requested.read(lab.dir) == Requested() and fault_differences(lab, {}) == {}
+    ((_, effect),) = orders.set_kind(lab, "pfc-storm", ["host4"], {"time": 4 * 10**8})
+    assert "pause frame" in effect
+    until(lambda: not orders.fault_rows(lab))
+
+
+def crafted_and_probed(lab: Lab) -> None:
+    """A packet by hand is answered over a cut; notes know the queues of shards; probes find the link with errors."""
+    with LiveNotes(lab) as notes:
+        found = craft(lab, "host1", "host4", wait=0.5)
+        frame = Frame("rtsw2:eth4", 0, 0.0, True, 100, found.sent[0].frame)
+        what = dissect(frame.data)
+        notes.arrived(frame, what)
+        said = notes.of(frame, what)
+    assert (said.queue, said.paused, notes.troubles) == (0, False, [])
+    assert found.proof is not None and found.proof.agree and len(found.proof.flows) == 2
+    assert len(found.proof.flows[0].measured) == 3 and said.path == found.proof.flows[0].measured
+    assert found.answers and found.responder is not None and found.responder.expected == 1
+    assert found.sent[0].at_s == 0 <= found.arrived[0].at_s + 5e-3
+    bad = cut_port(lab, "rtsw2")
+    set_fault(lab, [bad], LinkFault(corrupt=0.25))
+    try:
+        seen = judged(replace(Case.of(lab.fabric, None, lab), traffic=(probe_paths(lab, Silent()),), probed=True))
+    finally:
+        clear_faults(lab)
+    assert seen.verdict is not None and (seen.verdict.cause, seen.verdict.object) == ("bit-errors", bad)
+    assert sum(each.lost for each in seen.case.probes) == 0 and sum(each.packets for each in seen.case.probes) > 1000
 
 
 def shown_by_the_page(lab: Lab) -> None:
@@ -294,9 +366,37 @@ def test_a_run_that_does_not_fit_into_the_memory_of_shards_names_them(lab: Lab) 
     assert "for the arrays of its ranks" in caught.value.problems[0].why
 
 
+def test_faults_with_a_process_are_kept_going_in_the_shard_of_their_port(lab: Lab) -> None:
+    faults_with_a_process(lab)
+
+
+@pytest.mark.long
+def test_a_cut_link_flaps(lab: Lab) -> None:
+    flapped(lab)
+
+
+def test_packets_by_hand_and_probes_cross_cuts(lab: Lab) -> None:
+    crafted_and_probed(lab)
+
+
+@pytest.mark.long
+def test_a_link_that_goes_down_in_a_run_is_followed_by_the_routes_of_all_shards(lab: Lab) -> None:
+    rounds = list[str]()
+    worker = threading.Thread(target=lambda: rounds.append(next(controller.rounds(lab, 3600, "test")).reason))
+    worker.start()
+    result, paths = ran(lab, faults=(f"{cut_port(lab, 'rtsw2')},down,from=0.02s",), sizes=(1 << 19,))
+    worker.join(patience(10))
+    assert rounds == ["a link or a route changed"]
+    assert result.wrong == 0 and not paths.lost
+    assert [each.settled_s is not None for each in result[FaultEffects].faults] == [True]
+    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+
+
 def test_what_needs_one_machine_says_so(lab: Lab) -> None:
-    with pytest.raises(InputError, match=r"is in shards \(localshards\), and craft needs all of its nodes"):
-        lab.require_here("craft")
+    with pytest.raises(InputError, match=r"is in shards \(localshards\), and soft-RoCE is made on this machine"):
+        ran(lab, transport="rxe")
+    with pytest.raises(InputError, match=r"is in shards \(localshards\), and launch runs programs of this machine"):
+        run_program(lab, ProgramOptions(2), ["true"], Silent(), lambda *_: None)
 
 
 def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster, name: str) -> None:

@@ -116,9 +116,11 @@ def test_the_type_of_a_call_is_that_of_its_function() -> None:
 
 
 ROGUE = """
-import os, sys
+import os, re, sys
 for number, _ in enumerate(sys.stdin.buffer):
     out = b'{"result": 5}\\n' if number < 5 else %s
+    if isinstance(out, bytes):
+        out = re.sub(rb'(?m)^{', b'{"number": %%d, ' %% (number + 1), out).replace(b", }", b"}")
     sys.stdout.buffer.write(out)
     sys.stdout.buffer.flush()
 """

@@ -65,6 +65,9 @@ def launch(
     last run. InputError for unknown hosts and flags that this function sets itself. MachineError when there is no
     soft-RoCE or no such program, CheckError when the server ends or does not listen, or no run measured the clock.
     """
+    lab.require_here(
+        "soft-RoCE is made on this machine, not in the kernels of shards", "./inv up FABRIC brings up a lab here"
+    )
     ports = [_nic(lab.fabric, name) for name in (client, server)]
     if client == server:
         raise InputError(Problem("", f"launch {client} {server}", "names one host twice", "name two hosts"))
