@@ -30,8 +30,17 @@ from heddle.base.problems import CheckError, InputError, MachineError, Problem, 
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.faults.record import SetFault
 from heddle.lab.spread import nothing, spread, union
+from heddle.runtimes.netns import cable_space
 from heddle.spec.impairments import NO_FAULT, LinkFault
-from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
+from heddle.switch.links.portfaults import (
+    FaultCounts,
+    LineSpaces,
+    differences,
+    file_faults,
+    read_counts,
+    require_netem,
+    set_faults,
+)
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -191,16 +200,14 @@ def reinstall_faults(lab: Lab) -> list[str]:
     return [*wrong]
 
 
-def check_cuts(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
-    """InputError for a delay on a cut link: the line for it is in the receiving node, which is on another kernel."""
-    shards, nodes = lab.runtime.shards(lab.name), lab.fabric.by_name
-    if shards is None:
-        return
-    for ref, fault in wanted.items():
-        node, _, name = ref.partition(":")
-        if fault.delay_ns and shards.of(node) != shards.of(nodes[node].port(name).peer_node):
-            why = "leads to another shard, and a delay needs both ends of a link on one machine"
-            raise InputError(Problem("", ref, why, "set it on a link inside a shard; loss and corrupt cross a cut"))
+@spread(nothing, nodes=lambda wanted: [ref.partition(":")[0] for ref in wanted])
+def require_kernel(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
+    """MachineError when one of these needs netem, and the kernel of its port has none. wanted: by port."""
+    require_netem(wanted.values())
+
+
+def _spaces(lab: Lab) -> LineSpaces:
+    return LineSpaces(lab.handles(), cable_space(lab.name))
 
 
 @spread(union, nodes=lambda refs: [ref.partition(":")[0] for ref in refs])
@@ -220,7 +227,7 @@ def _put_faults(lab: Lab, wanted: Mapping[str, LinkFault], *, copied: bool) -> N
         if copied:
             requested = Requested.read(lab.dir)
             replace(requested, links=_own(lab.fabric, {**requested.links, **here})).write(lab.dir)
-        set_faults(lab.fabric, handles, live, here)
+        set_faults(lab.fabric, _spaces(lab), live, here)
 
 
 @spread(union)
@@ -231,7 +238,7 @@ def fault_differences(lab: Lab, wanted: Mapping[str, LinkFault]) -> dict[str, st
     handles = lab.handles()
     here = {ref: fault for ref, fault in wanted.items() if ref.partition(":")[0] in handles}
     with LabQueues.pinned(lab.fabric) as live:
-        return dict(differences(lab.fabric, handles, live, here))
+        return dict(differences(lab.fabric, _spaces(lab), live, here))
 
 
 @spread(union)
@@ -239,7 +246,7 @@ def _fault_counts(lab: Lab) -> dict[str, FaultCounts]:
     from heddle.switch.queues.cells import LabQueues
 
     with LabQueues.pinned(lab.fabric) as live:
-        return dict(read_counts(lab.fabric, lab.handles(), live))
+        return dict(read_counts(lab.fabric, _spaces(lab), live))
 
 
 def read_faults(lab: Lab) -> list[PortFault]:
@@ -315,8 +322,7 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
     """Set faults and record them."""
     if not wanted:
         return []
-    require_netem(wanted.values())  # before the record says that it is set
-    check_cuts(lab, wanted)
+    require_kernel(lab, wanted)  # before the record says that it is set
     with owners.lock(lab.name, owners.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
         requested = Requested.read(lab.dir)
         # The end of a run does not undo what is set now.

@@ -25,7 +25,7 @@ from heddle.lab import outages
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.impairments import Requested, changing, check_cuts, ports_of, write_faults
+from heddle.lab.impairments import Requested, changing, ports_of, require_kernel, write_faults
 from heddle.lab.nearnodes import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.lab.spread import concat, nothing, spread
@@ -80,11 +80,11 @@ class RunFaultSpan:
     end_ns: int | None = None
 
 
-def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
+def faults_on(fabric: Fabric, texts: Sequence[str], *, here: bool = True) -> tuple[PlannedFault, ...]:
     """What each port gets, from `./inv run --fault`; of several for one port and the whole run, the last counts.
 
     InputError for a port that the fabric does not have, and for times of one port that overlap. MachineError where a
-    fault needs netem and there is none.
+    fault needs netem and this machine has none. here: whether the packets are on this machine.
     """
     found: dict[tuple[str, str], list[PlannedFault]] = {}
     problems: list[Problem] = []
@@ -114,7 +114,8 @@ def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
     if problems:
         raise InputError(*problems)
     every = tuple(each for planned_ones in found.values() for each in planned_ones)
-    require_netem(each.fault for each in every if each.fault is not None)
+    if here:
+        require_netem(each.fault for each in every if each.fault is not None)
     return every
 
 
@@ -301,7 +302,7 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     Those without a beginning are set now, and routes follow. The caller holds the lab's lock. Faults that a killed run
     left are ended first, and routes follow. Where the end cannot undo them, it warns: the next run does.
     """
-    check_cuts(lab, {each.port: each.fault for each in planned if each.fault is not None})
+    require_kernel(lab, {each.port: each.fault for each in planned if each.fault is not None})
     clock, complete = FaultClock(lab, planned), False
     down_before = Requested.read(lab.dir).run_down
     with changing(lab):

@@ -25,9 +25,10 @@ def install_in_shard(lab: Lab, observer: Observer, nodes: Collection[str] | None
     """Queues, programs, cut links, the process of their carriers and the PFC agent, in each shard."""
     disciplines.load()
     journal, handles = Journal(), lab.handles()
-    switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
+    cables = cable_space(lab.name)
+    switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing(), cables)
     if ends := cut_ends(lab):
-        cuts.attach(lab.fabric, cable_space(lab.name), ends)
+        cuts.attach(lab.fabric, cables, ends)
         keep_carriers(lab)
     switch.start_agent(lab.fabric, handles, lab.dir, journal)
 

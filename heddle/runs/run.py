@@ -291,7 +291,8 @@ def plan_workload(
     lab: where it runs; timers take the delays of faults of its links into account.
     """
     workload.check()
-    faults = faults_on(fabric, tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults)))
+    texts = tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults))
+    faults = faults_on(fabric, texts, here=lab is None or lab.runtime.here)
     more_ns = 0 if lab is None else extra_delay_ns(lab, delays_of(faults))
     problems, found = Problems(), []
     for job, endpoints in zip(workload.jobs, workload.endpoints(fabric), strict=True):

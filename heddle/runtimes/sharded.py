@@ -158,9 +158,6 @@ class ShardedRuntime(ABC):
         if options.dialect == "c9s":
             hint = "leave --dialect out"
             raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
-        if fabric.policy.delayed_on_links:
-            why = "is not possible over shards: a delay needs both ends of a link on one machine"
-            raise InputError(Problem("", "link.delay_at: link", why, "use link.delay_at: host"))
         if not fabric.edges:
             what = "an imported topology"
             raise InputError(Problem("", what, f"is not possible with --runtime {self.name}", "leave --runtime out"))

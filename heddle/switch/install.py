@@ -33,7 +33,7 @@ from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.switch import counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes
-from heddle.switch.links.portfaults import file_faults, require_netem, set_faults
+from heddle.switch.links.portfaults import LineSpaces, file_faults, require_netem, set_faults
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
@@ -53,10 +53,11 @@ def apply(
     journal: Journal,
     observer: Observer,
     kept: Mapping[str, Container[str]] | None = None,
+    cables: Path | None = None,
 ) -> None:
     """Set port rates, offloads, packet order and programs on every node of `handles`, and hashing on every switch.
 
-    kept: switch -> hashing sysctls that its topology sets itself.
+    kept: switch -> hashing sysctls that its topology sets itself. cables: namespace of the stubs of cut links.
 
     The namespaces and their links must exist. Daemons may start later, or at the same time. Pins of an earlier,
     killed attempt are replaced. Raises MachineError for the first node that fails, after all nodes are done.
@@ -79,7 +80,7 @@ def apply(
         # Every `dequeue` is attached now: from here on, packets are counted both when they enter and leave a queue.
         lab_queues.set_policies(policies_of(fabric))
         wanted = {ref: fault for ref, fault in file_faults(fabric).items() if ref.partition(":")[0] in handles}
-        set_faults(fabric, handles, lab_queues, wanted)
+        set_faults(fabric, LineSpaces(handles, cables), lab_queues, wanted)
     observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
 
 

@@ -20,7 +20,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.tapped import find_ports
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links import delaylines, portfaults
-from heddle.switch.links.portfaults import FaultCounts
+from heddle.switch.links.portfaults import FaultCounts, LineSpaces
 from heddle.wire.pcapng import Frame
 from tests.machine import patience
 from tests.netns.queue_traffic import Arrivals, Rack, rack
@@ -48,18 +48,18 @@ def made() -> Iterator[Rack]:
 def left_as_found(made: Rack) -> Iterator[None]:
     yield
     give(made, NO_FAULT)
-    assert portfaults.differences(made.lab.fabric, made.lab.nodes, made.queues, {}) == {}
+    assert portfaults.differences(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, {}) == {}
 
 
 def give(made: Rack, fault: LinkFault) -> None:
     """Set the fault of the switch's port to the target."""
-    portfaults.set_faults(made.lab.fabric, made.lab.nodes, made.queues, {made.egress.ref: fault})
+    portfaults.set_faults(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, {made.egress.ref: fault})
     wanted = {made.egress.ref: fault}
-    assert portfaults.differences(made.lab.fabric, made.lab.nodes, made.queues, wanted) == {}
+    assert portfaults.differences(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, wanted) == {}
 
 
 def counts(made: Rack) -> FaultCounts:
-    return portfaults.read_counts(made.lab.fabric, made.lab.nodes, made.queues)[made.egress.ref]
+    return portfaults.read_counts(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues)[made.egress.ref]
 
 
 def until_all_left(made: Rack, sent: int) -> FaultCounts:
@@ -138,7 +138,9 @@ def test_without_netem_a_delay_is_refused_and_nothing_changes(made: Rack) -> Non
     with pytest.raises(MachineError, match=r"a delay on a link is not possible: this kernel has no sch_netem\n.*vm"):
         give(made, LinkFault(delay_ns=1000))
     assert (
-        portfaults.differences(made.lab.fabric, made.lab.nodes, made.queues, {made.egress.ref: LinkFault(loss=0.5)})
+        portfaults.differences(
+            made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, {made.egress.ref: LinkFault(loss=0.5)}
+        )
         == {}
     )
 
@@ -224,5 +226,5 @@ def test_a_delay_line_that_was_removed_by_hand_is_noticed(made: Rack) -> None:
     give(made, fault[made.egress.ref])
     number = made.queues.ids[made.egress.node, made.egress.name]
     delaylines.remove(made.lab.handle(made.target.node).netns, {number: made.target.name})
-    said = portfaults.differences(made.lab.fabric, made.lab.nodes, made.queues, fault)
+    said = portfaults.differences(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, fault)
     assert said == {made.egress.ref: f"has lost its delay line, line{number} at the other end of the link"}

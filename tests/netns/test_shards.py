@@ -47,6 +47,7 @@ from heddle.runs.store import paths_of
 from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.spec.impairments import LinkFault
+from heddle.switch.links import delaylines
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
@@ -419,6 +420,21 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     until(lambda: not cluster.exists(name))
     assert not state.lab_dir(name).exists()
     assert not [*Path("/run/netns").glob(f"heddle-{name}*")]
+
+
+@pytest.mark.skipif(bool(delaylines.missing()), reason=delaylines.missing())
+def test_a_cut_link_delays_each_direction_as_a_whole_link_does(lab: Lab) -> None:
+    one_way_ns = 5_000
+    set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))
+    try:
+        found = craft(lab, "host1", "host4")
+        assert [each for each in validate(lab) if not each.ok] == []
+    finally:
+        clear_faults(lab)
+    took_s = found.answers[0].at_s - found.sent[0].at_s
+    wanted_s = 2 * one_way_ns * lab.fabric.policy.k / 1e9  # a path crosses one cut in each direction
+    assert wanted_s <= took_s < wanted_s + patience(0.1)
+    assert craft(lab, "host1", "host4").answers[0].at_s < wanted_s
 
 
 def test_a_fabric_that_cannot_be_cut_leaves_nothing(

@@ -174,7 +174,8 @@ def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch:
 
     monkeypatch.setattr(FaultClock, "begin", lambda self, each: heard("begin", each))
     monkeypatch.setattr(FaultClock, "end", lambda self, each: heard("end", each))
-    lab = SimpleNamespace(fabric=SimpleNamespace(switches=()))
+    fabric = SimpleNamespace(switches=(), policy=SimpleNamespace(ip_version=4))
+    lab = SimpleNamespace(name="none", fabric=fabric, handles=dict)
     clock = FaultClock(lab, [flap, lossy, more, whole])  # type: ignore[arg-type]
     with clock.during(time.monotonic_ns):
         assert seen.wait(60)

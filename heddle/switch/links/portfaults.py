@@ -8,6 +8,8 @@ Kinds by the program need no kernel feature beyond BPF; the others need netem (s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.fabric.model import Fabric, Port
@@ -16,6 +18,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.spec.impairments import COUNTED, NETEM_KINDS, PROGRAM_KINDS, LinkFault
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.links import delaylines
+from heddle.switch.links.cuts import stub_name
 from heddle.switch.links.delaylines import DelayLine
 from heddle.switch.queues.portids import OWNER
 
@@ -47,34 +50,51 @@ def require_netem(faults: Iterable[LinkFault], what: str = "a delay on a link") 
         delaylines.require(what)
 
 
-def set_faults(
-    fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues, wanted: Mapping[str, LinkFault]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class LineSpaces:
+    """The namespaces of delay lines. handles: of nodes. cables: of the stubs of a shard's cut links.
+
+    The line of a link is at the receiving node. That of a cut link is behind the stub, before the tunnel.
+    """
+
+    handles: Mapping[str, NodeHandle]
+    cables: Path | None = None
+
+    def of(self, port: Port, number: int) -> tuple[Path, str]:
+        """The namespace of a port's line, and the interface to whose ingress it returns packets. number: port id."""
+        if port.peer_node in self.handles or self.cables is None:
+            return self.handles[port.peer_node].netns, port.peer_port
+        return self.cables, stub_name(number)
+
+
+def set_faults(fabric: Fabric, spaces: LineSpaces, live: LabQueues, wanted: Mapping[str, LinkFault]) -> None:
     """Give ports their faults, and start their counters again. wanted: port (`rtsw1:eth3`) -> fault; none: clear it.
 
     MachineError when a fault needs netem and this kernel has none: then nothing is changed.
     """
     require_netem(wanted.values())
     ports = {port.ref: port for node in fabric.nodes for port in node.ports if port.ref in wanted}
-    lines: dict[str, list[DelayLine]] = {}
+    lines: dict[Path, list[DelayLine]] = {}
     for ref, fault in wanted.items():
         if fault.needs_netem:
-            port = ports[ref]
-            line = line_of(port, live.ids[port.node, port.name], fault, fabric.policy.k)
-            lines.setdefault(port.peer_node, []).append(line)
+            number = live.ids[ports[ref].node, ports[ref].name]
+            netns, name = spaces.of(ports[ref], number)
+            line = replace(line_of(ports[ref], number, fault, fabric.policy.k), port=name)
+            lines.setdefault(netns, []).append(line)
     inlets: dict[int, tuple[int, int]] = {}
-    for node, some in lines.items():
-        inlets |= delaylines.put(handles[node].netns, some, pin_dir(fabric.name, OWNER) / "back")
-    old: dict[str, dict[int, str]] = {}
+    for netns, some in lines.items():
+        inlets |= delaylines.put(netns, some, pin_dir(fabric.name, OWNER) / "back")
+    old: dict[Path, dict[int, str]] = {}
     for ref, fault in wanted.items():
-        port, number = ports[ref], live.ids[ports[ref].node, ports[ref].name]
+        number = live.ids[ports[ref].node, ports[ref].name]
         if live.faults["line"][number] and number not in inlets:
-            old.setdefault(port.peer_node, {})[number] = port.peer_port
+            netns, name = spaces.of(ports[ref], number)
+            old.setdefault(netns, {})[number] = name
         _write(live, number, fault, *inlets.get(number, (0, int(live.faults["port"][number]))))
     if old:
         grace()  # after this, no program sends into the old lines
-    for node, senders in old.items():
-        delaylines.remove(handles[node].netns, senders)
+    for netns, senders in old.items():
+        delaylines.remove(netns, senders)
 
 
 def line_of(port: Port, number: int, fault: LinkFault, k: int) -> DelayLine:
@@ -83,29 +103,27 @@ def line_of(port: Port, number: int, fault: LinkFault, k: int) -> DelayLine:
     return DelayLine(port.peer_port, number, values)
 
 
-def read_counts(fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues) -> dict[str, FaultCounts]:
+def read_counts(fabric: Fabric, spaces: LineSpaces, live: LabQueues) -> dict[str, FaultCounts]:
     """Port -> the counters of its fault, for ports that have one."""
     found: dict[str, FaultCounts] = {}
-    lines: dict[str, dict[int, delaylines.LineState]] = {}
+    lines: dict[Path, dict[int, delaylines.LineState]] = {}
     for ref, (port, number) in _faulty(fabric, live).items():
         row, waiting = live.faults[number], 0
         if row["line"]:
-            node = port.peer_node
-            if node not in lines:
-                lines[node] = delaylines.read(handles[node].netns)
-            waiting = lines[node][number].waiting if number in lines[node] else 0
+            netns, _ = spaces.of(port, number)
+            if netns not in lines:
+                lines[netns] = delaylines.read(netns)
+            waiting = lines[netns][number].waiting if number in lines[netns] else 0
         found[ref] = {**{name: int(row[name]) for name in COUNTED}, "waiting": waiting}
     return found
 
 
-def differences(
-    fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues, wanted: Mapping[str, LinkFault]
-) -> dict[str, str]:
+def differences(fabric: Fabric, spaces: LineSpaces, live: LabQueues, wanted: Mapping[str, LinkFault]) -> dict[str, str]:
     """Port -> how its fault, as read from program and kernel, differs from the wanted one; empty when none does."""
     now = _faulty(fabric, live)
     wrong = {ref: "has a fault that was not set with ./inv fault" for ref in now if not wanted.get(ref)}
     ports = {port.ref: port for node in fabric.nodes for port in node.ports}
-    lines: dict[str, dict[int, delaylines.LineState]] = {}
+    lines: dict[Path, dict[int, delaylines.LineState]] = {}
     for ref, fault in wanted.items():
         if not fault or ref not in ports:
             continue
@@ -117,18 +135,18 @@ def differences(
         if any(int(row[name]) != _chance(getattr(fault, name)) for name in _CHANCES):
             wrong[ref] = f"has other shares of {', '.join(_CHANCES)} than were set"
         elif fault.needs_netem:
-            node = port.peer_node
-            if node not in lines:
-                lines[node] = delaylines.read(handles[node].netns)
+            netns, _ = spaces.of(port, number)
+            if netns not in lines:
+                lines[netns] = delaylines.read(netns)
             line = line_of(port, number, fault, fabric.policy.k)
-            if why := _line_fault(lines[node].get(number), line, int(row["line"])):
+            if why := _line_fault(lines[netns].get(number), line, int(row["line"])):
                 wrong[ref] = why
     return wrong
 
 
 def _line_fault(found: delaylines.LineState | None, wanted: DelayLine, ifindex: int) -> str:
     if found is None or found.ifindex != ifindex:
-        return f"has lost its delay line, {wanted.inlet} at the other end of the link"
+        return f"has lost its delay line, {wanted.inlet} behind its link"
     for kind in NETEM_KINDS:
         here = found.values[kind.key]
         if abs(here - wanted.values[kind.key]) > (_NEAR if kind.unit == "share" else 0):
