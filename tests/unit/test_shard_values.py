@@ -163,7 +163,7 @@ def test_what_a_shard_says_is_bounded_and_steers_no_terminal(tmp_path: Path) -> 
         agent.call(CALL)
     assert "\x1b" not in str(caught.value) and len(str(caught.value)) < 1 << 17
     with asked("os.write(2, b'x' * (1 << 22) + b'\\n\x1b[2Jlast\\n') and sys.exit(3)") as agent:
-        with pytest.raises(MachineError, match=r"the agent of shard s2 has ended: \?\[2Jlast"):
+        with pytest.raises(MachineError, match=r"its agent has ended: \?\[2Jlast"):
             agent.call(CALL)
         assert len(agent._said) <= 1 << 16
 
