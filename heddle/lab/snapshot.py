@@ -354,6 +354,8 @@ class _Reading:
 
 def merged(readings: Sequence[Snapshot]) -> Snapshot:
     """One snapshot of those of all shards: each has its own nodes, and the rows of their ports in the maps."""
+    if not readings:  # no node can be read: all shards are lost
+        return Snapshot("", ~LabPart(0), {})
     first = readings[0]
     if len(readings) == 1:
         return first

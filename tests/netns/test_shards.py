@@ -36,6 +36,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
+from heddle.lab.status import status
 from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
 from heddle.runs.craft import craft
@@ -415,6 +416,9 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     assert again.repaired is not None and again.repaired.done[0].startswith("shard s2: started again (")
     _, paths = ran(where)
     assert paths.agree and [each for each in validate(where) if not each.ok] == []
+    for shard in ("s1", "s2"):
+        cluster.kill(name, shard)
+    assert (status(name)[0].state, len(status(name)[0].faults) > 0) == ("broken", True)
     (state.lab_dir(name) / "lab.json").write_text("{")  # then its plan says where it is
     assert lifecycle.down(name)
     until(lambda: not cluster.exists(name))
