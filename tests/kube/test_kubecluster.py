@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.kube import kubecluster, manifests
+from heddle.runtimes.kube import kubecluster, manifests, podexec
 from heddle.runtimes.kube.kubecluster import KubeCluster
 from heddle.runtimes.kube.kubeprobe import probe
 from heddle.runtimes.kube.target import KubeTarget
@@ -90,6 +91,31 @@ def test_commands_pass_their_streams_unchanged_and_their_exit_codes(shards: Kube
     assert ran(shards, "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
     done = ran(shards, *shards.python, "heddle.cli", "--version")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_with_pipes_needs_no_process_here(shards: KubeCluster, tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    with (tmp_path / "errors").open("w+b") as errors:
+        command = shards.open(LAB, "s1", ["sh", "-c", "cat; echo err >&2; exit 7"], errors)
+        assert command.stdin is not None and command.stdout is not None
+
+        def write() -> None:
+            assert command.stdin is not None
+            with command.stdin:
+                command.stdin.write(data)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert command.stdout.read() == data
+        assert (command.wait(20), command.poll()) == (7, 7)
+        writer.join()
+        errors.seek(0)
+        assert errors.read() == b"err\n"
+        endless = shards.open(LAB, "s1", ["sleep", "1000"], errors)
+        with pytest.raises(subprocess.TimeoutExpired):
+            endless.wait(1)
+        endless.kill()
+        assert endless.wait(20) == podexec.LOST
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
 from heddle.runtimes.sharded import ShardPlan
 
 LAB = "gone"
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -174,3 +177,15 @@ def test_what_only_one_node_does_not_have_is_named_with_that_node() -> None:
         Check("netem", False, "none", "use others"),
         Check("htb", True, "fine"),
     ]
+
+
+def test_the_client_is_used_without_its_classes_of_objects_and_a_program_may_still_import_them() -> None:
+    script = (
+        "import sys\n"
+        "from heddle.runtimes.kube.api import client\n"
+        "assert client().connections and 'kubernetes.client.models' not in sys.modules\n"
+        "from kubernetes.client import V1Pod, ApiException\n"
+        "assert client().error is ApiException\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

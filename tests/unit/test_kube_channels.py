@@ -105,3 +105,15 @@ def test_a_connection_that_ends_without_a_close_is_closed(ends: tuple[ChannelSoc
     server.close()
     assert list(channels.receive()) == []
     assert channels.closed
+
+
+def test_all_that_comes_before_the_end_is_read_and_waiting_has_a_limit(
+    ends: tuple[ChannelSocket, socket.socket],
+) -> None:
+    channels, server = ends
+    server.sendall(frame_of_server(bytes((STDOUT,)) + b"10.244.1.5") + frame_of_server(bytes((ERROR,)) + b"{}"))
+    with pytest.raises(TimeoutError):
+        list(channels.until_closed(0.1))
+    server.sendall(frame_of_server(bytes((STDOUT,)) + b"more"))
+    server.close()
+    assert list(channels.until_closed(5)) == [(STDOUT, b"more")]

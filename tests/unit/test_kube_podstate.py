@@ -49,6 +49,24 @@ def test_a_pod_that_is_ready_has_an_address_and_a_text_for_its_incarnation() -> 
 
 
 @pytest.mark.parametrize(
+    ("status", "container", "fresh"),
+    [
+        ({}, waiting("ContainerCreating"), True),
+        ({"containerStatuses": []}, None, True),
+        ({}, waiting("ErrImageNeverPull"), False),
+        ({}, waiting("ContainerCreating", lastState=KILLED), False),
+        ({}, {"state": KILLED}, False),
+        ({"phase": "Failed"}, None, False),
+    ],
+)
+def test_a_container_that_was_never_seen_to_run_may_run_already(
+    status: dict[str, Any], container: dict[str, Any] | None, fresh: bool
+) -> None:
+    state = pod_state(pod(status, container))
+    assert (state.ready, state.fresh) == (False, fresh)
+
+
+@pytest.mark.parametrize(
     ("found", "events", "words", "hint", "most_s"),
     [
         (pod({}, waiting("ErrImageNeverPull")), [], "image heddle-fabric:latest, which is not on node n1", "load", 0),
