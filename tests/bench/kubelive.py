@@ -1,8 +1,8 @@
 """`zone` over two pods of a real cluster against `zone` in one kernel, in turn, on this machine.
 
 The cluster is that of suite kube: a control plane and two nodes. Both nodes share this machine's processors, so times
-include what the cluster itself does. On a busy machine pods come last: those of a node are one group of processes, with
-the weight of one process outside. Skipped with the reason where that cluster cannot run, or is not built.
+include what the cluster itself does; on a busy machine a node has the weight of ten processes. Skipped with the reason
+where that cluster cannot run, or is not built.
 """
 
 from __future__ import annotations
