@@ -33,10 +33,10 @@ _SERVICES: Final = "10.96.0.0/16"
 _PODS: Final = "10.244.0.0/16"
 _WIRE_MTU: Final = 9000
 _WAIT_S: Final = 60.0
-# A kubelet sets these of the whole machine when it starts. Files with the values that it wants take their places.
-# Four times the default, in versions 1 and 2: a node stands for a machine. Else all of its pods together have the weight
-# of one process of this machine.
+# Four times the default, in versions 1 and 2: a node stands for a machine. Else all of its pods together have the
+# weight of one process of this machine.
 _WEIGHT: Final = {"cpu.shares": 4096, "cpu.weight": 400}
+# A kubelet sets these of the whole machine when it starts. Files with the values that it wants take their places.
 _SYSCTLS: Final = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
 
 
