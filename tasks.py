@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 # ruff: noqa: F401
 # mypy: implicit-reexport
 # isort: off
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during these imports; cli/endings.py restores it
 if os.geteuid() == 0 and Path(__file__).stat().st_uid:  # the user could not remove compiled modules of root
     own = str(Path("~root/.cache/heddle/pycache").expanduser())
     sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", own)

@@ -51,6 +51,8 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
     _open_streams()
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _come_again
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # tasks.py has set it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for ending in _ENDINGS:  # a closed terminal must not leave an incomplete lab
         if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
             signal.signal(ending, _terminated)

@@ -23,10 +23,13 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
+from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runtimes.kube import manifests
 from heddle.runtimes.kube.kubeprobe import probe
+from heddle.runtimes.kube.kuberuntime import KubernetesRuntime
 from heddle.runtimes.kube.target import KubeTarget
+from heddle.runtimes.sharded import ShardPlan
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, RealCluster
 from tests.kube.spaces import Space, all_run, refused, start
@@ -45,6 +48,52 @@ def test_down_removes_what_a_killed_up_has_made(space: Callable[[str], Space], n
     assert lifecycle.down(name)
     assert there.is_empty()
     assert name not in state.labs()
+
+
+IN_PODS = (  # LAB: in place of its name
+    ("run", "--lab", "LAB", "--size", "16M", "--iters", "50"),
+    ("capture", "rtsw1,rtsw2", "--lab", "LAB", "--seconds", "600"),
+    ("exec", "--lab", "LAB", "rtsw1", "sleep", "600"),
+    ("validate", "LAB"),
+)
+_LIST = "for each in /proc/[0-9]*; do tr '\\0' ' ' < $each/cmdline 2>/dev/null; echo; done"
+
+
+def _inside(lab: Lab) -> dict[str, list[str]]:
+    """The processes of each pod, without those that look for them."""
+    cluster, found = KubernetesRuntime().cluster(lab.name), {}
+    for name in ShardPlan.read(lab.name).shards:
+        argv = cluster.argv(lab.name, name, ["sh", "-c", _LIST])
+        lines = map(str.strip, subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines())
+        found[name] = sorted(line for line in lines if line and not line.startswith("tr ") and "cmdline" not in line)
+    return found
+
+
+@contextmanager
+def _working(lab: Lab, words: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
+    """A verb that has processes in a pod, until they are gone after the with block."""
+    before = _inside(lab)
+    with start(*words) as process:
+        eventually(f"{words[0]} works in a pod", lambda: process.poll() is not None or _inside(lab) != before)
+        yield process
+    eventually(f"nothing of {words[0]} is left in the pods", lambda: _inside(lab) == before)
+
+
+def test_ctrl_c_leaves_no_process_in_a_pod(space: Callable[[str], Space], name: str) -> None:
+    there = space("interrupt")
+    lab = there.up(name)
+    try:
+        for words in IN_PODS:
+            with _working(lab, tuple(name if word == "LAB" else word for word in words)) as process:
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=60)
+            assert process.returncode in (130, -signal.SIGINT, 0), (words, err)
+            assert "Traceback" not in err
+        _, paths = ran(lab)
+        assert paths.agree
+    finally:
+        lifecycle.down(name)
+    assert there.is_empty()
 
 
 def test_down_finds_a_lab_whose_record_is_damaged_or_gone(

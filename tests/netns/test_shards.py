@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import owners, state
 from heddle.base import process as machine
-from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
@@ -392,6 +392,30 @@ def test_a_link_that_goes_down_in_a_run_is_followed_by_the_routes_of_all_shards(
     assert result.wrong == 0 and not paths.lost
     assert [each.settled_s is not None for each in result[FaultEffects].faults] == [True]
     assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+
+
+@pytest.mark.long
+def test_what_is_done_beside_a_run_works_or_says_that_a_run_is_at_work(lab: Lab) -> None:
+    found = list[PathsResult]()
+
+    def work() -> None:
+        found.append(ran(lab, sizes=(1 << 20,), iters=100)[1])
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        until(lambda: owners.working_on(lab.name))
+        for other in (
+            lambda: ran(lab), lambda: lifecycle.down(lab.name), lambda: lifecycle.repair_lab(lab.name),
+        ):  # fmt: skip
+            with pytest.raises(InputError, match=r"its run \(.*\) goes on"):
+                other()
+        (seen,) = status(lab.name)
+        assert seen.state == "up" and seen.converged
+        assert QueueWatch(lab, None).read().rows and worker.is_alive()
+    finally:
+        worker.join()
+    assert len(found) == 1 and found[0].agree and not found[0].lost
 
 
 def test_what_needs_one_machine_says_so(lab: Lab) -> None:
