@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -342,3 +343,15 @@ def test_what_starts_often_imports_nothing_that_it_does_not_use(module: str, nev
     code = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) & set(never) == set()
+
+
+def test_ctrl_c_while_modules_are_read_prints_no_traceback() -> None:
+    argv = [sys.executable, "-X", "importtime", str(ROOT / "tasks.py"), "--version"]  # a line for each module
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "heddle.base" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode in (-signal.SIGINT, 130)
