@@ -134,7 +134,7 @@ class EcnPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WatchdogPolicy:
-    """The PFC watchdog: a class that is paused and does not move for `detect` is forwarded, or dropped."""
+    """The PFC watchdog of switches: a class that is paused and does not move for `detect` is forwarded, or dropped."""
 
     enabled: bool = True
     detect: int = 10**9

@@ -145,7 +145,7 @@ class EcnSpec(Strict):
 
 
 class WatchdogSpec(Strict):
-    """The PFC watchdog: a class that is paused and does not move for `detect` is forwarded, or dropped."""
+    """The PFC watchdog of switches: a class that is paused and does not move for `detect` is forwarded, or dropped."""
 
     enabled: bool = True
     detect: Duration = Field(default=10**9, ge=10**7, le=10**11)

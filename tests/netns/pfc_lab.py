@@ -137,29 +137,28 @@ class PfcLab:
                 for thread in threads:
                     thread.join()
 
-    def pause(self, host: str, quanta: int, vector: Sequence[int] = (LOSSLESS,)) -> None:
-        """Have a host's port send one pause frame to its switch."""
-        port = self.lab.fabric.by_name[host].ports[0]
-        self.put(host, build(bytes.fromhex(port.mac.replace(":", "")), dict.fromkeys(vector, quanta)))
+    def pause(self, at: str, quanta: int, vector: Sequence[int] = (LOSSLESS,)) -> None:
+        """Have a port send one pause frame. at: a host, whose port leads to its switch, or a port as `rtsw1:eth3`."""
+        node, _, name = at.partition(":")
+        port = next(each for each in self.lab.fabric.by_name[node].ports if name in ("", each.name))
+        self.put(port.ref, build(bytes.fromhex(port.mac.replace(":", "")), dict.fromkeys(vector, quanta)))
 
-    def put(self, host: str, frame: bytes) -> None:
-        """Put a frame on a host's wire."""
-        with (
-            inside(self.lab.handle(host).netns),
-            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire,
-        ):
-            wire.sendto(frame, (self.lab.fabric.by_name[host].ports[0].name, 0))
+    def put(self, ref: str, frame: bytes) -> None:
+        """Put a frame on the wire of a port."""
+        node, _, name = ref.partition(":")
+        with inside(self.lab.handle(node).netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire:
+            wire.sendto(frame, (name, 0))
 
     @contextlib.contextmanager
-    def pausing(self, host: str, quanta: int = 65535, every: float = 0.05) -> Iterator[None]:
-        """A host that pauses its switch's port for ever."""
+    def pausing(self, at: str, quanta: int = 65535, every: float = 0.05) -> Iterator[None]:
+        """A port that pauses its peer for ever; `at` as in `pause`."""
         stop = threading.Event()
 
         def go_on() -> None:
             while not stop.wait(every):
-                self.pause(host, quanta)
+                self.pause(at, quanta)
 
-        self.pause(host, quanta)
+        self.pause(at, quanta)
         thread = threading.Thread(target=go_on)
         thread.start()
         try:

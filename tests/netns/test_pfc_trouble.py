@@ -323,6 +323,24 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched
     until(watched.at_rest)
 
 
+def test_a_host_that_is_paused_for_long_waits_and_loses_nothing(watched: PfcLab) -> None:
+    """The watchdog is a function of switches: a deep incast pauses hosts for longer than any port of a switch."""
+    sender, sink = (watched.lab.fabric.hosts[at].name for at in (0, 2))
+    port = watched.lab.fabric.by_name[sender].ports[0].ref
+    with watched.loading([(sender, sink, LOSSLESS)]):
+        until(lambda: watched.out(port) > 20)
+        drops = watched.drops()
+        with watched.pausing(watched.down_port(sender)):
+            until(lambda: watched.closed(port) and watched.queues.cells["depth"][watched.row(port)] > 0)
+            out = watched.out(port)
+            time.sleep(3 * DETECT_S)
+            assert watched.closed(port) and watched.out(port) <= out + 1  # one packet may have been on its way
+            assert not watched.queues.agent["storms"][watched.row(port)]
+            assert watched.drops() == drops
+        until(lambda: watched.out(port) > out + 20)
+    until(watched.at_rest)
+
+
 def test_a_storm_is_over_in_time_without_agent_and_keeper(watched: PfcLab) -> None:
     """An agent that was stopped for long can take a pause for a storm. If both are killed then, no process ends it."""
     sender, stormy = watched.lab.fabric.hosts[0].name, watched.lab.fabric.hosts[2].name

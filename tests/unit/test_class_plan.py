@@ -98,10 +98,10 @@ def test_curves_pfc_and_the_watchdog_can_be_set_or_off() -> None:
     # Without pfc a lossless class is dropped like others.
     row = policies_of(fabric(pfc={"enabled": False}))["rtsw1", "eth1"][3]
     assert (row.kind, row.pfc, row.xoff, row.headroom, row.detect_ns) == ("lossless", False, 0, 0, 0)
-    # A watchdog that is off detects nothing.
+    # A watchdog that is off detects nothing. It is a function of switches: a paused NIC waits.
     for enabled, want in ((True, 2_000_000_000), (False, 0)):
         ports = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
-        assert ports["rtsw1", "eth1"][3].detect_ns == ports["host1", "eth1"][3].detect_ns == want
+        assert (ports["rtsw1", "eth1"][3].detect_ns, ports["host1", "eth1"][3].detect_ns) == (want, 0)
 
 
 def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:

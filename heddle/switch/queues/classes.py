@@ -146,9 +146,13 @@ def _policies(queues: QueuePolicy, budget: Budget | None, rate_bps: int, mtu: in
 
 
 def _of_host(policy: ClassPolicy) -> ClassPolicy:
-    """The policy at a host's port: hosts obey pauses, but neither mark nor pause, since they receive without delay."""
+    """The policy at a host's port: hosts obey pauses, but neither mark nor pause, since they receive without delay.
+
+    The watchdog is a function of switches. A NIC that is paused waits: deep incasts pause it longer than any switch,
+    since the shares of its path multiply, and dropping its own packets would not relieve another port.
+    """
     return replace(policy, ecn=False, red=False, at_dequeue=False, kmin=0, kmax=0, pmax=0.0, reserve=0, shared=0,
-                   xoff=0, xon=0, headroom=0)  # fmt: skip
+                   xoff=0, xon=0, headroom=0, detect_ns=0)  # fmt: skip
 
 
 def _policy(queues: QueuePolicy, number: int, budget: Budget, rate_bps: int, mtu: int) -> ClassPolicy:
