@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any, Final
 
+FILE_BYTES: Final = 64 << 20  # the largest file of a user that travels to another machine
 VARIABLE: Final = "HEDDLE_FILES"
 PLACE: Final = "HEDDLE_PLACE"  # the place where the verb runs, in the user's words; not set on the user's machine
 

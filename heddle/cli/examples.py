@@ -52,6 +52,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "": "list the experiments that Heddle has",
         "queue-pairs --repeats 5 --out results": "run one five times, and keep its figures and its runs",
         "mine.yml --list": "check an own file, and print how long it takes",
+        "mine.yml --on kubernetes --namespace labs": "bring each fabric up in a pod of a cluster, several at once",
     },
     "reproduce": {
         "sigcomm24 --list": "list the experiments of a folder, without running them",

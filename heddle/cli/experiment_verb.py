@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.extras import PLOT, REPORT
+from heddle.base.extras import KUBERNETES, PLOT, REPORT
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
+from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from heddle.experiments.folders import FolderResult
     from heddle.experiments.loading import Experiment
     from heddle.experiments.outcome import ExperimentResult
+    from heddle.experiments.running import Pods
 
 _REPEATS: Final = "repeat each live run N times (default: as the file says)"
 _EXPERIMENT: Final[Options] = {
@@ -30,6 +33,12 @@ _EXPERIMENT: Final[Options] = {
     "only": Option("these checks of the file alone, and the runs that they use", value="CHECK"),
     "list": "show what would run, and how long it takes",
     "out": Option("directory for JSON, CSV, pictures and the stored runs", value="DIR"),
+    "on": Option("kubernetes: bring each fabric up in a pod of a cluster", (KUBERNETES,), value="CLUSTER", closed=True),
+    "parallel": Option(
+        "with --on: at most N fabrics at the same time (default: one on each node that is free)", value="N"
+    ),
+    **KUBERNETES_OPTIONS,
+    "image": replace(KUBERNETES_OPTIONS["image"], help="image of the pods (default: heddle-fabric:latest)"),
 }
 
 _REPRODUCE: Final[Options] = {
@@ -42,8 +51,8 @@ _REPRODUCE: Final[Options] = {
 
 
 def _live(typed: Mapping[str, Any]) -> bool:
-    """Whether one of the experiments needs a lab; errors are reported by the verb."""
-    if typed.get("list_"):
+    """Whether one of the experiments needs a lab here; errors are reported by the verb."""
+    if typed.get("list_") or typed.get("on"):
         return False
     try:
         experiments = _loaded(typed["file"]) if "file" in typed else _folder(typed.get("name", "")).experiments
@@ -63,7 +72,11 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
-    return [PLOT, REPORT] if typed["out_"] else []
+    return [*([PLOT, REPORT] if typed["out_"] else []), *([KUBERNETES] if typed.get("on") and _runs(typed) else [])]
+
+
+def _runs(typed: Mapping[str, Any]) -> bool:
+    return bool(typed["file"]) and not typed["list_"]
 
 
 def _loaded(file: str) -> list[Experiment]:
@@ -92,29 +105,38 @@ def experiment(
     only: Sequence[str] = (),
     list_: bool = False,
     out_: str | None = None,
+    on: str | None = None,
+    parallel: int | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+    image: str | None = None,
+    pull_secret: str | None = None,
 ) -> None:
     """Run an experiment: runs, and checks of what they measure. Without words, list the experiments of Heddle.
 
     A file has fabrics, runs and checks (docs/experiments.md). Each fabric is brought up once and taken down at the end.
     Lists in settings make a grid. Exit 1 when a check misses its band.
+    --on kubernetes brings the fabrics up in pods of a cluster, several at the same time (docs/kubernetes.md).
     """
     from heddle.experiments.finding import experiments_shipped
     from heddle.views.experimenttext import list_text, result_text
 
     _check(repeats)
+    chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
+    where = _place(on, parallel, {key: value for key, value in chosen.items() if value is not None})
     if not file:
         if needs := [flag for flag, value in (("--only", only), ("--out", out_)) if value]:
             hint = "name one: ./inv experiment FILE; ./inv experiment lists those of Heddle"
             raise InputError(Problem("", some_of(needs), "needs an experiment", hint))
         found = [each for name in experiments_shipped() for each in _loaded(name)]
         listed = [{"name": each.name, "title": each.spec.title} for each in found]
-        return out.result({"experiments": listed}, list_text(found, repeats))
+        return out.result({"experiments": listed}, list_text(found, repeats, where.pods))
     (wanted,) = _loaded(file)
     wanted = wanted.only(only)
     if list_:
         document = {"experiments": [{"name": wanted.name, "title": wanted.spec.title}]}
-        return out.result(document, list_text([wanted], repeats))
-    result = _run(out, wanted, repeats, out_)
+        return out.result(document, list_text([wanted], repeats, where.pods))
+    result = _run(out, wanted, repeats, out_, where=replace(where, typed=file, only=tuple(only)))
     written = [] if out_ is None else _write(out_, [result])
     return _finish(out, result, result_text(result), written, interrupted=result.interrupted)
 
@@ -169,7 +191,38 @@ def _check(repeats: int | None) -> None:
         raise InputError(Problem("", f"--repeats {repeats}", f"is outside 1 to {MOST_REPEATS}"))
 
 
-def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str | None) -> ExperimentResult:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an experiment runs. pods: None: on this machine. target: flags of the cluster. typed, only: see Sweep."""
+
+    pods: Pods | None = None
+    target: Mapping[str, str] = field(default_factory=dict)
+    typed: str = ""
+    only: tuple[str, ...] = ()
+
+
+def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _Place:
+    from heddle.base.problems import did_you_mean
+    from heddle.experiments.running import Pods
+    from heddle.runtimes.kube.target import KubeTarget, checked
+
+    if on is None:
+        given = [*(["parallel"] if parallel is not None else []), *target]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise InputError(Problem("", flag, "is for --on kubernetes", "write --on kubernetes, too"))
+        return _Place()
+    if on != KUBERNETES:
+        raise InputError(Problem("", f"--on {on}", "is not a kind of cluster", did_you_mean(on, [KUBERNETES])))
+    if parallel is not None and parallel < 1:
+        raise InputError(Problem("", f"--parallel {parallel}", "is not a number of pods", "use --parallel 1 or more"))
+    checked(KubeTarget(**target))
+    return _Place(Pods(parallel), target)
+
+
+def _run(
+    out: Console, wanted: Experiment, repeats: int | None, directory: str | None, where: _Place | None = None
+) -> ExperimentResult:
     from heddle.base.problems import machine_errors
     from heddle.experiments.running import Running, plan_text
 
@@ -180,8 +233,19 @@ def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str |
             raise InputError(Problem("", f"--out {directory}", "is not a directory", "name another directory"))
         with machine_errors(directory):
             copies.mkdir(parents=True, exist_ok=True)
-    out.say(plan_text(wanted, repeats))
-    return Running(wanted, out.observer, repeats, copies).run()
+    pods = None if where is None else where.pods
+    out.say(plan_text(wanted, repeats, pods))
+    if where is None or pods is None:
+        return Running(wanted, out.observer, repeats, copies).run()
+    from heddle.experiments.sweep import Sweep
+    from heddle.runtimes.kube.target import KubeTarget
+
+    target = KubeTarget(**where.target)
+    sweep = Sweep(
+        wanted, out.observer, repeats, copies,
+        target=target, parallel=pods.parallel, typed=where.typed, only=where.only,
+    )  # fmt: skip
+    return sweep.run()
 
 
 def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderResult | None = None) -> list[str]:

@@ -52,7 +52,8 @@ def files_of_experiment(typed: str) -> list[str]:
             for each in runs
             for group in (each.get("run") or {}, *(each.get("run") or {}).get("jobs", {}).values())
         ]
-        works = [str(each["workload"]) for each in runs if isinstance(each.get("workload"), str)]
+        typed_works = [each["workload"] for each in runs if "workload" in each]
+        works = [str(work) for each in typed_works for work in (each if isinstance(each, list) else [each])]
         named = [*filter(is_file, fabrics), *(file for each in groups for file in typed_files(each))]
         found = [beside(typed, file) for file in named]
         found += [file for each in works if is_file(each) for file in files_of(beside(typed, each))]

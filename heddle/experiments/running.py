@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,37 +34,61 @@ if TYPE_CHECKING:
     from heddle.traffic.workload import Workload
 
 _UP_S, _UP_NODE_S = 2.5, 0.12  # of a fabric, and more for each of its nodes
+_POD_S: Final = 6.0  # of a pod: start, first command, end
 _RUN_S: Final = 1.5  # around the packets of a run
 _PREDICT_S: Final = 0.2
 _LONGEST: Final = 80  # letters of a directory's name
 _LATE: Final = 1.3  # how much longer than on NICs alone
 
 
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """Fabrics run in pods of a cluster. parallel: at most so many at once; None: one on each node that is free."""
+
+    parallel: int | None = None
+
+
 @dataclass
 class Running:
-    """State of an experiment that runs. copies: where stored runs go; None: they are not kept."""
+    """State of an experiment that runs. copies: where stored runs go; None: they are not kept.
+
+    heard: called with each repeat when it has ended.
+    """
 
     experiment: Experiment
     observer: Observer
     repeats: int | None = None
     copies: Path | None = None
+    heard: Callable[[Repeat], None] = lambda _: None
     done: list[Repeat] = field(default_factory=list)
     directories: dict[str, str] = field(default_factory=dict)
     _count: int = 0
 
     def run(self) -> ExperimentResult:
         """All of it. InputError and MachineError of a fabric that cannot be brought up are those of its runs."""
-        if why := missing([*self.experiment.spec.needs, *self._needs()]):
-            return ExperimentResult(self.experiment, (), skipped=why)
-        interrupted = False
+        if why := self.missing():
+            return self.result(skipped=why)
         try:
-            for group in self._groups():
-                self._group(group)
+            self.run_groups()
         except KeyboardInterrupt:
-            interrupted = True
+            return self.result(interrupted=True)
+        return self.result()
+
+    def run_groups(self) -> None:
+        """The runs of all fabrics."""
+        for number in range(len(self.groups())):
+            self.run_group(number)
+
+    def missing(self) -> str:
+        """The reason why this machine cannot run it; empty if it can."""
+        spec = self.experiment.spec
+        return missing(list(dict.fromkeys([*spec.needs, *(need for run in spec.runs.values() for need in run.needs)])))
+
+    def result(self, *, skipped: str = "", interrupted: bool = False) -> ExperimentResult:
+        """What was done until now, in the order of the file."""
         order = {id(each): number for number, each in enumerate(self.experiment.variants)}
         done = sorted(self.done, key=lambda each: (order[id(each.variant)], each.repeat))
-        return ExperimentResult(self.experiment, tuple(done), "", interrupted, self.directories)
+        return ExperimentResult(self.experiment, tuple(done), skipped, interrupted, self.directories)
 
     def times(self, variant: Variant) -> int:
         """How often a variant runs."""
@@ -72,19 +96,20 @@ class Running:
             return 1
         return variant.repeats if self.repeats is None or variant.spec.repeats is not None else self.repeats
 
-    def seconds(self) -> float:
-        """An estimate of the whole, from rates and sizes alone."""
-        total = 0.0
-        for group in self._groups():
-            if group[0].live:
-                total += _UP_S + _UP_NODE_S * len(group[0].fabric.fabric.nodes)
-            total += sum(self.times(each) * seconds_of(each) for each in group)
-        return total
+    def seconds(self, parallel: int = 0) -> float:
+        """An estimate of the whole, from rates and sizes alone. parallel: so many pods at once; 0: on this machine."""
+        ends = [0.0] * max(1, parallel)  # of the pods, each of which takes the next fabric
+        offline = 0.0
+        for group in self.groups():
+            seconds = sum(self.times(each) * seconds_of(each) for each in group)
+            if not group[0].live:
+                offline += seconds
+                continue
+            up = _UP_S + _UP_NODE_S * len(group[0].fabric.fabric.nodes) + (_POD_S if parallel else 0.0)
+            ends[ends.index(min(ends))] += up + seconds
+        return offline + max(ends)
 
-    def _needs(self) -> list[str]:
-        return list(dict.fromkeys(need for run in self.experiment.spec.runs.values() for need in run.needs))
-
-    def _groups(self) -> list[list[Variant]]:
+    def groups(self) -> list[list[Variant]]:
         """Variants by fabric: those without a lab first, then in the file's order."""
         offline = [each for each in self.experiment.variants if not each.live]
         found: dict[str, list[Variant]] = {}
@@ -93,7 +118,11 @@ class Running:
                 found.setdefault(each.fabric_key, []).append(each)
         return [*([offline] if offline else []), *found.values()]
 
-    def _group(self, group: Sequence[Variant]) -> None:
+    def run_group(self, number: int) -> None:
+        """The runs of one of `groups`."""
+        groups = self.groups()
+        group = groups[number]
+        self._count = sum(self.times(each) for before in groups[:number] for each in before)
         if not group[0].live:
             self._rounds(group, None)
             return
@@ -103,14 +132,21 @@ class Running:
         except HeddleError as error:  # the lab did not come up, or could not be restored
             why = f"{group[0].fabric_text}: {first_lines(error.problems)[0]}"
             ran = {id(each.variant) for each in self.done}
-            self.done += [Repeat(each, 1, None, why) for each in group if id(each) not in ran]
+            for each in group:
+                if id(each) not in ran:
+                    self.keep(Repeat(each, 1, None, why))
             self.observer.warn(why)
+
+    def keep(self, repeat: Repeat) -> None:
+        """One more is done."""
+        self.done.append(repeat)
+        self.heard(repeat)
 
     def _rounds(self, group: Sequence[Variant], lab: Lab | None) -> None:
         for repeat in range(1, max(map(self.times, group)) + 1):
             for variant in group:
                 if repeat <= self.times(variant):
-                    self.done.append(self._once(variant, repeat, lab))
+                    self.keep(self._once(variant, repeat, lab))
 
     def _once(self, variant: Variant, repeat: int, lab: Lab | None) -> Repeat:
         self._count += 1
@@ -167,11 +203,6 @@ def directory_name(words: Sequence[str], number: int) -> str:
     return f"{name[:_LONGEST]}-{number}"
 
 
-def estimate(experiment: Experiment, repeats: int | None = None) -> float:
-    """Seconds that an experiment takes, as far as rates and sizes tell."""
-    return Running(experiment, Observer(), repeats).seconds()
-
-
 def seconds_of(variant: Variant) -> float:
     """An estimate of one repeat."""
     from heddle.offline.ideal import ideal_seconds
@@ -192,6 +223,21 @@ def seconds_of(variant: Variant) -> float:
             ideal = ideal_seconds(each.plan, size) or 0.0
             total += _LATE * ideal * (options.iters + options.warmup) * max(1, each.job.repeat)
     return _RUN_S + total
+
+
+def array_bytes_of(variant: Variant) -> int:
+    """Memory of the arrays of one repeat, bytes; 0 where that is not known before: of a measure."""
+    from heddle.endpoints.crew import worker_count
+    from heddle.runs.memory import array_bytes
+    from heddle.runs.run import plan_workload
+
+    if variant.workload is None:
+        return 0
+    try:
+        jobs, _ = plan_workload(variant.fabric.fabric, variant.workload)
+    except HeddleError:  # the run will report it
+        return 0
+    return sum(array_bytes(each.plan, worker_count(each.plan)) for each in jobs)
 
 
 @contextmanager
@@ -227,10 +273,17 @@ def time_text(seconds: float) -> str:
     return f"{max(1, round(seconds, -1 if seconds > 20 else 0)):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def plan_text(experiment: Experiment, repeats: int | None) -> str:
-    """`queue-pairs: 6 runs on 2 fabrics, about 40 s`."""
+def plan_text(experiment: Experiment, repeats: int | None, pods: Pods | None = None) -> str:
+    """`queue-pairs: 6 runs on 2 fabrics, about 40 s`. pods: in a cluster."""
     running = Running(experiment, Observer(), repeats)
     runs = sum(map(running.times, experiment.variants))
     fabrics = len({each.fabric_key for each in experiment.variants if each.live})
     on = f" on {many(fabrics, 'fabric')}" if fabrics else ", offline"
-    return f"{experiment.name}: {many(runs, 'run')}{on}, about {time_text(running.seconds())}"
+    if pods is None or not fabrics:
+        return f"{experiment.name}: {many(runs, 'run')}{on}, about {time_text(running.seconds())}"
+    least, most = (running.seconds(pods.parallel or number) for number in (fabrics, 1))
+    if pods.parallel is None and fabrics > 1:
+        about = f"about {time_text(most)} on one node, {time_text(least)} on {many(fabrics, 'node')}"
+    else:
+        about = f"about {time_text(most)}"
+    return f"{experiment.name}: {many(runs, 'run')}{on}, {about}"

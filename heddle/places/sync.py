@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
-from heddle.base.files import open_regular
+from heddle.base.files import FILE_BYTES, open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.places.call import Call, foreign
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
-FILE_BYTES: Final = 64 << 20  # largest input file
 INPUT_BYTES: Final = 256 << 20  # all input files of a verb
 OUTPUT_BYTES: Final = 1 << 30  # all files that a verb wrote
 OUTPUT_FILES: Final = 10_000

@@ -48,7 +48,12 @@ def _bytes_at(plan: Plan, workers: int, shard: str, home: dict[str, str]) -> int
     places = [home.get(end.host, "") for end in plan.endpoints]
     if not (ranks := places.count(shard)):
         return 0
+    return array_bytes(plan, max(1, workers // len({*places})), ranks)
+
+
+def array_bytes(plan: Plan, workers: int, ranks: int | None = None) -> int:
+    """Bytes of a plan's arrays, for so many of its ranks (default: all) in so many processes."""
     pattern = plan.pattern
     width, in_place = pattern.element_bytes, all(placed for _, placed in plan.passes)
     held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
-    return capacity.memory_bytes(held, ranks, max(1, workers // len({*places})), in_place)
+    return capacity.memory_bytes(held, len(plan.endpoints) if ranks is None else ranks, workers, in_place)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from heddle.base import problems, values
 from heddle.base.events import Observer
@@ -26,6 +26,7 @@ from heddle.runtimes.cluster import ShardCommand
 
 AGENT: Final = "heddle.shards.agent"
 CLOCK: Final = "heddle.shards.building:clock"
+OPEN: Final = ("heddle.shards.building", "heddle.experiments.inpod")  # every public function there may be called
 # What is changed live is in the coordinator's record, and goes with each call.
 LIVE: Final = ("hashing", "engineering", "queues", "before_run")
 OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments
@@ -72,6 +73,14 @@ class Shards(Protocol):
 
         Its results, in the order of the shards. Errors of its kind, with the shard; MachineError for one that is lost.
         """
+
+
+@runtime_checkable
+class EventObserver(Protocol):
+    """An Observer that knows more events of a call. kinds: the type of the value of each."""
+
+    kinds: Mapping[str, Any]
+    event: Callable[[str, Any], None]
 
 
 class AgentCall:
@@ -138,6 +147,13 @@ class AgentCall:
                 raise error
             raise self._refused(f"more than {_MOST_EVENTS} events")
 
+    def tell(self, line: bytes) -> None:
+        """Write a line beside a call in progress; the function that is called reads it. Nothing when it has ended."""
+        assert self._process.stdin is not None  # noqa: S101
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
     def _error(self, answer: Mapping[str, Any]) -> Exception:
         kind = _ERRORS.get(answer["error"])
         if kind is None:  # a defect of Heddle, in the shard
@@ -158,6 +174,10 @@ class AgentCall:
         said = self._said.decode(errors="replace").strip().splitlines()
         why = f"has ended: {said[-1]}" if said else "has ended"
         return MachineError(self._lost() or self._located(Problem("", "its agent", why, "run it again")))
+
+    def kill(self) -> None:
+        """End it now: a call in progress raises."""
+        self._process.kill()
 
     @property
     def alive(self) -> bool:
@@ -191,8 +211,11 @@ def _answer(line: bytes) -> Mapping[str, Any]:
 
 
 def _tell(observer: Observer | None, answer: Mapping[str, Any]) -> None:
-    """Pass on a line for the user."""
+    """Pass on a line for the user, or an event that the observer knows."""
     (text,) = answer["args"]
+    if isinstance(observer, EventObserver) and answer["event"] in observer.kinds:
+        observer.event(answer["event"], values.load(text, observer.kinds[answer["event"]]))
+        return
     if answer["event"] not in _EVENTS or not isinstance(text, str):
         raise ValueError("is no line for the user")
     if observer is not None:

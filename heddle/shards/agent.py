@@ -2,7 +2,7 @@
 
 In:  a line of JSON for each call: the operation, the lab, arguments, and the lab's record.
 Out: a line for each event, and one with the result or the error. It ends with its standard input.
-It calls only functions that are marked by `spread` (heddle/lab/spread.py), and those of heddle/shards/building.py.
+It calls only functions that are marked by `spread` (heddle/lab/spread.py), and those of the modules in OPEN.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.lab.opening import open_lab
 from heddle.lab.spread import operation
-from heddle.runtimes.shardcalls import LIVE, OBSERVER
+from heddle.runtimes.shardcalls import LIVE, OBSERVER, OPEN
 
 
-class _Told(Observer):
+class Told(Observer):
     """Passes lines for the user to the coordinator. Steps are those of the coordinator."""
 
     def __init__(self, answers: _Answers) -> None:
@@ -38,6 +38,10 @@ class _Told(Observer):
     def warn(self, text: str) -> None:
         """A warning."""
         self._answers.write({"event": "warn", "args": [text]})
+
+    def event(self, name: str, value: Any) -> None:
+        """Call this method of the coordinator's observer."""
+        self._answers.write({"event": name, "args": [values.dump(value)]})
 
 
 class _Answers:
@@ -58,8 +62,10 @@ def main() -> int:
     """Answer calls until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends it
     answers = _Answers()
-    told = _Told(answers)
+    told = Told(answers)
     for line in sys.stdin:
+        if not line.strip():  # a sign of life (heddle/experiments/inpod.py)
+            continue
         try:
             request = json.loads(line)
             answers.number = request["number"]
@@ -74,7 +80,7 @@ def main() -> int:
     return 0
 
 
-def _call(request: Mapping[str, Any], told: _Told) -> Any:
+def _call(request: Mapping[str, Any], told: Told) -> Any:
     module, _, name = request["call"].partition(":")
     if not values.is_module(module):
         raise InputError(Problem("", request["call"], "is not an operation"))
@@ -83,7 +89,7 @@ def _call(request: Mapping[str, Any], told: _Told) -> Any:
         found = getattr(found, word)
     args = [told if each == OBSERVER else values.load(each) for each in request["args"]]
     kwargs = {key: told if each == OBSERVER else values.load(each) for key, each in request["kwargs"].items()}
-    if module == "heddle.shards.building" and not name.startswith("_"):
+    if module in OPEN and not name.startswith("_"):
         return found(*args, **kwargs)
     function = operation(found)
     if function is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from heddle.base.tables import many, some_of, table
 from heddle.experiments.outcome import FAILED, WORDS
-from heddle.experiments.running import plan_text
+from heddle.experiments.running import Pods, plan_text
 
 if TYPE_CHECKING:
     from heddle.experiments.folders import Folder, FolderResult
@@ -78,9 +78,9 @@ def folder_text(result: FolderResult) -> str:
     return "\n".join([*lines, "", *more, *out, _sum(result)])
 
 
-def list_text(experiments: Sequence[Experiment], repeats: int | None = None) -> str:
+def list_text(experiments: Sequence[Experiment], repeats: int | None = None, pods: Pods | None = None) -> str:
     """Each experiment with its title and its estimate."""
-    rows = [(plan_text(each, repeats).partition(": ")[2], each.name, each.spec.title) for each in experiments]
+    rows = [(plan_text(each, repeats, pods).partition(": ")[2], each.name, each.spec.title) for each in experiments]
     return table(("experiment", "title", "runs"), [(name, title, plan) for plan, name, title in rows])
 
 

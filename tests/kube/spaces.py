@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -91,3 +93,13 @@ def all_run(space: Space) -> bool:
     """Whether all pods of a namespace run."""
     pods = space.cluster.api.pods(space.name).values()
     return all(each["status"]["phase"] == "Running" for each in pods)
+
+
+@contextmanager
+def quota(space: Space, memory: str = "64Mi") -> Iterator[Space]:
+    """With a quota of memory for all pods."""
+    path, api = space.path("resourcequotas"), space.cluster.api
+    api.post(path, {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": memory}}})
+    eventually("the quota is in force", lambda: api.get(f"{path}/small")["status"].get("hard"))
+    yield space.with_kept("resourcequotas small")
+    api.delete(f"{path}/small")

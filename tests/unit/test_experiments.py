@@ -360,6 +360,8 @@ checks: {flows: flows(a) + flows(b) + flows(c)}
     file = written(tmp_path, text)
     names = [f"{tmp_path}/{name}" for name in ("x.yml", "own.yml", "m.csv", "job.yml")]
     assert files_of_experiment(str(file)) == names
+    assert files_of_experiment(str(written(tmp_path, text.replace("job.yml", "[job.yml, ring]")))) == names
+    written(tmp_path, text)
     (row,) = Running(load_experiment(file, str(file)), Silent()).run().rows
     assert row.sample == Sample((2 + 4 + 8,))  # of a matrix, also credits
     assert files_of_experiment("queue-pairs") == [] and files_of_experiment(str(tmp_path / "none.yml"))

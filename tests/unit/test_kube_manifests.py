@@ -23,6 +23,7 @@ MODELS = {
     "Service": client.V1Service,
     "NetworkPolicy": client.V1NetworkPolicy,
     "StatefulSet": client.V1StatefulSet,
+    "Job": client.V1Job,
     "Namespace": client.V1Namespace,
     "ServiceAccount": client.V1ServiceAccount,
     "Role": client.V1Role,
@@ -51,9 +52,14 @@ def objects() -> list[dict[str, Any]]:
     return manifests.lab_objects("zone", "ann-1a2b", SHARDS, TARGET)
 
 
+def experiment(parallel: int | None = None) -> list[dict[str, Any]]:
+    need = manifests.JobNeed("sizes: 2 of them", 3, SHARDS[0], parallel)
+    return manifests.experiment_objects("exp-1a", "ann-1a2b", need, TARGET, deadline_s=900.4, process="boot 1 2")
+
+
 def test_every_field_is_one_of_the_api_with_its_type() -> None:
     texts = manifests.files("zone", "ann-1a2b", SHARDS, TARGET).values()
-    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    found = [*experiment(), *(each for text in texts for each in yaml.safe_load_all(text))]
     assert {each["kind"] for each in found} == set(MODELS)
     assert [path for each in found for path in unknown(MODELS[each["kind"]].__name__, each, each["kind"])] == []
 
@@ -102,6 +108,36 @@ def test_a_large_shard_requests_no_more_processors_than_a_small_node_has(cpus: f
     (container,) = made[-1]["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["requests"]["cpu"] == requested
     assert "cpu" not in container["resources"]["limits"]
+
+
+def test_an_experiment_is_an_indexed_job_whose_pods_are_as_shards_and_have_no_network() -> None:
+    job, policy = experiment()
+    spec, labels = job["spec"], {manifests.EXPERIMENT: "exp-1a", manifests.OWNER: "ann-1a2b"}
+    for each in (job, policy, spec["template"]):
+        assert labels.items() <= each["metadata"]["labels"].items()
+        assert each["metadata"]["labels"]["app.kubernetes.io/name"] == "heddle"
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+    assert (spec["backoffLimitPerIndex"], spec["activeDeadlineSeconds"]) == (1, 900)
+    assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress", "Egress"]}
+    (shard, *_) = [each for each in objects() if each["kind"] == "StatefulSet"]
+    own, other = spec["template"]["spec"], shard["spec"]["template"]["spec"]
+    for key in ("automountServiceAccountToken", "enableServiceLinks", "imagePullSecrets"):
+        assert own[key] == other[key]
+    (container,), (of_shard,) = own["containers"], other["containers"]
+    for key in ("securityContext", "resources", "image", "imagePullPolicy", "env"):
+        assert container[key] == of_shard[key]
+    assert own["restartPolicy"] == "Never"
+
+
+def test_pods_of_an_experiment_share_a_node_only_where_their_number_is_given() -> None:
+    alone, several = (experiment(parallel)[0]["spec"] for parallel in (None, 2))
+    assert "podAntiAffinity" in alone["template"]["spec"]["affinity"]
+    assert several["parallelism"] == 2 and "affinity" not in several["template"]["spec"]
+
+
+def test_labs_do_not_need_the_rights_of_experiments() -> None:
+    assert "jobs" not in {name for rule in manifests.LAB_RULES for name in rule.resources}
+    assert {*manifests.LAB_RULES} | {*manifests.EXPERIMENT_RULES} == {*manifests.RULES}
 
 
 def test_the_cut_is_in_a_config_map() -> None:

@@ -201,6 +201,18 @@ def test_refusals_of_the_api_name_the_user_and_the_right(status: int, message: s
         assert "setup kubernetes" in problem.hint
 
 
+def test_a_pod_of_an_experiment_has_hints_for_fabrics_and_its_job_says_why_there_is_none() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: 2 Insufficient memory."}
+    found = pod({"phase": "Pending", "conditions": [condition]}, {})
+    found["spec"] |= {"restartPolicy": "Never", "nodeName": ""}
+    state = pod_state(found)
+    assert "too little free memory" in state.why and "smaller fabric" in state.hint and not state.gone
+    said = 'Error creating: pods "heddle-exp-1-0-x" is forbidden: no such thing'
+    assert pod_state(None, [event("FailedCreate", said)]).why == "is refused: no such thing"
+    removed = pod({"phase": "Running"}, {"ready": True}, deletionTimestamp="2026-11-28T08:00:00Z")
+    assert pod_state(removed).gone and not pod_state(pod({"phase": "Running"}, {"ready": True})).gone
+
+
 def test_a_cluster_that_cannot_be_reached_is_named() -> None:
     for said, why in {
         "HTTPSConnectionPool(...): [Errno 111] Connection refused": "refuses connections",

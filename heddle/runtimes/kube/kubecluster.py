@@ -20,7 +20,7 @@ from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.kube import manifests, podexec
 from heddle.runtimes.kube.api import ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.apierrors import RIGHTS
-from heddle.runtimes.kube.manifests import OWNER, READY, RULES, SHARD
+from heddle.runtimes.kube.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
 from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
@@ -58,19 +58,19 @@ class KubeCluster:
         """The target with the kubeconfig's own context and namespace where none was named: for a lab's record."""
         return self.api.target
 
-    def missing_rights(self) -> list[str]:
+    def missing_rights(self, rules: Sequence[AccessRule] = RULES) -> list[str]:
         """The rights that Heddle needs and this user does not have: `create pods/exec`.
 
         One request lists what a user has; only what is not in there is asked one by one.
         """
-        asked = [(verb, rule.group, each) for rule in RULES for each in rule.resources for verb in rule.verbs]
-        rules = self.api.rights()
-        absent = [right for right in asked if not any(_allows(rule, *right) for rule in rules)]
+        asked = [(verb, rule.group, each) for rule in rules for each in rule.resources for verb in rule.verbs]
+        known = self.api.rights()
+        absent = [right for right in asked if not any(_allows(rule, *right) for rule in known)]
         return [f"{verb} {each}" for verb, group, each in absent if not self.api.may(verb, group, *each.split("/"))]
 
-    def check_rights(self) -> None:
+    def check_rights(self, rules: Sequence[AccessRule] = LAB_RULES) -> None:
         """MachineError that names all missing rights: before anything is made, which this user could not remove."""
-        if absent := self.missing_rights():
+        if absent := self.missing_rights(rules):
             what = f"namespace {self.target.namespace}"
             raise ForbiddenError(Problem("kubernetes", what, f"this user may not: {some_of(absent, 6)}", RIGHTS))
 
@@ -163,23 +163,30 @@ class KubeCluster:
 
     def remove(self, lab: str, observer: Observer) -> int:
         """See Cluster. It returns when the last pod has ended. MachineError when pods cannot be ended."""
-        chosen = manifests.selector(lab, owner())
-        count = 0
-        for kind in manifests.LAB_KINDS:
-            names = [str(each["metadata"]["name"]) for each in self.api.all(kind, chosen)]
-            count += sum(self.api.delete(kind, name) for name in names)
-        begun, forced = time.monotonic(), False
-        while left := [str(each["metadata"]["name"]) for each in self.api.all("Pod", chosen)]:
-            waited = time.monotonic() - begun
-            if waited > _GONE_S:
-                hint = "kubectl delete pod --force removes it; its node may be lost"
-                raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
-            if waited > _FORCE_S and not forced:
-                forced = True
-                for name in left:
-                    self.api.delete("Pod", name, grace_s=0)
-            _pause(waited)
-        return count
+        return removed(self.api, manifests.LAB_KINDS, manifests.selector(lab, owner()))
+
+
+def removed(api: KubeApi, kinds: Sequence[str], chosen: str) -> int:
+    """Remove all objects of these kinds and labels; their number. It returns when the last pod has ended.
+
+    MachineError when pods cannot be ended.
+    """
+    count = 0
+    for kind in kinds:
+        names = [str(each["metadata"]["name"]) for each in api.all(kind, chosen)]
+        count += sum(api.delete(kind, name) for name in names)
+    begun, forced = time.monotonic(), False
+    while left := [str(each["metadata"]["name"]) for each in api.all("Pod", chosen)]:
+        waited = time.monotonic() - begun
+        if waited > _GONE_S:
+            hint = "kubectl delete pod --force removes it; its node may be lost"
+            raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
+        if waited > _FORCE_S and not forced:
+            forced = True
+            for name in left:
+                api.delete("Pod", name, grace_s=0)
+        _pause(waited)
+    return count
 
 
 def _pause(waited: float) -> None:

@@ -5,6 +5,7 @@ In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,14 +18,21 @@ TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
 READY: Final = "/run/heddle-ready"  # a pod's first process writes its address there when all is as a shard needs it
 ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its address
-LAB, OWNER, SHARD = "heddle.lab", "heddle.owner", "heddle.shard"
+LAB, OWNER, SHARD, EXPERIMENT = "heddle.lab", "heddle.owner", "heddle.shard", "heddle.experiment"
 # In the order in which they are removed: what makes pods before the pods.
 LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+EXPERIMENT_KINDS: Final = ("Job", "Pod", "NetworkPolicy")
+PROCESS: Final = "heddle.process"  # annotation of a Job: which process needs it (jobs.py)
+INDEX: Final = "batch.kubernetes.io/job-completion-index"  # annotation of a Job's pod
+EXPIRED: Final = 75  # exit code of a pod that nobody has needed for LEASE_S: EX_TEMPFAIL of sysexits.h
+LEASE_S: Final = 120.0
 _INIT: Final = "heddle.runtimes.kube.podinit"
 # What a shard requests of processors, in thousandths: at least a share beside other pods, and at most what a node of
 # two processors has beside its system. A shard that has too little is slow; one that fits no node never runs.
 _LEAST_MILLICPUS: Final = 100
 _MOST_MILLICPUS: Final = 1000
+_MOST_PODS: Final = 100  # of an experiment at once, where no number is given
+LEASE: Final = "--lease"  # option of the first process: end when nobody has needed the pod for so many seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +46,19 @@ class AccessRule:
 
 
 _OBJECTS: Final = ("get", "list", "create", "patch", "delete")
-RULES: Final = (
+_PODS: Final = (
+    AccessRule("networking.k8s.io", ("networkpolicies",), _OBJECTS, "which pods reach each other"),
+    AccessRule("", ("pods",), ("get", "list", "delete"), "whether pods run, and their addresses"),
+    AccessRule("", ("pods/exec",), ("get", "create"), "commands in pods; get: up to Kubernetes 1.34"),
+    AccessRule("", ("events",), ("list",), "why a pod does not run"),
+)
+LAB_RULES: Final = (
     AccessRule("", ("configmaps", "services"), _OBJECTS, "the cut and the names of shards"),
     AccessRule("apps", ("statefulsets",), _OBJECTS, "the shards"),
-    AccessRule("networking.k8s.io", ("networkpolicies",), _OBJECTS, "shards reach each other"),
-    AccessRule("", ("pods",), ("get", "list", "delete"), "whether shards run, and their addresses"),
-    AccessRule("", ("pods/exec",), ("get", "create"), "commands in shards; get: up to Kubernetes 1.34"),
-    AccessRule("", ("events",), ("list",), "why a shard does not run"),
+    *_PODS,
 )
+EXPERIMENT_RULES: Final = (AccessRule("batch", ("jobs",), _OBJECTS[1:], "the fabrics of experiments"), *_PODS)
+RULES: Final = (*LAB_RULES, *EXPERIMENT_RULES[:1])
 
 
 def object_name(lab: str) -> str:
@@ -69,6 +82,11 @@ def removal(lab: str, namespace: str) -> str:
     return f"kubectl delete {kinds} --namespace {namespace} -l {LAB}={lab}"
 
 
+def experiment_selector(owner: str, name: str = "") -> str:
+    """The label selector of an experiment's objects; of all experiments of the owner without a name."""
+    return f"{EXPERIMENT}{'=' if name else ''}{name},{OWNER}={owner}"
+
+
 def is_local(image: str) -> bool:
     """Whether an image must be on the nodes: without a registry in its name, a public one may have another of it."""
     return "/" not in image or image.startswith("localhost/")
@@ -78,28 +96,62 @@ def lab_text(
     lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget, *, options: Sequence[str] = ()
 ) -> str:
     """The manifest of a lab. options: of the first process of its pods."""
-    rows = [
-        {
-            "name": each.name,
-            "nodes": each.nodes,
-            "memory_bytes": each.memory_bytes,
-            "millicpus": min(max(_LEAST_MILLICPUS, round(each.cpus * 1000)), _MOST_MILLICPUS),
-        }
-        for each in shards
-    ]
-    return _render(
-        "lab.yaml.j2",
-        lab=lab,
+    rows = [{"name": each.name, "nodes": each.nodes, **_size(each)} for each in shards]
+    return _render("lab.yaml.j2", lab=lab, owner=owner, name=object_name(lab), shards=rows, **_pod(target, options))
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeed:
+    """The pods of an experiment. need: of each, that of the largest fabric. parallel: at most so many at once; None: as
+    many as nodes are free, one on each. title: of the experiment.
+    """
+
+    title: str
+    fabrics: int
+    need: ShardNeed
+    parallel: int | None = None
+
+
+def experiment_objects(
+    name: str, owner: str, job: JobNeed, target: KubeTarget, *, deadline_s: float, process: str
+) -> list[dict[str, Any]]:
+    """The objects of an experiment: a Job whose indexes are its fabrics, and a NetworkPolicy.
+
+    deadline_s: seconds after its start when the cluster ends the Job, whatever it does. process: which one needs it.
+    """
+    import yaml
+
+    options = (LEASE, f"{LEASE_S:g}")
+    text = _render(
+        "experiment.yaml.j2",
+        name=name,
         owner=owner,
-        name=object_name(lab),
-        namespace=target.namespace,
-        shards=rows,
-        image=target.image,
-        local=is_local(target.image),
-        pull_secret=target.pull_secret,
-        command=[*PYTHON, _INIT, *options],
-        address=ADDRESS,
+        object=object_name(name),
+        title=json.dumps(job.title),
+        completions=job.fabrics,
+        parallelism=min(job.fabrics, _MOST_PODS if job.parallel is None else job.parallel),
+        alone=job.parallel is None,
+        expired=EXPIRED,
+        deadline_s=round(deadline_s),
+        process=process,
+        **_size(job.need),
+        **_pod(target, options),
     )
+    return list(yaml.safe_load_all(text))
+
+
+def _size(need: ShardNeed) -> dict[str, int]:
+    millicpus = min(max(_LEAST_MILLICPUS, round(need.cpus * 1000)), _MOST_MILLICPUS)
+    return {"memory_bytes": need.memory_bytes, "millicpus": millicpus}
+
+
+def _pod(target: KubeTarget, options: Sequence[str]) -> dict[str, Any]:
+    """What every pod's template needs. options: of its first process."""
+    return {
+        "namespace": target.namespace, "image": target.image, "local": is_local(target.image),
+        "pull_secret": target.pull_secret, "command": [*PYTHON, _INIT, *options], "ready": READY,
+        "address": ADDRESS,
+    }  # fmt: skip
 
 
 def lab_objects(

@@ -19,6 +19,8 @@ USUAL_S: Final = 300.0  # a start that has no problem: a large image is pulled
 _LOAD: Final = "docs/kubernetes.md: load the image into the nodes, or push it to a registry and use --image"
 _PRIVILEGED: Final = "run ./inv setup kubernetes: it prints the manifest that allows it"
 _AGAIN: Final = "./inv up --repair"
+_FEWER: Final = "use more --shards, so that each is smaller, or larger nodes"
+_LARGER: Final = "use larger nodes, or a smaller fabric"
 # A reason of a container that waits -> how long it may last (s), and the words for it.
 _IMAGE: Final = {
     "ErrImageNeverPull": 0.0,
@@ -41,7 +43,8 @@ class PodState:
     """A shard's pod. ready: it runs. why: the rest of the sentence `shard s1 (...) ...`; hint: see Problem.
 
     patience_s: how long the state may last before it is an error, seconds. restarts: since the pod was made. fresh: it
-    has a node, and its container may run already: nodes report that up to a second later.
+    has a node, and its container may run already: nodes report that up to a second later. gone: what has run in it is
+    lost.
     """
 
     ready: bool
@@ -53,6 +56,7 @@ class PodState:
     address: str = ""
     node: str = ""
     fresh: bool = False
+    gone: bool = False
 
     @property
     def incarnation(self) -> str:
@@ -74,17 +78,16 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
         "node": str(spec.get("nodeName") or ""),
     }
     if pod["metadata"].get("deletionTimestamp"):
-        return PodState(False, f"is being removed{_disruption(status)}", _AGAIN, **facts)
+        return PodState(False, f"is being removed{_disruption(status)}", _AGAIN, gone=True, **facts)
     if status.get("phase") == "Failed":
         said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return PodState(
-            False, f"has failed{_on(facts)}: {said or _ended(own) or 'no reason is given'}", _AGAIN, **facts
-        )
+        why = f"has failed{_on(facts)}: {said or _ended(own) or 'no reason is given'}"
+        return PodState(False, why, _AGAIN, gone=True, **facts)
     if own.get("ready") and facts["address"]:
         gone = next((each for each in _conditions(status, "Ready") if each.get("status") != "True"), None)
         if gone is not None and gone.get("reason") != "ContainersNotReady":
             why = f"is on node {facts['node']}, which does not answer the cluster"
-            return PodState(False, why, "check the node: kubectl describe node", **facts)
+            return PodState(False, why, "check the node: kubectl describe node", gone=True, **facts)
         return PodState(True, **facts)
     why, hint, patience = _not_ready(own, status, spec, events)
     state: Mapping[str, Any] = own.get("state") or {}
@@ -106,7 +109,7 @@ def _absent(events: Sequence[Mapping[str, Any]]) -> PodState:
         return PodState(False, f"is refused by Pod Security level {level} of the namespace", _PRIVILEGED, 4.0)
     if "failed quota" in said or "must specify" in said:
         return PodState(False, f"is refused by the quota: {_short(said)}", "ask who set the quota", 8.0)
-    return PodState(False, f"is refused: {_short(said)}", "kubectl describe statefulset shows it", 8.0)
+    return PodState(False, f"is refused: {_short(said)}", "kubectl get events shows it", 8.0)
 
 
 def _not_ready(
@@ -130,20 +133,27 @@ def _not_ready(
         return f"cannot start on node {node}: {said or reason}", hint, 3.0
     if "running" not in (own.get("state") or {}) and (ended := _ended(own)):
         memory = (spec.get("containers") or [{}])[0].get("resources", {}).get("limits", {}).get("memory", "")
-        hint = f"its limit is {memory} bytes: use more --shards" if "memory" in ended else "kubectl logs shows more"
+        again = _LARGER if _of_job(spec) else "use more --shards"
+        hint = f"its limit is {memory} bytes: {again}" if "memory" in ended else "kubectl logs shows more"
         return f"has ended on node {node}: {ended}", hint, 3.0
     for each in _conditions(status, "PodScheduled"):
         if each.get("status") == "False":
-            return _unscheduled(str(each.get("message") or each.get("reason") or ""))
+            return _unscheduled(
+                str(each.get("message") or each.get("reason") or ""), _LARGER if _of_job(spec) else _FEWER
+            )
     if mounted := _last(events, "FailedCreatePodSandBox") or _last(events, "FailedMount"):
         return f"cannot start on node {node}: {_short(mounted)}", "the node's network or storage: see its logs", 30.0
     return f"is starting on node {node}" if node else "waits for a node", "kubectl get events shows more", USUAL_S
 
 
-def _unscheduled(said: str) -> tuple[str, str, float]:
+def _of_job(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod is one of an experiment: a shard's starts again."""
+    return bool(spec.get("restartPolicy") == "Never")
+
+
+def _unscheduled(said: str, hint: str) -> tuple[str, str, float]:
     short = sorted(set(_MEMORY.findall(said)))
     if short:
-        hint = "use more --shards, so that each is smaller, or larger nodes"
         return f"fits no node: too little free {' and '.join(short)} ({_short(said)})", hint, 45.0
     if "unschedulable" in said:
         return f"finds no node: {_short(said)}", "kubectl uncordon NODE when its maintenance has ended", 45.0
@@ -221,5 +231,6 @@ def _short(said: str) -> str:
     """One line, without the names of objects that the cluster repeats."""
     line = " ".join(said.split())
     line = line.partition(" no new claims to deallocate")[0]
-    line = re.sub(r'^create Pod \S+ in StatefulSet \S+ failed error: (pods "[^"]*" is forbidden: )?', "", line)
+    made = r"(create Pod \S+ in StatefulSet \S+ failed error|Error creating)"  # by a StatefulSet, by a Job
+    line = re.sub(rf'^{made}: (pods "[^"]*" is forbidden: )?', "", line)
     return line if len(line) <= 300 else line[:297] + "..."

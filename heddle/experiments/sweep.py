@@ -1,0 +1,356 @@
+"""Run an experiment in a cluster: each fabric in a pod of its own, several at the same time.
+
+In:  as Running, and a namespace of a cluster. Out: ExperimentResult, as Running gives it.
+The pods are those of one Indexed Job (runtimes/kube/jobs.py). What runs in each is Running, for one fabric (inpod.py);
+each repeat comes back as soon as it has ended. A pod that is lost starts once more, with all runs of its fabric. Runs
+without a lab are made here.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.files import FILE_BYTES, read_regular, real
+from heddle.base.problems import HeddleError, MachineError, Problem, first_lines, machine_errors
+from heddle.base.tables import many
+from heddle.experiments.fabricpod import FabricPod
+from heddle.experiments.finding import files_of_experiment
+from heddle.experiments.inpod import BEAT, DONE, GroupOrder, SentRepeat, fingerprint
+from heddle.experiments.loading import Variant
+from heddle.experiments.outcome import ExperimentResult, Repeat
+from heddle.experiments.running import Running
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.kube.api import UnreachableError
+from heddle.runtimes.kube.jobs import IndexedJob, IndexPod, remove_leftovers
+from heddle.runtimes.kube.kubecluster import KubeCluster
+from heddle.runtimes.kube.manifests import EXPERIMENT_RULES, PYTHON, JobNeed
+from heddle.runtimes.kube.podstate import USUAL_S, PodState
+from heddle.runtimes.kube.target import KubeTarget
+from heddle.runtimes.shardcalls import AGENT
+from heddle.runtimes.sharded import unpack
+
+_STEP: Final = "fabrics"
+_LOOK_S: Final = 1.0  # between two looks at the pods
+_BEAT_S: Final = 10.0
+_SILENT_S: Final = 60.0  # an API that does not answer
+_REASON_S: Final = 10.0  # after a lost connection, until the cluster knows why
+_STARTS: Final = 2  # of a fabric's pod, at most
+
+
+@dataclass(kw_only=True)
+class Sweep(Running):
+    """An experiment in a cluster. parallel: at most so many pods at once; None: one on each node that is free.
+
+    typed, only: as the user named the experiment and its checks.
+    """
+
+    target: KubeTarget = field(default_factory=KubeTarget)
+    parallel: int | None = None
+    typed: str = ""
+    only: tuple[str, ...] = ()
+
+    def run(self) -> ExperimentResult:
+        """All of it. MachineError and InputError before the first run: the cluster, its rights, the image's name."""
+        if not any(each.live for each in self.experiment.variants):
+            return super().run()
+        cluster = KubeCluster(self.target)
+        cluster.check_rights(EXPERIMENT_RULES)
+        if count := remove_leftovers(cluster):
+            self.observer.say(f"removed the pods of {many(count, 'experiment')} that had been killed")
+        try:
+            fabrics: list[FabricPod] = []
+            for number, group in enumerate(self.groups()):
+                if group[0].live:
+                    fabrics.append(FabricPod(len(fabrics) + 1, number, group))
+                else:
+                    self.run_group(number)
+            missing = _Pods(self, cluster, fabrics).run()
+        except KeyboardInterrupt:
+            return self.result(interrupted=True)
+        if missing:
+            self.done.clear()
+        return self.result(skipped=missing)
+
+    def order(self, group: int) -> GroupOrder:
+        """What the pod of a fabric gets. MachineError when a file cannot be read."""
+        files = {}
+        for typed in files_of_experiment(self.typed):
+            with machine_errors(typed):
+                files[typed] = read_regular(real(typed), FILE_BYTES)
+        copies = self.copies is not None
+        return GroupOrder(self.typed, self.only, self.repeats, files, group, copies, fingerprint(self.experiment))
+
+    def take(self, sent: SentRepeat) -> dict[str, Path]:
+        """Keep a repeat of a pod; its copies of stored runs."""
+        copied = {}
+        for key, (name, files) in sent.runs.items():
+            assert self.copies is not None  # noqa: S101  (else none was ordered)
+            copied[key] = self.copies / Path(name).name
+            unpack(files, copied[key])
+            self.directories[key] = str(copied[key])
+        self.keep(Repeat(self.experiment.variants[sent.variant], sent.repeat, sent.figures, sent.why))
+        return copied
+
+    def forget(self, variants: Sequence[Variant], copied: dict[str, Path]) -> None:
+        """Drop the repeats of runs that are made again."""
+        gone = {id(each) for each in variants}
+        self.done = [each for each in self.done if id(each.variant) not in gone]
+        for key, path in copied.items():
+            self.directories.pop(key, None)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def fail(self, variants: Sequence[Variant], why: str) -> None:
+        """Runs that have not come to their end have failed."""
+        for variant in variants:
+            ran = sum(each.variant is variant for each in self.done)
+            if ran < self.times(variant):
+                self.keep(Repeat(variant, ran + 1, None, f"{variant.fabric_text}: {why}"))
+
+
+class _Pods:
+    """The pods of the fabrics, until all fabrics are done. Everything but the calls happens in the main thread."""
+
+    def __init__(self, sweep: Sweep, cluster: KubeCluster, fabrics: list[FabricPod]) -> None:
+        self._sweep, self._cluster, self._fabrics = sweep, cluster, fabrics
+        self._observer = sweep.observer
+        self._events: queue.Queue[tuple[FabricPod, str, str, Any]] = queue.Queue()
+        self._job: IndexedJob | None = None
+        self._members: list[FabricPod] = []  # by index of the job
+        self._since: dict[str, tuple[str, float]] = {}  # fabric or job -> its state, and since when
+        self._answered = time.monotonic()
+        self._started = False  # whether any pod has run
+        self._waits = ""
+        self._missing = ""
+        self._refused: list[Problem] = []  # fabrics that no pod runs
+        self._stop = threading.Event()
+
+    def run(self) -> str:
+        """Returns the need that the pods do not have. MachineError when no pod can start."""
+        self._observer.begin(_STEP, len(self._fabrics))
+        threading.Thread(target=self._beat, daemon=True).start()
+        try:
+            while not self._missing and self._open:
+                if self._job is None:
+                    self._create()
+                self._take()
+                self._look()
+        finally:
+            self._stop.set()
+            for each in self._fabrics:
+                each.leave()
+            self._remove()
+            self._observer.drop(_STEP)
+        if self._refused and not self._started:
+            raise MachineError(*self._refused)
+        return self._missing
+
+    @property
+    def _open(self) -> list[FabricPod]:
+        return [each for each in self._fabrics if not each.done]
+
+    def _create(self) -> None:
+        """A job for all fabrics that are not done. Each of its pods has what the largest needs."""
+        self._members = self._open
+        needs = [each.need for each in self._members]
+        most = ShardNeed("", (), max(each.memory_bytes for each in needs), max(each.cpus for each in needs))
+        need = JobNeed(self._sweep.experiment.name, len(self._members), most, self._sweep.parallel)
+        self._job = IndexedJob(self._cluster, f"exp-{secrets.token_hex(4)}", need)
+        self._since.clear()
+        self._job.create()
+
+    def _remove(self) -> None:
+        job, self._job = self._job, None
+        if job is None:
+            return
+        try:
+            job.remove()
+        except HeddleError as error:
+            why = first_lines(error.problems)[0]
+            self._observer.warn(f"the pods are not removed: {why}; they end by themselves within minutes")
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_BEAT_S):
+            for each in self._fabrics:
+                each.tell(BEAT)
+
+    # What the pods report.
+
+    def _take(self) -> None:
+        """What has come, and more of it for a while."""
+        until = time.monotonic() + _LOOK_S
+        while (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                fabric, uid, kind, value = self._events.get(timeout=left)
+                if fabric.pod is not None and fabric.pod.uid == uid and not fabric.done:
+                    self._event(fabric, kind, value)
+
+    def _event(self, fabric: FabricPod, kind: str, value: Any) -> None:
+        if kind in ("say", "warn"):
+            getattr(self._observer, kind)(f"fabric {fabric.number}: {value}")
+        elif kind == "repeated":
+            fabric.copied |= self._sweep.take(value)
+        elif kind == "finished":
+            self._missing = f"{value} (in a pod, on node {self._node(fabric)})" if value else ""
+            self._end(fabric)
+        elif kind == "refused":
+            problem: Problem = value[0]
+            self._fail(fabric, f"needs another image: {problem.what} {problem.why}", problem.hint)
+        elif kind == "ended":
+            fabric.ended = time.monotonic(), value
+        else:
+            raise RuntimeError(value)
+
+    def _node(self, fabric: FabricPod) -> str:
+        return "" if fabric.pod is None else fabric.pod.state.node
+
+    def _begin(self, fabric: FabricPod, pod: IndexPod) -> None:
+        """Call into a pod that is ready."""
+        self._started = True
+        self._observer.say(f"{fabric.name} runs on node {pod.state.node}")
+        assert self._job is not None  # noqa: S101  (it has the pod)
+
+        def report(kind: str, value: Any) -> None:
+            self._events.put((fabric, pod.uid, kind, value))
+
+        start = partial(self._job.open, pod.name, [*PYTHON, AGENT])
+        fabric.begin(pod, start, self._sweep.order(fabric.group), report)
+
+    def _end(self, fabric: FabricPod) -> None:
+        """Its pod has done its work: it ends, and the job starts the next one."""
+        fabric.done = True
+        fabric.tell(DONE)
+        self._observer.advance(_STEP, len(self._fabrics) - len(self._open))
+
+    def _fail(self, fabric: FabricPod, why: str, hint: str = "") -> None:
+        """Its runs that are not made have failed, and the others go on."""
+        self._sweep.fail(fabric.variants, why)
+        self._observer.warn(f"{fabric.name} {why}" + (f"; {hint}" if hint else ""))
+        self._end(fabric)
+
+    # What the cluster reports.
+
+    def _look(self) -> None:
+        """Look at all pods, and report what is waited for."""
+        self._waits = ""
+        self._look_at_all()
+        running = sum(each.pod is not None for each in self._open)
+        self._observer.waiting(_STEP, self._waits or f"{running} running")
+
+    def _look_at_all(self) -> None:
+        """Begin in pods that are ready, and find those that are lost, or will never be ready."""
+        assert self._job is not None  # noqa: S101
+        try:
+            self._job.renew()
+            pods = self._job.pods()
+            alive = any(self._lives(fabric, pods.get(index)) for index, fabric in enumerate(self._members))
+            absent = None if alive else self._job.absent()
+            self._answered = time.monotonic()
+        except UnreachableError as error:
+            if time.monotonic() - self._answered > _SILENT_S:
+                for each in self._open:
+                    self._fail(each, f"is lost: {first_lines(error.problems)[0]}")
+            return
+        if absent is not None and self._open:
+            self._without_pods(absent)
+            return
+        self._since.pop("", None)
+        for index, fabric in enumerate(self._members):
+            if not fabric.done and self._job is not None:
+                self._look_at(fabric, pods.get(index))
+
+    def _lives(self, fabric: FabricPod, pod: IndexPod | None) -> bool:
+        """Whether it has a pod to wait for, or one that was lost just now."""
+        return not fabric.done and (fabric.pod is not None or (pod is not None and pod.uid not in fabric.lost))
+
+    def _look_at(self, fabric: FabricPod, pod: IndexPod | None) -> None:
+        if fabric.pod is not None:
+            self._look_at_running(fabric, pod)
+        elif pod is None or pod.uid in fabric.lost:
+            return
+        elif pod.state.ready:
+            self._begin(fabric, pod)
+        elif pod.state.gone:
+            self._lose(fabric, pod, pod.state)
+        else:
+            self._look_at_waiting(fabric, pod)
+
+    def _look_at_running(self, fabric: FabricPod, pod: IndexPod | None) -> None:
+        assert fabric.pod is not None  # noqa: S101
+        if pod is None or pod.uid != fabric.pod.uid:
+            self._lose(fabric, fabric.pod, PodState(False, "was removed"))
+        elif pod.state.gone or (fabric.ended is not None and not pod.state.ready):
+            self._lose(fabric, pod, pod.state)
+        elif fabric.ended is not None and time.monotonic() - fabric.ended[0] > _REASON_S:
+            self._lose(fabric, pod, PodState(False, f"cannot be reached: {fabric.ended[1]}"), delete=True)
+
+    def _look_at_waiting(self, fabric: FabricPod, pod: IndexPod) -> None:
+        state = pod.state
+        busy = any(each.pod is not None for each in self._members if not each.done)
+        if not state.node and busy:  # it has its turn when another one ends
+            self._since.pop(fabric.name, None)
+            return
+        self._waits = self._waits or f"fabric {fabric.number} {state.why}"
+        if not self._overdue(fabric.name, state):
+            return
+        if not state.node:
+            self._too_large(state)
+        elif not self._started:
+            self._none_starts(state, fabric)
+        else:
+            self._lose(fabric, pod, state, delete=True)
+
+    def _without_pods(self, state: PodState) -> None:
+        """The cluster has no pod of an open fabric."""
+        self._waits = state.why
+        if self._overdue("", state):
+            if "quota" in state.why:
+                self._too_large(state)
+            else:
+                self._none_starts(state, self._open[0])
+
+    def _overdue(self, key: str, state: PodState) -> bool:
+        now, same = time.monotonic(), f"{state.hint} {state.patience_s}"
+        if self._since.get(key, ("", 0.0))[0] != same:
+            self._since[key] = same, now
+        return now - self._since[key][1] >= state.patience_s
+
+    def _too_large(self, state: PodState) -> None:
+        """No pod fits: without the largest fabrics, others may."""
+        largest = max(each.need.memory_bytes for each in self._open)
+        self._refuse([each for each in self._open if each.need.memory_bytes == largest], state)
+        self._remove()
+
+    def _none_starts(self, state: PodState, fabric: FabricPod) -> None:
+        """What the pod of one fabric does not get, no other gets."""
+        self._refuse([fabric, *(each for each in self._open if each is not fabric)], state, 1)
+
+    def _refuse(self, fabrics: Sequence[FabricPod], state: PodState, named: int | None = None) -> None:
+        """No pod can run them. named: how many of them are in the error, if it is one of the whole experiment."""
+        self._refused += [Problem("kubernetes", each.name, state.why, state.hint) for each in fabrics[:named]]
+        whole = not self._started and len(fabrics) == len(self._open)
+        for each in fabrics:
+            self._end(each) if whole else self._fail(each, state.why, state.hint)
+
+    def _lose(self, fabric: FabricPod, pod: IndexPod, state: PodState, *, delete: bool = False) -> None:
+        """A pod is lost: the job starts another one, with all runs of the fabric, but only once."""
+        fabric.lost.append(pod.uid)
+        fabric.leave()
+        if delete and self._job is not None:
+            with suppress(HeddleError):
+                self._job.delete(pod.name)
+        if len(fabric.lost) >= _STARTS:
+            self._fail(fabric, f"{state.why}, for the second time", state.hint if state.patience_s < USUAL_S else "")
+            return
+        self._observer.warn(f"{fabric.name} {state.why}; it runs once more")
+        self._sweep.forget(fabric.variants, fabric.copied)
+        fabric.copied.clear()
