@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_command_whose_reader_has_gone_ends(shards: KubeCluster) -> None:
 
 
 def test_a_terminal_has_the_size_of_ours(shards: KubeCluster) -> None:
-    inner = " ".join(shards.argv(LAB, "s1", ["stty", "size"], tty=True))
+    inner = shlex.join(shards.argv(LAB, "s1", ["stty", "size"], tty=True))
     argv = ["script", "-qec", f"stty rows 33 cols 77; {inner}", "/dev/null"]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
     assert "33 77" in done.stdout, done

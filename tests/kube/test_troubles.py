@@ -20,10 +20,11 @@ import yaml
 
 from heddle.base import state
 from heddle.base.events import Silent
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import InputError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
 from heddle.lab.lab import Lab
+from heddle.lab.cutlinks import cut_counts
 from heddle.lab.status import status
 from heddle.runtimes.kube import manifests
 from heddle.runtimes.kube.kubeprobe import probe
@@ -300,16 +301,20 @@ def test_a_shard_that_is_out_of_memory_is_named(space: Callable[[str], Space], n
     there = space("oom")
     lab = there.up(name)
     try:
-        with pytest.raises(MachineError) as caught:
-            ran(lab, sizes=(96 << 20,), iters=1, warmup=0)
-        words = [str(each).partition("\n")[0] for each in caught.value.problems]
-        was = r"shard s\d  \(rtsw\d, .*\) was out of memory: the kernel ended \d process(es)? at its limit of \S+ MiB"
-        assert re.fullmatch(was, words[0]), words
-        assert any("was ended by SIGKILL" in each for each in words), words
+        with start("run", "--lab", name, "-b", "1M", "-e", "1M", "-n", "1000") as process:
+            before = sum(each.sent for each in cut_counts(lab))
+            until(lambda: sum(each.sent for each in cut_counts(lab)) > before + 500, process=process)
+            eaten(there, manifests.pod_name(name, "s2"), "$(pgrep -of heddle.endpoints.worke[r])")
+            _, said = process.communicate(timeout=120)
+        assert process.returncode == 3 and "Traceback" not in said, said
+        lines = said.splitlines()
+        was = r"shard s2  \(rtsw2, .*\) was out of memory: the kernel ended \d+ process(es)? at its limit of \S+ MiB"
+        assert any(re.fullmatch(was, each) for each in lines), said
+        assert any("rank 2 on host3:eth1" in each and "was ended by SIGKILL" in each for each in lines), said
+        lifecycle.repair_lab(name)  # the kernel may have ended others, too
         _, paths = ran(lab)
         assert paths.agree
-        # The first process of the pod is the one that the kernel chooses, so the container ends.
-        subprocess.run(there.exec(manifests.pod_name(name, "s2"), "sh", "-c", _EATS), capture_output=True, check=False)
+        eaten(there, manifests.pod_name(name, "s2"), "1")  # the first process of the pod: the container ends
         until(lambda: "is empty: it was out of memory" in " ".join(status(name)[0].faults))
         assert status(name)[0].faults[0].startswith("shard s2  (rtsw2, ctsw2, host3, host4) has started again")
         assert lifecycle.repair_lab(name).converged
@@ -320,8 +325,14 @@ def test_a_shard_that_is_out_of_memory_is_named(space: Callable[[str], Space], n
     assert there.is_empty()
 
 
-# Files in memory count for the pod, but for no process, so the kernel ends the processes by their adjustment only.
-_EATS = """\
-echo 1000 > /proc/1/oom_score_adj
-mkdir /tmp/eaten && mount -t tmpfs none /tmp/eaten && exec head -c 4G /dev/zero > /tmp/eaten/all
-"""
+def eaten(space: Space, pod: str, process: str) -> None:
+    """Use the memory of a pod until the kernel has ended a process there.
+
+    Files in memory count for the pod, but for no process, so the kernel chooses by the adjustment of processes.
+    """
+    script = (
+        f"set -- {process} && echo 1000 > /proc/$1/oom_score_adj && mkdir -p /tmp/eaten && "
+        "mount -t tmpfs none /tmp/eaten && while [ -e /proc/$1 ]; do head -c 1M /dev/zero >> /tmp/eaten/all; done; "
+        "umount /tmp/eaten"
+    )
+    subprocess.run(space.exec(pod, "sh", "-c", script), capture_output=True, check=False, timeout=120)
