@@ -92,6 +92,9 @@ def test_commands_pass_their_streams_unchanged_and_their_exit_codes(shards: Kube
     assert ran(shards, "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
     done = ran(shards, *shards.python, "heddle.cli", "--version")
     assert done.returncode == 0, done.stderr
+    script = "import os; from heddle.shards import agent; print(os.path.getmtime(agent.__cached__))"
+    done = ran(shards, "python3", "-P", "-c", script)
+    assert done.stdout == b"0.0\n", "the image brings the bytecode; a pod that compiles gives its file a time"
 
 
 def test_a_command_with_pipes_needs_no_process_here(shards: KubeCluster, tmp_path: Path) -> None:
