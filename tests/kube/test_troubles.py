@@ -23,8 +23,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
-from heddle.lab.lab import Lab
 from heddle.lab.cutlinks import cut_counts
+from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runtimes.kube import manifests
 from heddle.runtimes.kube.kubeprobe import probe

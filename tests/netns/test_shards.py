@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
+from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.switch.queues.portids import port_ids, row
@@ -323,6 +325,19 @@ def test_commands_run_in_nodes_of_any_shard(lab: Lab) -> None:
         assert lab.output(node.name, ["hostname"]).strip() == node.name
     with pytest.raises(MachineError, match=r"rtsw2: false failed with exit code 1"):
         lab.output("rtsw2", ["false"])
+
+
+def test_the_answer_of_an_interrupted_call_is_not_taken_for_that_of_the_next(
+    cluster: localshards.LocalCluster, lab: Lab
+) -> None:
+    agent = AgentCall("s1", partial(cluster.open, lab.name, "s1", [*cluster.python, AGENT]), lambda: None)
+    try:
+        assert agent._process.stdin is not None
+        request = {"call": "heddle.shards.building:missing", "args": [lab.name], "kwargs": {}, "number": 0}
+        agent._process.stdin.write(json.dumps(request).encode() + b"\n")  # its caller has gone
+        assert isinstance(agent.call({"call": CLOCK, "args": [], "kwargs": {}}), int)
+    finally:
+        agent.close()
 
 
 def test_a_capture_at_both_ends_of_a_cut_sees_the_same_packets_on_one_clock(lab: Lab) -> None:
