@@ -29,7 +29,7 @@ from heddle.experiments.loading import Experiment, Variant, load_experiment
 from heddle.experiments.outcome import Repeat
 from heddle.experiments.running import Running
 from heddle.runtimes.kube.podinit import end_pod, renew
-from heddle.runtimes.sharded import packed
+from heddle.runtimes.shardtopology import packed
 
 if TYPE_CHECKING:
     from heddle.shards.agent import Told

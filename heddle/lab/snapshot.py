@@ -357,8 +357,6 @@ def merged(readings: Sequence[Snapshot]) -> Snapshot:
     if not readings:  # no node can be read: all shards are lost
         return Snapshot("", ~LabPart(0), {})
     first = readings[0]
-    if len(readings) == 1:
-        return first
     drops = [each.machine_drops for each in readings if each.machine_drops is not None]
     cells = [each.cells for each in readings if each.cells is not None]
     return replace(

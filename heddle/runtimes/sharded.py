@@ -7,13 +7,10 @@ them (heddle/lab/spread.py); commands in nodes run through the cluster.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import secrets
 import shlex
 import sys
-import tarfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -40,6 +37,7 @@ from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.registry import RUNTIMES
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
+from heddle.runtimes.shardtopology import packed
 from heddle.spec.plain import load_spec
 
 _NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended
@@ -385,19 +383,3 @@ def _dumped(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, Observer):
         return OBSERVER
     return values.dump(Moment(value.ns + ahead_ns) if isinstance(value, Moment) else value)
-
-
-def packed(directory: Path) -> str:
-    """The files of a directory as text: a compressed tar in base85."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as tar:
-        for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                tar.add(path, path.relative_to(directory).as_posix(), recursive=False)
-    return base64.b85encode(content.getvalue()).decode()
-
-
-def unpack(text: str, directory: Path) -> None:
-    """Write the files of `packed` into a directory: plain files below it only."""
-    with tarfile.open(fileobj=io.BytesIO(base64.b85decode(text)), mode="r:gz") as tar:
-        tar.extractall(directory, filter="data")

@@ -7,6 +7,9 @@ the far shard as `remote`, and the id of its own port as `vars.port`.
 
 from __future__ import annotations
 
+import base64
+import io
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -61,3 +64,19 @@ def _end(raw: Any) -> dict[str, Any]:
         node, _, interface = raw.partition(":")
         return {"node": node, "interface": interface}
     return {key: raw[key] for key in ("node", "interface", "mac") if key in raw}
+
+
+def packed(directory: Path) -> str:
+    """The files of a directory as text: a compressed tar in base85."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                tar.add(path, path.relative_to(directory).as_posix(), recursive=False)
+    return base64.b85encode(content.getvalue()).decode()
+
+
+def unpack(text: str, directory: Path) -> None:
+    """Write the files of `packed` into a directory: plain files below it only."""
+    with tarfile.open(fileobj=io.BytesIO(base64.b85decode(text)), mode="r:gz") as tar:
+        tar.extractall(directory, filter="data")

@@ -24,7 +24,7 @@ from heddle.experiments.outcome import ExperimentResult
 from heddle.experiments.running import Pods, Running, plan_text
 from heddle.experiments.sweep import Sweep
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
-from heddle.runtimes.sharded import packed
+from heddle.runtimes.shardtopology import packed
 
 ROOT = Path(__file__).parents[2]
 FILE = """\
