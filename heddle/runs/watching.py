@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from heddle.base.arrays import F64, I64
-from heddle.base.problems import HeddleError
+from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.lab.agents import restart_here
 from heddle.lab.spread import nothing, spread
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS
@@ -69,13 +69,21 @@ def prepare(lab: Lab, bucket_ns: int) -> None:
 @spread(nothing)
 def begin(lab: Lab) -> None:
     """Begin to sample."""
-    _WATCHES[lab.name].sampler.__enter__()
+    _of(lab).sampler.__enter__()
 
 
 @spread(nothing)
 def end(lab: Lab) -> None:
-    """End sampling."""
-    _WATCHES[lab.name].sampler.__exit__(None, None, None)
+    """End sampling. Nothing where the watch is lost: that has an error of its own, which ended the run."""
+    if (watch := _WATCHES.get(lab.name)) is not None:
+        watch.sampler.__exit__(None, None, None)
+
+
+def _of(lab: Lab) -> _Watch:
+    if (watch := _WATCHES.get(lab.name)) is None:  # the agent of a shard was started again in the middle of a run
+        what = "the record of the queues"
+        raise MachineError(Problem("", what, "is lost: the process that kept it has ended", "run it again"))
+    return watch
 
 
 def joined(found: Sequence[Watched]) -> Watched:
@@ -124,7 +132,7 @@ def _at(ends: F64, series: Series, name: str) -> I64:
 @spread(joined)
 def taken(lab: Lab, start: Moment) -> Watched:
     """The record, after `end`. start: earlier samples are left out."""
-    watch = _WATCHES[lab.name]
+    watch = _of(lab)
     after = QueueTotals.of(watch.live)
     return Watched(watch.before, after, watch.sampler.series(start.ns), tuple(watch.remarks))
 

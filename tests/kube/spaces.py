@@ -70,11 +70,12 @@ class Space:
 
 
 def start(*words: str, config: Path | None = None) -> subprocess.Popen[str]:
-    """A verb in a process of its own. config: another kubeconfig."""
+    """A verb in a process of its own, the first of a group as in a terminal. config: another kubeconfig."""
     env = {**os.environ, **({"KUBECONFIG": str(config)} if config else {})}
     argv = [sys.executable, str(ROOT / "tasks.py"), *words]
     return subprocess.Popen(
-        argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        process_group=0,
     )  # fmt: skip
 
 

@@ -142,6 +142,9 @@ class KubeCluster:
             state = pod_state(pods.get(shard))
             same = started.get(shard, state.incarnation if state.ready else "") == state.incarnation
             if same and (state.ready or state.fresh):
+                wrong = None if state.ready else self._refusal(lab, shard)
+                if wrong is not None:
+                    problems.append(problem_of(shard, its_nodes, f"on node {state.node} {wrong.why}", wrong.hint))
                 continue
             events = self.events() if events is None else events
             own = about(events, lab, shard)
@@ -155,6 +158,16 @@ class KubeCluster:
                 state = pod_state(pods.get(shard), own)
                 problems.append(problem_of(shard, its_nodes, state.why, state.hint))
         return problems
+
+    def _refusal(self, lab: str, shard: str) -> Problem | None:
+        """Why a shard runs no command; None when it does. Asked while its node has not reported that it runs."""
+        try:
+            podexec.answer(self.api, manifests.pod_name(lab, shard), ["true"])
+        except UnreachableError:
+            raise
+        except MachineError as error:
+            return error.problems[0]
+        return None
 
     def exists(self, lab: str) -> bool:
         """See Cluster."""
