@@ -13,6 +13,7 @@ import shlex
 import sys
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -284,12 +285,13 @@ def _texts(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Calls:
-    """Implements Shards."""
+    """Implements Shards. Its agents end with it: a program that lives long, as the page, has many handles in turn."""
 
     def __init__(self, lab: str, cluster: Cluster) -> None:
         self._lab, self._cluster = lab, cluster
         self._asking = threading.Lock()  # agents are called by threads
-        self._agents: dict[str, AgentCall] = {}
+        self._agents: dict[str, AgentCall] = {}  # they know this object weakly, so that it can be forgotten
+        weakref.finalize(self, _close, self._agents)
 
     def _agent(self, shard: str) -> AgentCall:
         found = self._agents.get(shard)
@@ -297,8 +299,9 @@ class _Calls:
             raise MachineError(lost)  # a shard that has started again has nothing of the lab
         if found is None or not found.alive:
             start = partial(self._cluster.open, self._lab, shard, [*self._cluster.python, AGENT])
-            located = partial(self._located, shard)
-            found = self._agents[shard] = AgentCall(shard, start, partial(self._lost, shard), located)
+            methods = weakref.WeakMethod(self._lost), weakref.WeakMethod(self._located)
+            ended, located = (partial(_weakly, each, shard) for each in methods)
+            found = self._agents[shard] = AgentCall(shard, start, ended, located)
         return found
 
     def _lost(self, shard: str) -> Problem | None:
@@ -374,9 +377,18 @@ class _Calls:
 
     def close(self) -> None:
         """End the agents."""
-        for each in self._agents.values():
-            each.close()
-        self._agents.clear()
+        _close(self._agents)
+
+
+def _close(agents: dict[str, AgentCall]) -> None:
+    for each in agents.values():
+        each.close()
+    agents.clear()
+
+
+def _weakly(method: weakref.WeakMethod[Any], *args: Any) -> Any:
+    """What a method returns whose object may be gone: None then."""
+    return None if (found := method()) is None else found(*args)
 
 
 def _dumped(value: Any, ahead_ns: int) -> Any:
