@@ -116,7 +116,7 @@ def captured_at_both_ends(lab: Lab) -> None:
     for ref, peer in ((near, far), (far, near)):
         left = {each.data[14:]: each.time_ns for each in frames if each.port == ref and each.outgoing}
         came = {each.data[14:]: each.time_ns for each in frames if each.port == peer and not each.outgoing}
-        assert len(left) > 100 and left.keys() == came.keys()
+        assert len(left) > 20 and left.keys() == came.keys()
         took = sorted(came[key] - left[key] for key in left)
         assert took[0] > -5e6 and took[len(took) // 2] < 50e6, took  # the clocks differ by at most their bound
 
@@ -383,6 +383,7 @@ def test_a_run_that_does_not_fit_into_the_memory_of_shards_names_them(lab: Lab) 
     assert "for the arrays of its ranks" in caught.value.problems[0].why
 
 
+@pytest.mark.long
 def test_faults_with_a_process_are_kept_going_in_the_shard_of_their_port(lab: Lab) -> None:
     faults_with_a_process(lab)
 
