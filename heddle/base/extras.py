@@ -154,7 +154,6 @@ DASHBOARD: Final = "dashboard"
 KUBERNETES: Final = "kubernetes"
 MCP: Final = "mcp"
 PLOT: Final = "plot"
-REPORT: Final = "report"
 SSH: Final = "ssh"
 TEST: Final = "test"
 EXTRAS: Final[Mapping[str, Extra]] = {
@@ -163,8 +162,13 @@ EXTRAS: Final[Mapping[str, Extra]] = {
         Extra(DASHBOARD, "starlette", "starlette", "the live page and its metrics (dashboard)", _DASHBOARD),
         Extra(KUBERNETES, "kubernetes", "kubernetes", "fabrics over a cluster (--runtime kubernetes)"),
         Extra(MCP, "mcp", "mcp", "assistants (mcp)"),
-        Extra(PLOT, "matplotlib", "matplotlib", "pictures (plot, graph, --heatmap)", ("python3-matplotlib",)),
-        Extra(REPORT, "plotly", "plotly", "reports (report, compare --report)"),
+        Extra(
+            PLOT,
+            "matplotlib",
+            "matplotlib",
+            "pictures and reports (plot, graph, report, --heatmap)",
+            ("python3-matplotlib",),
+        ),
         Extra(SSH, "paramiko", "paramiko", "lab servers (--place ssh:...)", ("python3-paramiko",)),
         Extra(TEST, "pytest", "pytest", "tests of fabrics (pytest)", _TEST),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.extras import KUBERNETES, PLOT, REPORT
+from heddle.base.extras import KUBERNETES, PLOT
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
@@ -72,7 +72,7 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
-    return [*([PLOT, REPORT] if typed["out_"] else []), *([KUBERNETES] if typed.get("on") and _runs(typed) else [])]
+    return [*([PLOT] if typed["out_"] else []), *([KUBERNETES] if typed.get("on") and _runs(typed) else [])]
 
 
 def _runs(typed: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heddle.base.extras import REPORT
+from heddle.base.extras import PLOT
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
@@ -98,7 +98,7 @@ def export(
     group="Results",
     help=words.REPORT,
     positional=["runs"],
-    extras=[REPORT],
+    extras=[PLOT],
     files_out=["out_"],
     endings_here=[".html"],
     tool=Tool(
@@ -132,7 +132,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
 @verb(
     group="Results",
     help=words.COMPARE,
-    extras=lambda typed: [REPORT] if typed["report"] or typed["out_"] else [],
+    extras=lambda typed: [PLOT] if typed["report"] or typed["out_"] else [],
     files_in=lambda typed: [word for word in (typed["a"], typed["b"]) if _is_file(word)],
     files_out=["out_"],
     endings_here=[".html"],

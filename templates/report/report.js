@@ -1,23 +1,5 @@
 'use strict';
 (() => {
-  const onDark = JSON.parse(document.getElementById('colours').textContent);
-  const dark = matchMedia('screen and (prefers-color-scheme: dark)');
-  const PAPER = 690;  // CSS pixels of A4 between its margins
-  const plots = [...document.querySelectorAll('script[data-plot]')].map(source => ({
-    element: document.getElementById(source.dataset.plot), figure: source.textContent}));
-
-  // A figure has the colours of paper; on a dark screen each has a partner.
-  const coloured = text => JSON.parse(text, (_, value) =>
-    dark.matches && typeof value === 'string' && onDark[value] ? onDark[value] : value);
-
-  const draw = width => plots.map(({element, figure}) => {
-    const {data, layout} = coloured(figure);
-    const size = width ? {width, autosize: false} : {autosize: true};
-    const label = {bgcolor: dark.matches ? '#1b2128' : '#ffffff', ...layout.hoverlabel};
-    return Plotly.react(element, data, {...layout, ...size, hoverlabel: label, dragmode: 'zoom'},
-      {responsive: !width, displaylogo: false, displayModeBar: false, scrollZoom: false, showTips: false});
-  });
-
   // Links: the numbers of the one that the mouse or the keyboard is at.
   for (const picture of document.querySelectorAll('.drawing svg.fabric')) {
     const panel = picture.closest('section').querySelector('[data-numbers]');
@@ -46,17 +28,14 @@
     if (order.length) for (const link of links) link.tabIndex = link === order[0] ? 0 : -1;
   }
 
-  // On paper everything is open, and charts are as wide as the page.
+  // On paper everything is open.
   let closed = [];
   addEventListener('beforeprint', () => {
     closed = [...document.querySelectorAll('details:not([open])')];
     for (const each of closed) each.open = true;
-    draw(PAPER);
   });
   addEventListener('afterprint', () => {
     for (const each of closed) each.open = false;
-    draw(0);
   });
-  dark.addEventListener('change', () => draw(0));
-  Promise.all(draw(0)).then(() => { document.documentElement.dataset.ready = 'yes'; });
+  document.documentElement.dataset.ready = 'yes';
 })();

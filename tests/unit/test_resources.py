@@ -142,7 +142,7 @@ def test_an_environment_of_uv_or_of_the_image_has_its_own_command(prefix: Path) 
     (prefix / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
     how = HowInstalled(prefix, None, pip=False)
     assert how.add("plot", [], PLOT) == "apt-get install python3-matplotlib"
-    assert how.add("report", [], EXTRAS["report"].debian).startswith("install the wheel with pip, pipx or uv")
+    assert how.add("mcp", [], EXTRAS["mcp"].debian).startswith("install the wheel with pip, pipx or uv")
     assert HowInstalled(prefix, None, pip=True).installer == "pip"
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from heddle.base.tables import Table
 from heddle.views.experimentpicture import draw
 from heddle.views.experimenttext import HEAD, cells, remarks
+from heddle.views.report.charts import embedded
 
 if TYPE_CHECKING:
     from heddle.experiments.outcome import ExperimentResult
@@ -23,10 +22,9 @@ def experiments(results: Sequence[ExperimentResult]) -> list[dict[str, Any]]:
 def _one(result: ExperimentResult) -> dict[str, Any]:
     spec, rows = result.experiment.spec, result.rows
     columns = tuple(f">{head}" if head in ("measured", "95 %", "CV") else head for head in HEAD)
-    picture = draw("svg", result).decode().partition("<svg")[1:] if rows else ()
     return {
         "name": result.experiment.name, "title": spec.title, "claim": spec.claim, "skipped": result.skipped,
         "table": Table("Checks", columns, tuple(cells(row) for row in rows)) if rows else None,
-        "picture": Markup("".join(picture)),  # noqa: S704 - matplotlib's, whose texts are escaped
+        "picture": embedded(draw("svg", result)) if rows else "",
         "remarks": [*remarks(result)], "directories": sorted(result.directories.values()),
     }  # fmt: skip

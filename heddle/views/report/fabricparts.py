@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import Table
 from heddle.base.units import format_bytes, format_rate
+from heddle.views import queuepicture
 from heddle.views.fabricsvg import fabric_svg, legend
 from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
-from heddle.views.report import charts
+from heddle.views.report.charts import Chart
 from heddle.views.report.section import NotCarriedError, Values, counted, figure
 
 if TYPE_CHECKING:
@@ -75,12 +76,12 @@ def queues(run: StoredRun) -> Values:
     if recorded is None:
         raise NotCarriedError(run.recorded.why)
     times = () if run.record.outcome is None else run.record.outcome.times
-    drawn = charts.queues(recorded, times)
+    drawn = queuepicture.panels(recorded)
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
-    bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
-    rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k, times)]
-    return {"charts": [*rates, *drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
+    told = "; ".join(f"{panel.title}: at most {format_bytes(panel.most)}" for panel in drawn)
+    picture = queuepicture.draw("svg", recorded, drawn, run.rates.value, times)
+    return {"charts": [Chart.of("queues", "Queues over time", f"{told}.", picture)], "table": _queue_table(recorded)}
 
 
 def _queue_table(recorded: Recorded) -> Table:

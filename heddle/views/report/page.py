@@ -1,14 +1,12 @@
 """The report: one HTML file with all that it needs, for runs that need not be of a lab that is up.
 
 In:  WholeRuns; for a comparison, Comparison.
-Out: the page. It asks for nothing: styles, scripts, plotly.js and drawings are in it, and its Content-Security-Policy
-forbids the browser everything else. Jinja escapes every value; what is not escaped is SVG of fabricsvg.py, plotly's
-script, and JSON (`_json`).
+Out: the page. It asks for nothing: styles, script and drawings are in it, and its Content-Security-Policy forbids the
+browser everything else. Jinja escapes every value; what is not escaped is SVG of fabricsvg.py and of matplotlib.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +18,8 @@ from heddle.base.progname import as_started
 from heddle.base.version import VERSION
 from heddle.views.fabricsvg import STYLE
 from heddle.views.linkloads import describe_run
-from heddle.views.report import experimentparts, fabricparts, runparts, settingparts
+from heddle.views.report import charts, experimentparts, fabricparts, runparts, settingparts
 from heddle.views.report.section import NotCarriedError, Section
-from heddle.views.style import ON_DARK
 
 if TYPE_CHECKING:
     from heddle.experiments.outcome import ExperimentResult
@@ -49,8 +46,6 @@ def report_html(
     experiments: Sequence[ExperimentResult] = (),
 ) -> str:
     """The whole page. comparison, experiments: stand above the runs."""
-    from plotly.offline import get_plotlyjs
-
     page = _environment().get_template("page.html.j2")
     return page.render(
         title=_title(runs, comparison, experiments),
@@ -59,8 +54,7 @@ def report_html(
         comparison=None if comparison is None else runparts.comparison(comparison),
         experiments=experimentparts.experiments(experiments),
         fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
-        plotly=Markup(get_plotlyjs() if runs else ""),  # noqa: S704 - plotly's own
-        colours=_json(dict(ON_DARK)),
+        palette=charts.palette(),
     )
 
 
@@ -95,15 +89,5 @@ def _environment() -> Environment:
         loader=FileSystemLoader(resources.HERE.content("templates") / "report"),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    found.filters["data"] = _embedded
     found.filters["command"] = as_started
     return found
-
-
-def _json(data: Any) -> Markup:
-    return _embedded(json.dumps(data))
-
-
-def _embedded(text: str) -> Markup:
-    """JSON for a script element: no `<` that could end it, no `&` that a reader could take for an entity."""
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))  # noqa: S704 - JSON

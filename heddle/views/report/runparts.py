@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from heddle.base.tables import Table, some_of
 from heddle.base.units import format_size
 from heddle.runs.runtable import SizeRow
-from heddle.views.report import charts
+from heddle.views import runpicture
+from heddle.views.report.charts import Chart
 from heddle.views.report.section import NotCarriedError, Values, counted, figure
 from heddle.views.runstext import how_judged, number_text, ratio_name
 
@@ -151,16 +152,13 @@ def _transport(run: StoredRun) -> list[Table]:
 
 
 def bandwidth(run: StoredRun) -> Values:
-    """busbw by size, and the time of each iteration."""
+    """busbw by size, the load of each uplink, the timed iterations of each rank."""
     rows = run.record.measured
     if not rows:
         raise NotCarriedError("no size was measured")
-    found = [charts.bandwidth(rows, run.record.header.k)] if len(rows) > 1 else []
-    if (each := charts.iterations(rows)) is not None:
-        found.append(each)
-    if not found:
-        raise NotCarriedError("the run has one size, and did not keep the time of each iteration")
-    return {"charts": found}
+    best = max(rows, key=lambda row: row.busbw)
+    told = f"Highest busbw: {best.busbw:.4g} GB/s emulated at {format_size(best.size)}."
+    return {"charts": [Chart.of("run", "Bandwidth, uplinks and iterations", told, runpicture.draw("svg", [run]))]}
 
 
 def comparison(found: Comparison) -> Values:
@@ -176,10 +174,9 @@ def comparison(found: Comparison) -> Values:
     sized = [row for row in found.ratios if row.size is not None and row.figure == "busbw" and row.ratio is not None]
     chart = None
     if sized:
-        bars = [(format_size(row.size or 0), row.ratio or 0.0, _WORDS[row.verdict]) for row in sized]
-        count = Counter(word for _, _, word in bars)
-        told = f"{len(bars)} sizes: {', '.join(f'{word}: {many}' for word, many in count.items())}."
-        chart = charts.ratios(bars, told)
+        count = Counter(_WORDS[row.verdict] for row in sized)
+        told = f"{len(sized)} sizes: {', '.join(f'{word}: {many}' for word, many in count.items())}."
+        chart = Chart.of("runs", "A and B", told, runpicture.draw("svg", [found.a, found.b]))
     heads = ("figure", "unit", ">A", ">B", ">B / A", "verdict", "why")
     return {
         "a": found.a, "b": found.b,
