@@ -50,10 +50,12 @@ class Output(Protocol):
     """The part of the verb's console that a place uses. json: stdout must be one JSON document."""
 
     @property
-    def json(self) -> bool: ...  # noqa: D102
+    def json(self) -> bool:
+        """Whether the result is printed as JSON."""
 
     @property
-    def observer(self) -> Observer: ...  # noqa: D102
+    def observer(self) -> Observer:
+        """Who is told of progress."""
 
     def confirm(self, question: str) -> bool:
         """Ask the user; False without a terminal."""
