@@ -62,6 +62,7 @@ def test_public_methods_are_explained_where_they_are_declared() -> None:
 
 def test_a_method_without_a_text_is_found(tmp_path: Path) -> None:
     (tmp_path / "some.py").write_text(
-        'class Base:\n    def said(self): "It is said."\nclass One(Base):\n    def said(self): ...\n    def other(self): ...\n'
+        'class Base:\n    def said(self): "It is said."\n'
+        "class One(Base):\n    def said(self): ...\n    def other(self): ...\n"
     )
     assert silent(classes(tmp_path)) == ["some.py:5 One.other"]
