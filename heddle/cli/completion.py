@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base import resources
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
@@ -20,56 +21,15 @@ from heddle.cli.renamed import current
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
 
-# The script runs the program that the user types: ./inv is not in PATH.
-SCRIPTS: Final = {
-    "bash": """\
-_complete_inv() {
-    # Readline splits words at = and : too, so the words are taken from the line.
-    local line=${COMP_LINE:0:COMP_POINT} IFS=$' \\t\\n' typed last offered
-    read -ra typed <<< "$line"
-    [[ $line == *[[:blank:]] ]] && typed+=("")
-    while [[ ${#typed[@]} -gt 1 && ${typed[0]} != "${COMP_WORDS[0]}" ]]; do typed=("${typed[@]:1}"); done
-    last=${typed[${#typed[@]}-1]}
-    offered=$("${typed[0]}" --complete -- "${typed[@]}" 2>/dev/null)
-    IFS=$'\\n'
-    COMPREPLY=( $(compgen -W "$offered" -- "$last") )
-    # It replaces only what follows the last of these characters.
-    if [[ $last == *[:=]* ]]; then COMPREPLY=( "${COMPREPLY[@]#"${last%"${last##*[:=]}"}"}" ); fi
-    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[:=] ]]; then compopt -o nospace 2>/dev/null; fi
-    return 0
-}
-complete -o default -F _complete_inv inv ./inv
-""",
-    "zsh": """\
-_complete_inv() {
-    local -a typed
-    local at
-    read -cA typed
-    read -cn at
-    reply=( ${(f)"$("${typed[1]}" --complete -- "${(@)typed[1,at]}" 2>/dev/null)"} )
-}
-compctl -K _complete_inv + -f inv ./inv
-""",
-    "fish": """\
-function __complete_inv
-    set -l typed (commandline -opc)
-    set -l last (commandline -ct)
-    set -l offered ($typed[1] --complete -- $typed "$last" 2>/dev/null)
-    set -l fitting (string match --regex -- '^'(string escape --style=regex -- "$last")'.*' $offered)
-    if set -q fitting[1]
-        printf '%s\\n' $fitting
-    else
-        __fish_complete_path "$last"
-    end
-end
-complete --command inv --no-files --arguments '(__complete_inv)'
-""",
-}
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
 def script(shell: str) -> str:
-    """A shell's completion script for the program's name (see heddle/base/progname.py)."""
-    text = SCRIPTS[shell]
+    """A shell's completion script for the program's name (see heddle/base/progname.py).
+
+    It runs the program that the user types: ./inv is not in PATH.
+    """
+    text = (resources.HERE.content("templates") / "completion" / f"complete.{shell}").read_text(encoding="utf-8")
     if program() == INSTALLED:
         text = text.replace("inv ./inv", INSTALLED).replace("--command inv", f"--command {INSTALLED}")
         text = text.replace("_complete_inv", f"_complete_{INSTALLED}")

@@ -32,7 +32,6 @@ from heddle.cli.verbs import GROUPS, Command
 Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
 _COMPLETION: Final = "--print-completion-script"
 _COMPLETE: Final = ["--complete", "--"]  # what the script types, before the words
-_SHELLS: Final = tuple(completion.SCRIPTS)
 # Flags without a verb, and their short forms.
 _FLAGS: Final = {
     "--help": "show this help; ./inv VERB --help explains one verb",
@@ -112,8 +111,8 @@ def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None
 def _print_script(words: Sequence[str]) -> None:
     flag, _, shell = words[0].partition("=")
     shell = shell or "".join(words[1:2])
-    if shell not in _SHELLS:
-        raise InputError(Problem("", f"{flag} {shell}".strip(), "names no known shell", did_you_mean(shell, _SHELLS)))
+    if shell not in completion.SHELLS:
+        raise InputError(Problem("", f"{flag} {shell}".strip(), "names no known shell", did_you_mean(shell, completion.SHELLS)))
     written(completion.script(shell))
 
 

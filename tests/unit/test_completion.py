@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.cli.completion import SCRIPTS, candidates
+from heddle.cli.completion import candidates, script
 from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import presets
 from heddle.traffic.collectives import patterns
@@ -105,8 +105,8 @@ def test_bash_gets_what_it_replaces(line: str, words: str, replies: list[str]) -
 
 def test_every_script_registers_the_programs_of_a_checkout() -> None:
     for name in ("bash", "zsh"):
-        assert SCRIPTS[name].rstrip().endswith(" inv ./inv")
-    assert "complete --command inv " in SCRIPTS["fish"]
+        assert script(name).rstrip().endswith(" inv ./inv")
+    assert "complete --command inv " in script("fish")
 
 
 def shell(name: str) -> str:
