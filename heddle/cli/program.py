@@ -112,7 +112,9 @@ def _print_script(words: Sequence[str]) -> None:
     flag, _, shell = words[0].partition("=")
     shell = shell or "".join(words[1:2])
     if shell not in completion.SHELLS:
-        raise InputError(Problem("", f"{flag} {shell}".strip(), "names no known shell", did_you_mean(shell, completion.SHELLS)))
+        raise InputError(
+            Problem("", f"{flag} {shell}".strip(), "names no known shell", did_you_mean(shell, completion.SHELLS))
+        )
     written(completion.script(shell))
 
 
