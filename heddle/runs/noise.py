@@ -104,7 +104,7 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
     outlier = any(end in (part[at] for at in outliers(part, scale)) for end, part in zip(ends, parts, strict=True))
     whose = "; A or B is an outlier among its equal runs" if outlier else ""
     words = f"means {said} apart; {counts} equal runs: {p_text(found)}{higher}{whose}"
-    return Chance(found, words, gap >= _APART, outlier)
+    return Chance(found, words, gap >= _APART and abs(means[0] - means[1]) > STEADY, outlier)
 
 
 def p_text(p: float) -> str:
@@ -128,7 +128,7 @@ def _of_groups(one: Sequence[float], other: Sequence[float], scale: Scale) -> fl
         p = scale.p(apart, share, welch / share, int(welch**2 / freedom_of) if freedom_of else freedom)
     if 2 * 2 / math.comb(sum(sizes), sizes[0]) <= LEVEL:
         p = min(1.0, 2 * min(p, rank_p(one, other)))
-    return max(p, scale.p(apart, share, 0.0, freedom)) if not scale.logs else p
+    return p if scale.logs and pooled else max(p, scale.p(apart, share, 0.0, freedom))
 
 
 def _gap(one: Sequence[float], other: Sequence[float]) -> float:

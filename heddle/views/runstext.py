@@ -190,7 +190,8 @@ def number_text(value: float | None) -> str:
 
 def how_judged() -> str:
     """How noise is judged, in sentences."""
-    from heddle.runs.compare import LEAST, STEADY  # only here: `./inv runs` needs none of it
+    from heddle.runs.compare import LEAST  # only here: `./inv runs` needs none of it
+    from heddle.runs.noise import STEADY
 
     return (
         "differs: the equal runs of A and of B in the history would show such a difference by chance with p of at most "
