@@ -31,7 +31,7 @@ from heddle.predict.statistics import interval
 from heddle.runs.fitness import Unfit, unfit
 from heddle.runs.noise import LEVEL, STEADY, Chance, Scale, chance_of, outliers
 from heddle.runs.results import RunOutcome
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
 from heddle.runs.stored import StoredRun
 
@@ -149,7 +149,7 @@ class _Pair:
 
     def of_size(self, one: SizeRow, other: SizeRow) -> list[Ratio]:
         """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
-        busbw = partial(_busbw, one.size)
+        busbw = partial(busbw_of, one.size)
         self._name_outliers(f"busbw {format_size(one.size)}", busbw, counted=False)
         doubt, but = self._doubt(one.size)
         verdict, why = judged(one, other, self._values(busbw), doubt, _several_paths(self.a) or _several_paths(self.b))
@@ -210,7 +210,8 @@ class _Pair:
                 self._strange.setdefault(f"{name} {path.name}", []).append(f"{figure} {[*known.values()][at]:,.4g}")
 
 
-def _busbw(size: int, outcome: RunOutcome) -> float | None:
+def busbw_of(size: int, outcome: RunOutcome) -> float | None:
+    """The busbw of a size, GB/s, emulated; None for a run without it."""
     return next((row.busbw for row in outcome.rows if row.size == size), None)
 
 
@@ -255,13 +256,17 @@ def _by(found: Chance) -> tuple[Verdict, str]:
     return ("unknown", f"{found.words}: {REPEAT}") if found.apart or found.outlier else ("noise", found.words)
 
 
-def _several_paths(run: StoredRun) -> str:
+def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:
     """Why the paths of a run may differ from those of an equal run; empty if each QP had one path."""
-    proof = None if run.record.outcome is None else run.record.outcome.proof
+    proof = None if outcome is None else outcome.proof
     spread = None if proof is None else proof.spread
     if spread is None:  # an interrupted run, or one of an older Heddle
-        spread = any(mode in run.record.header.ecmp for mode in SPREADING)
+        spread = any(mode in run.ecmp for mode in SPREADING)
     return "packets of one QP took several paths, which differ from run to run" if spread else ""
+
+
+def _several_paths(run: StoredRun) -> str:
+    return several_paths(run.record.header, run.record.outcome)
 
 
 def _ratio(
