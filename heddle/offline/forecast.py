@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, Bools
+from heddle.base.arrays import F64, U64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.hashmodes import EXACT_MATCH, TE
+from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4, TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
@@ -41,8 +41,9 @@ from heddle.offline.wires import (
     wires_of,
 )
 from heddle.predict.forwarding import Forwarding
+from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest
-from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
+from heddle.predict.statistics import Entropy, Evenness, entropy_bits, evenness_of_groups, max_over_mean
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.workload import Workload
 
@@ -50,6 +51,7 @@ _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
 }  # how next hops are selected -> whether it is resilient
+_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 
 
 @dataclass(frozen=True)
@@ -279,19 +281,27 @@ class _Forecast:
         return found
 
     def _entropy(self) -> Entropy:
-        """Entropy of 5-tuples. Only QPs of one connection can share a 5-tuple, so each connection counts separately."""
-        total, distinct, weighted = 0, 0, 0.0
-        parts = ((traffic, part) for traffic, _ in self._jobs for part in traffic.connections.batches())
-        for traffic, part in parts:
-            connections = traffic.connections
-            ports = flows_of(connections, part, traffic.address).sport.reshape(-1, connections.each)
-            ports = np.sort(ports, axis=1)
-            first = np.ones(ports.shape, dtype=bool)
-            first[:, 1:] = ports[:, 1:] != ports[:, :-1]
-            counts = np.diff(np.append(np.flatnonzero(first.ravel()), ports.size))
-            total, distinct = total + ports.size, distinct + len(counts)
-            weighted += float((counts * np.log2(counts)).sum())
-        return Entropy(total, distinct, max(0.0, float(np.log2(total)) - weighted / total) if total else 0.0)
+        """Entropy of the fields that the first mode hashes; of 5-tuples where it hashes none, or where they vary."""
+        rule = usual = HashingRule(policy=POLICY_L4)
+        if self._modes[0] in HASHED:
+            rule = rule_of(self._wires.fabric.policy, self._modes[0])
+        if (found := self._inputs(rule)) is None:
+            rule, found = usual, self._inputs(usual)
+        assert found is not None  # noqa: S101
+        counts = np.unique(found, return_counts=True)[1]
+        return Entropy(len(found), len(counts), entropy_bits(counts), rule.hashed)
+
+    def _inputs(self, rule: HashingRule) -> U64 | None:
+        """A number for each flow: two hashes of what is hashed, with unlike seeds. None where packets of one differ."""
+        found = [np.zeros(0, dtype=np.uint64)]
+        for traffic, _ in self._jobs:
+            for part in traffic.connections.batches():
+                flows = flows_of(traffic.connections, part, traffic.address)
+                values = [rule.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS]
+                if values[0] is None or values[1] is None:
+                    return None
+                found.append(values[0].astype(np.uint64) << np.uint64(32) | values[1])
+        return np.concatenate(found)
 
     def _notes(self) -> Iterator[str]:
         if note := mode_note(self._own):

@@ -80,15 +80,22 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """Shannon entropy in bits of the input of a hash over 5-tuples; at most log2(flows)."""
+    """Shannon entropy in bits of the input of a hash; at most log2(flows). of: what is hashed."""
 
     flows: int
     distinct: int
     bits: float
+    of: str = "5-tuples"
+
+    @property
+    def text(self) -> str:
+        """`5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits`."""
+        most = math.log2(max(1, self.flows))
+        return f"{self.of}: {self.distinct:,} distinct of {self.flows:,}, entropy {self.bits:.2f} of {most:.2f} bits"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data, without `of`."""
+        return {"flows": self.flows, "distinct": self.distinct, "bits": self.bits}
 
 
 def max_over_mean(loads: npt.ArrayLike) -> float | None:

@@ -169,6 +169,25 @@ def test_slices_are_dealt_over_uplinks_and_entropy_sees_source_ports() -> None:
     assert fixed.entropy.bits == pytest.approx(np.log2(9))
 
 
+@pytest.mark.parametrize(
+    ("routing", "of", "distinct"),
+    [
+        ({"ecmp": "flow", "hash": {"policy": "l3"}}, "addresses", 9),
+        ({"ecmp": "flow"}, "5-tuples", 9 * 16),
+        ({"ecmp": "flow", "hash": {"fields": ["src", "dst", "dport"]}}, "hash.fields", 9),
+        ({"ecmp": "e-ecmp"}, "5-tuples and QPs", 9 * 16),
+        ({"ecmp": "e-ecmp", "hash": {"udf": {"base": "l4", "offset": 2, "bytes": 2}}}, "5-tuples and hash.udf", 9 * 16),
+        ({"ecmp": "spray"}, "5-tuples", 9 * 16),
+    ],
+)
+def test_entropy_is_that_of_the_fields_that_are_hashed(routing: dict[str, object], of: str, distinct: int) -> None:
+    """A source port for each QP does not help a hash that does not see it."""
+    plan = load_workload("ring,qps=16,sport=qpn").workload
+    found = forecast(changed("two", routing=routing), plan, Ask(), Silent()).entropy
+    assert (found.of, found.distinct, found.flows) == (of, distinct, 9 * 16)
+    assert found.bits == pytest.approx(np.log2(distinct)) and found.text.startswith(f"{of}: ")
+
+
 def test_what_is_down_or_drained_carries_nothing() -> None:
     found = ask("three", "all-to-all", down=("ctsw1", "rtsw2"))
     wires = found.wires
