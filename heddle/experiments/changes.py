@@ -205,7 +205,7 @@ def _beyond(result: ChangeResult, limits: Mapping[str, ChangeLimit]) -> Iterator
     if result.head.unreachable > result.base.unreachable:
         yield f"{result.head.unreachable:,} flows have no path, before {result.base.unreachable:,}"
     before, after = result.links
-    found = {}
+    found: dict[str, str] = {}
     for name, limit in limits.items():
         # A mean over fewer links is larger, and the MMR smaller: so the time of the worst link decides.
         decides = "worst-link" if name == "mmr" and limit.more and after < before else name
