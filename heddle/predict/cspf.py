@@ -239,8 +239,8 @@ class _Placement:
 
     def search(self, order: list[int]) -> None:
         """Look for the placement with the smallest use of the busiest link, by branch and bound."""
-        least, left, best = self._least(), _SEARCHED, [*self.path]
-        before, keys = best, [key for key in order if best[key]]
+        least, left, before = self._least(), _SEARCHED, [*self.path]
+        best, keys = before, [key for key in order if before[key]]
         limit = max(map(self._use, range(len(self.load))))
         for key in keys:
             self._take(key)
@@ -250,8 +250,7 @@ class _Placement:
             if at == len(keys):
                 best, limit = [*self.path], max(map(self._use, range(len(self.load))))
                 return
-            key = keys[at]
-            for path in [*self._paths(self._first[key], key, ())]:
+            for path in [*self._paths(self._first[key := keys[at]], key, ())]:
                 left -= 1
                 if left < 0 or limit <= least * (1 + _EXACT):
                     return

@@ -29,7 +29,7 @@ from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval
 from heddle.runs.fitness import Unfit, unfit
-from heddle.runs.noise import LEVEL, STEADY, Chance, Scale, chance_of, outliers
+from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
@@ -200,14 +200,11 @@ class _Pair:
 
     def _name_outliers(self, figure: str, of: Callable[[RunOutcome], float | None], *, counted: bool) -> None:
         for group in self._groups:
-            known = {path: value for path, run in group.items() if (value := of(run)) is not None}
-            if not known:
-                continue
-            scale = Scale.of([*known.values()], counted=counted)
-            for at in outliers(scale.all([*known.values()]), scale):
-                path = [*known][at]
-                name = next((f"{each}: run" for each, run in (("A", self.a), ("B", self.b)) if run.path == path), "run")
-                self._strange.setdefault(f"{name} {path.name}", []).append(f"{figure} {[*known.values()][at]:,.4g}")
+            known = [(path, value) for path, run in group.items() if (value := of(run)) is not None]
+            for at in outliers([value for _, value in known], counted=counted):
+                name = {self.a.path: "A: run", self.b.path: "B: run"}.get(known[at][0], "run")
+                said = f"{figure} {known[at][1]:,.4g}"
+                self._strange.setdefault(f"{name} {known[at][0].name}", []).append(said)
 
 
 def busbw_of(size: int, outcome: RunOutcome) -> float | None:
@@ -253,7 +250,7 @@ def _by(found: Chance) -> tuple[Verdict, str]:
     """The verdict of equal runs. Groups that are far apart, but too small to be sure, are not noise."""
     if found.p <= LEVEL:
         return "differs", found.words
-    return ("unknown", f"{found.words}: {REPEAT}") if found.apart or found.outlier else ("noise", found.words)
+    return ("unknown", f"{found.words}: {REPEAT}") if found.unsure else ("noise", found.words)
 
 
 def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:

@@ -1,16 +1,16 @@
 """Whether noise explains that two runs differ, judged by runs that are equal to them, and outliers among those.
 
 In:  a figure of both runs, and of the runs equal to each; A and B are members of these groups.
-Out: Chance: the probability p of such a difference if there is none, and the groups in words; outliers.
+Out: Chance: the probability p of such a difference if there is none; outliers.
 - Scale: positive figures by their logarithms, so that spread is a share of the value; counts, and figures with zeros,
   by 2 sqrt(x + 3/8), where a Poisson process has a deviation of 1 (F. J. Anscombe, Biometrika 35, 1948).
 - Two groups, of A and of B: the means by Welch's t (Biometrika 34, 1947). Where all of A are above all of B, or one has
-  a single run: by Student's t with the pooled deviation, or with Welch's if that is larger. With five runs of each or
-  more, also the ranks: Mann and Whitney's exact test with ties (Ann. Math. Stat. 18, 1947); p is then twice the smaller
-  one (Bonferroni). tests/unit/test_noise.py measures how often this is wrong.
+  a single run: by Student's t with the pooled deviation, or Welch's if that is larger, and 2 (smaller - 1) degrees of
+  freedom. With five runs of each or more, also the ranks: Mann and Whitney's exact test with ties (Ann. Math. Stat. 18,
+  1947); p is then twice the smaller one (Bonferroni). tests/unit/test_noise.py measures how often this is wrong.
 - One group, as A and B are equal: |a - b| / (s sqrt 2) by Student's t, where s is of the others, without A and B.
 - Spread is never less than that of a Poisson process, for counts; where equal runs show none at all, than STEADY.
-- Outliers: the generalised ESD test (B. Rosner, Technometrics 25, 1983) at OUTLYING; they do not count for spread.
+- Outliers: the generalised ESD test (B. Rosner, Technometrics 25, 1983) at OUTLYING.
 """
 
 from __future__ import annotations
@@ -36,38 +36,26 @@ _APART: Final = 1 / 4  # a gap between A and B, as a share of the range of all, 
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """p: of a difference of this size if there is none. words: the groups, p and the outliers.
+    """p: of a difference of this size if there is none. words: how it was judged.
 
-    apart: all of one group are above all of the other, by at least a quarter of the range of both; one of A and B is
-    beyond all its equal runs by half of their range. outlier: A or B is one among its equal runs.
+    unsure: noise is not said to explain it, whatever p. All of A are far above all of B, one of two equal runs is far
+    from all others, or A or B is an outlier among its equal runs.
     """
 
     p: float
     words: str
-    apart: bool = False
-    outlier: bool = False
+    unsure: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Values -> a scale where spread is equal. logs: of ratios; else of counts. floor: the least deviation there."""
+def _scaled(values: Sequence[float], *, logs: bool) -> list[float]:
+    return [math.log(each) if logs else 2 * math.sqrt(max(each, 0.0) + 3 / 8) for each in values]
 
-    logs: bool
 
-    @classmethod
-    def of(cls, values: Sequence[float], *, counted: bool) -> Scale:
-        """The scale of some values."""
-        return cls(not counted and min(values) > 0)
-
-    def all(self, values: Sequence[float]) -> list[float]:
-        """The values on it."""
-        return [math.log(each) if self.logs else 2 * math.sqrt(max(each, 0.0) + 3 / 8) for each in values]
-
-    def p(self, apart: float, share: float, squares: float, freedom: int) -> float:
-        """Two-sided p of a difference. squares: the variance of a value; share: that of the difference / it."""
-        least = 1.0 if not self.logs else 0.0 if squares else _STEADY_DEVIATION
-        by_spread = student_p(apart / math.sqrt(squares * share), freedom) if squares else 0.0
-        return max(by_spread, math.erfc(apart / (least * math.sqrt(2 * share))) if least else 0.0)
+def _p(apart: float, share: float, squares: float, freedom: int, *, logs: bool) -> float:
+    """Two-sided p of a difference. squares: the variance of a value; share: that of the difference / it."""
+    least = 1.0 if not logs else 0.0 if squares else _STEADY_DEVIATION
+    by_spread = student_p(apart / math.sqrt(squares * share), freedom) if squares else 0.0
+    return max(by_spread, math.erfc(apart / (least * math.sqrt(2 * share))) if least else 0.0)
 
 
 def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, counted: bool = True) -> Chance | None:
@@ -76,14 +64,11 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
     groups: of A and of B, or one group that has both.
     """
     groups = groups if len(groups) == 1 else [group or [end] for group, end in zip(groups, (one, other), strict=True)]
-    scale = Scale.of([one, other, *(value for group in groups for value in group)], counted=counted)
-    ends, parts = scale.all([one, other]), [scale.all(group) for group in groups]
+    logs = not counted and min(one, other, *map(min, groups)) > 0
+    ends, parts = _scaled([one, other], logs=logs), [_scaled(group, logs=logs) for group in groups]
     means = ends if len(parts) == 1 else [fmean(part) for part in parts]
-    raw = [one, other] if len(parts) == 1 else [fmean(group) for group in groups]
-    apart = abs(raw[0] - raw[1])
-    said = f"{apart:,.0f}" if apart >= 100 else f"{apart:.3g}"
-    if scale.logs:
-        said = f"a factor of {math.exp(abs(means[0] - means[1])):.3g}"
+    apart = abs(means[0] - means[1])
+    said = f"a factor of {math.exp(apart):.3g} apart; " if logs else ""
     if len(parts) == 1:
         others = parts[0]
         for end in ends:
@@ -92,27 +77,28 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
         squares = variance(others) if len(others) > 1 else 0.0
         if not squares and len(others) < _TIED:
             return None
-        p = scale.p(abs(ends[0] - ends[1]), 2, squares, len(others) - 1)
+        p = _p(apart, 2, squares, len(others) - 1, logs=logs)
         alone = max(_gap([end], [*others, far]) for end, far in (ends, ends[::-1]))
-        words = f"{said} apart; spread of the {len(others)} other equal runs: {p_text(p)}"
-        return Chance(p, words, alone >= 2 * _APART)
-    found = _of_groups(parts[0], parts[1], scale)
+        return Chance(p, f"{said}{len(others)} other equal runs: {_text(p)}", alone >= 2 * _APART)
+    found = _of_groups(parts[0], parts[1], logs=logs)
     if found is None:
         return None
-    gap, counts = _gap(*parts), " and ".join(str(len(each)) for each in parts)
-    higher = f", all of {'A' if min(parts[0]) > max(parts[1]) else 'B'} are higher" if gap > 0 else ""
-    outlier = any(end in (part[at] for at in outliers(part, scale)) for end, part in zip(ends, parts, strict=True))
-    whose = "; A or B is an outlier among its equal runs" if outlier else ""
-    words = f"means {said} apart; {counts} equal runs: {p_text(found)}{higher}{whose}"
-    return Chance(found, words, gap >= _APART and abs(means[0] - means[1]) > STEADY, outlier)
+    gap = _gap(*parts)
+    higher = f", all of {'A' if means[0] > means[1] else 'B'} are higher" if gap > 0 else ""
+    strange = any(
+        end in (group[at] for at in outliers(group, counted=counted))
+        for end, group in zip((one, other), groups, strict=True)
+    )
+    whose = "; A or B is an outlier among its equal runs" if strange else ""
+    words = f"{said}{len(parts[0])} and {len(parts[1])} equal runs: {_text(found)}{higher}{whose}"
+    return Chance(found, words, strange or (gap >= _APART and apart > STEADY))
 
 
-def p_text(p: float) -> str:
-    """`p = 0.02`; p below 0.0001 is not told apart."""
+def _text(p: float) -> str:
     return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
 
 
-def _of_groups(one: Sequence[float], other: Sequence[float], scale: Scale) -> float | None:
+def _of_groups(one: Sequence[float], other: Sequence[float], *, logs: bool) -> float | None:
     """p of two groups that do not differ; None if they are too few to know their spread."""
     sizes, freedom = (len(one), len(other)), len(one) + len(other) - 2
     spreads = [variance(part) if len(part) > 1 else 0.0 for part in (one, other)]
@@ -122,13 +108,13 @@ def _of_groups(one: Sequence[float], other: Sequence[float], scale: Scale) -> fl
     apart, share = abs(fmean(one) - fmean(other)), 1 / sizes[0] + 1 / sizes[1]
     welch = sum(each / size for size, each in zip(sizes, spreads, strict=True))
     if _gap(one, other) > 0 or min(sizes) == 1:
-        p = scale.p(apart, share, max(pooled, welch / share), 2 * (min(sizes) - 1) or freedom)
+        p = _p(apart, share, max(pooled, welch / share), 2 * (min(sizes) - 1) or freedom, logs=logs)
     else:
         freedom_of = sum((each / size) ** 2 / (size - 1) for size, each in zip(sizes, spreads, strict=True))
-        p = scale.p(apart, share, welch / share, int(welch**2 / freedom_of) if freedom_of else freedom)
+        p = _p(apart, share, welch / share, int(welch**2 / freedom_of) if freedom_of else freedom, logs=logs)
     if 2 * 2 / math.comb(sum(sizes), sizes[0]) <= LEVEL:
         p = min(1.0, 2 * min(p, rank_p(one, other)))
-    return p if scale.logs and pooled else max(p, scale.p(apart, share, 0.0, freedom))
+    return p if logs and pooled else max(p, _p(apart, share, 0.0, freedom, logs=logs))
 
 
 def _gap(one: Sequence[float], other: Sequence[float]) -> float:
@@ -156,19 +142,20 @@ def rank_p(one: Sequence[float], other: Sequence[float]) -> float:
     return float(sums[np.abs(np.arange(total + 1) - middle) >= far].sum())
 
 
-def outliers(values: Sequence[float], scale: Scale) -> list[int]:
-    """The places of outliers among values on a scale; at most a third of them, and none among fewer than four."""
-    left, out, found = list(range(len(values))), list[int](), list[int]()
+def outliers(values: Sequence[float], *, counted: bool = True) -> list[int]:
+    """The places of outliers among some values; at most a third of them, and none among fewer than four."""
+    logs = not counted and min(values, default=0) > 0
+    at, left, out, found = _scaled(values, logs=logs), list(range(len(values))), list[int](), list[int]()
     while len(left) > _FREEDOM + 1 and len(out) < len(values) // 3:
-        middle = fmean(values[at] for at in left)
-        worst = max(left, key=lambda at: abs(values[at] - middle))
+        middle = fmean(at[each] for each in left)
+        worst = max(left, key=lambda each: abs(at[each] - middle))
         left.remove(worst)
         out.append(worst)
-        rest = [values[at] for at in left]
+        rest = [at[each] for each in left]
         squares = variance(rest)
         if not squares and len(rest) < _TIED - 1:
             continue
-        p = scale.p(abs(values[worst] - fmean(rest)), 1 + 1 / len(rest), squares, len(rest) - 1)
+        p = _p(abs(at[worst] - fmean(rest)), 1 + 1 / len(rest), squares, len(rest) - 1, logs=logs)
         if p * (len(rest) + 1) <= OUTLYING:
             found = out.copy()
     return found

@@ -98,7 +98,7 @@ class Interference:
         found = chance_of(runs[0][0], runs[1][0], runs, counted=False) if self.together else None
         if found is None:
             return "not known"
-        return f"{'differs' if found.p <= LEVEL else 'not known' if found.apart else 'noise'}: {found.words}"
+        return f"{'differs' if found.p <= LEVEL else 'not known' if found.unsure else 'noise'}: {found.words}"
 
     def lines(self) -> list[str]:
         """`a: 51 % of 0.0119 GB/s alone (runs 0001, 0004, 0007) beside b (...)`, and the verdict."""
