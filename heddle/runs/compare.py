@@ -39,6 +39,7 @@ Verdict = Literal["same", "noise", "differs", "unknown"]
 REPEAT: Final = "repeat A or B"
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
 _COUNTED: Final = ("packets", "frames", "count")
+_NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
 Group = Mapping[Path, RunOutcome]  # equal runs, by directory
 
 
@@ -270,7 +271,7 @@ def _ratio(
     name: str, unit: str, size: int | None, a: float | None, b: float | None, verdict: Verdict, why: str
 ) -> Ratio:
     ratio = b / a if a and b is not None else None
-    if a == b:
+    if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
         verdict, why = "same", ""
     return Ratio(name, unit, size, a, b, ratio, verdict, why)
 

@@ -63,6 +63,8 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
 
     groups: of A and of B, or one group that has both.
     """
+    if not any(groups):
+        return None
     groups = groups if len(groups) == 1 else [group or [end] for group, end in zip(groups, (one, other), strict=True)]
     logs = not counted and min(one, other, *map(min, groups)) > 0
     ends, parts = _scaled([one, other], logs=logs), [_scaled(group, logs=logs) for group in groups]

@@ -110,7 +110,7 @@ class Interference:
             why = "no iteration ran while all of these ran: let them run longer, by iters or repeat: background"
             return [f"{self.job}: not known {where}: {why}"]
         head = f"{self.job}: {100 * self.ratio:.0f} % of {alone} {where}"
-        return [head, f"{self.job}: {self.verdict}; {self.share:.0%} of its iterations ran beside these"]
+        return [head, f"{self.job}: {self.share:.0%} of its iterations ran beside these; {self.verdict}"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,11 @@ def test_an_outlier_of_eight_runs_is_named_and_is_not_called_noise() -> None:
     assert usual is not None and not usual.unsure
 
 
+def test_without_equal_runs_nothing_is_known() -> None:
+    for groups in ([], [[]], [[], []], [[1.0], []], [[1.0], [2.0]], [[1.0, 2.0]]):
+        assert chance_of(1.0, 2.0, groups, counted=False) is None
+
+
 def test_the_ranks_decide_where_one_run_spoils_the_means() -> None:
     one, other = [1.0, 1.01, 0.99, 1.02, 0.98], [0.9, 0.91, 0.89, 0.92, 1e-6]
     assert differs(one, other)
