@@ -145,7 +145,8 @@ def test_an_outlier_of_eight_runs_is_named_and_is_not_called_noise() -> None:
 
 
 def test_without_equal_runs_nothing_is_known() -> None:
-    for groups in ([], [[]], [[], []], [[1.0], []], [[1.0], [2.0]], [[1.0, 2.0]]):
+    few: list[list[Runs]] = [[], [[]], [[], []], [[1.0], []], [[1.0], [2.0]], [[1.0, 2.0]]]
+    for groups in few:
         assert chance_of(1.0, 2.0, groups, counted=False) is None
 
 
