@@ -133,11 +133,12 @@ class WorkloadResult:
         for at, job in enumerate(last.jobs):
             alone, here = [each[0][at] for each in repeats], [each[1].jobs[at] for each in repeats]
             beside = [Beside.of(one, each[1].jobs) for one, each in zip(here, repeats, strict=True)]
-            sizes = set.intersection(*({*each.busbw} for each in beside))
+            there = [each.busbw for each in beside if each.busbw]  # a repeat may have no such iteration
+            sizes = set.intersection(*({*each} for each in there)) if there else set[int]()
             rows = [[row.busbw for row in one.rows if row.size in sizes or not sizes] for one in alone]
             doubts = [f"run {one.run_id}: {why.why}" for one in (*alone, *here) if (why := unfit(one))]
             runs = [tuple(one.run_id for one in each) for each in (alone, here)]
-            values = tuple(fmean(each.busbw[size] for size in sizes) for each in beside) if sizes else ()
+            values = tuple(fmean(each[size] for size in sizes) for each in there) if sizes else ()
             found.append(
                 Interference(
                     job.job, beside[-1].others, tuple(map(fmean, rows)), values, fmean(each.share for each in beside),

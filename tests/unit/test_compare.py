@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
 from heddle.lab.fabricstate import FabricReading, FabricState
@@ -144,6 +145,19 @@ def test_wrong_data_and_unproven_paths_have_no_verdict_and_no_flag_gives_one(tmp
             assert any(note.startswith(f"{name}: {why}") for note in found.notes)
     found = compare(first, others[2])
     assert found.ok and of(found, "busbw", 1 << 16).verdict == "differs"
+
+
+def test_the_verb_fails_for_wrong_data_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    good = with_rows(counted(ONE, 3), row(1 << 16, 1000, 1001, 1002))
+    wrong = with_rows(good, replace(row(1 << 16, 2000, 2001, 2002), wrong=4096))
+    one, other, bad = (str(keep(tmp_path, n, each).path) for n, each in enumerate((good, good, wrong), 1))
+    assert main(vars(tasks), ["inv", "compare", one, other]) == 0
+    capsys.readouterr()
+    assert main(vars(tasks), ["inv", "compare", one, bad, "--allow-unreliable"]) == 1
+    said = capsys.readouterr().out
+    assert "note: B: 4,096 wrong elements" in said and "  differs\n" not in said and "  not known\n" in said
 
 
 def test_wrong_data_of_an_interrupted_run_count_too(tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def test_where_no_iteration_ran_beside_the_other_job_there_is_no_figure(b: Spans
     assert found.ratio is None and found.share == 0 and said in found.lines()[0]
 
 
+def test_a_repeat_without_such_an_iteration_does_not_count() -> None:
+    repeats = [
+        ([job("a", evenly(1, 4)), job("b", b)], WorkloadResult("w", (job("a", evenly(2, 9)), job("b", b))))
+        for b in (evenly(0.5, 1), evenly(1, 30), evenly(1.001, 30))
+    ]
+    found = WorkloadResult.compared(repeats).interference[0]
+    assert (len(found.together), len(found.alone)) == (2, 3) and found.ratio == pytest.approx(0.5, rel=0.01)
+
+
 def test_equal_times_are_noise_and_no_verdict_rests_on_wrong_data() -> None:
     usual = measured(evenly(1.001, 20), evenly(1.0, 30))
     assert usual.verdict.startswith("noise: ")
