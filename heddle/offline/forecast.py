@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, U64, Bools
+from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
 from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4, TE
 from heddle.fabric.model import Fabric
@@ -43,7 +43,7 @@ from heddle.offline.wires import (
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest
-from heddle.predict.statistics import Entropy, Evenness, entropy_bits, evenness_of_groups, max_over_mean
+from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.workload import Workload
 
@@ -52,6 +52,7 @@ _GROUPS: Final = {
     "resilient": True,
 }  # how next hops are selected -> whether it is resilient
 _SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
+_DISTINCT: Final = 1 << 22  # inputs of hashes that are counted exactly
 
 
 @dataclass(frozen=True)
@@ -282,26 +283,35 @@ class _Forecast:
 
     def _entropy(self) -> Entropy:
         """Entropy of the fields that the first mode hashes; of 5-tuples where it hashes none, or where they vary."""
-        rule = usual = HashingRule(policy=POLICY_L4)
+        rules = [HashingRule(policy=POLICY_L4)]
         if self._modes[0] in HASHED:
-            rule = rule_of(self._wires.fabric.policy, self._modes[0])
-        if (found := self._inputs(rule)) is None:
-            rule, found = usual, self._inputs(usual)
-        assert found is not None  # noqa: S101
-        counts = np.unique(found, return_counts=True)[1]
-        return Entropy(len(found), len(counts), entropy_bits(counts), rule.hashed)
+            rules = [rule_of(self._wires.fabric.policy, self._modes[0]), *rules]
+        return next(found for rule in rules if (found := self._entropy_of(rule)) is not None)
 
-    def _inputs(self, rule: HashingRule) -> U64 | None:
-        """A number for each flow: two hashes of what is hashed, with unlike seeds. None where packets of one differ."""
-        found = [np.zeros(0, dtype=np.uint64)]
+    def _entropy_of(self, rule: HashingRule) -> Entropy | None:
+        """The inputs of a hash, by two hashes with unlike seeds; None where packets of one flow differ.
+
+        Beyond _DISTINCT inputs a sample of them is kept (P. Flajolet, "On adaptive sampling", Computing 43, 1990).
+        """
+        kept, counts, thin = np.zeros(0, dtype=np.uint64), np.zeros(0), 1
         for traffic, _ in self._jobs:
             for part in traffic.connections.batches():
                 flows = flows_of(traffic.connections, part, traffic.address)
                 values = [rule.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS]
                 if values[0] is None or values[1] is None:
                     return None
-                found.append(values[0].astype(np.uint64) << np.uint64(32) | values[1])
-        return np.concatenate(found)
+                new = values[0].astype(np.uint64) << np.uint64(32) | values[1]
+                new = new[new % np.uint64(thin) == 0]
+                kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
+                more = np.concatenate([counts, np.ones(len(new))])
+                counts = np.bincount(where, more, len(kept)).astype(np.float64)
+                while len(kept) > _DISTINCT:
+                    thin *= 2
+                    stays = kept % np.uint64(thin) == 0
+                    kept, counts = kept[stays], counts[stays]
+        alike = thin * float((counts * np.log2(counts)).sum())
+        bits = max(0.0, float(np.log2(self._flows)) - alike / self._flows) if self._flows else 0.0
+        return Entropy(self._flows, len(kept) * thin, bits, rule.hashed)
 
     def _notes(self) -> Iterator[str]:
         if note := mode_note(self._own):
