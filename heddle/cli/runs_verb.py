@@ -139,12 +139,12 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     tool=Tool(
         "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
         "whether noise explains each difference.",
-        without=("report", "allow_unreliable"),
+        without=("report", "accept-unreliable"),
         runs=("a", "b"),
     ),
 )
 def compare(
-    out: Console, a: str, b: str, report: bool = False, out_: str | None = None, allow_unreliable: bool = False,
+    out: Console, a: str, b: str, report: bool = False, out_: str | None = None, accept_unreliable: bool = False,
     lab: str | None = None,
 ) -> None:  # fmt: skip
     """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
@@ -165,7 +165,7 @@ def compare(
     if len(pair) == 1:
         why = f"are both run {pair[0].id} of lab {pair[0].lab}"
         raise InputError(Problem("", f"{a} and {b}", why, "name two runs; ./inv runs lists them"))
-    found = compare_runs(*pair, unreliable=allow_unreliable)
+    found = compare_runs(*pair, unreliable=accept_unreliable)
     data, text = found.to_json(), compare_text(found)
     if report or out_:
         name = out_ or f"compare-{'-'.join(_short_name(run, pair) for run in pair)}.html"

@@ -155,7 +155,7 @@ def test_the_verb_fails_for_wrong_data_and_says_so(tmp_path: Path, capsys: pytes
     one, other, bad = (str(keep(tmp_path, n, each).path) for n, each in enumerate((good, good, wrong), 1))
     assert main(vars(tasks), ["inv", "compare", one, other]) == 0
     capsys.readouterr()
-    assert main(vars(tasks), ["inv", "compare", one, bad, "--allow-unreliable"]) == 1
+    assert main(vars(tasks), ["inv", "compare", one, bad, "--accept-unreliable"]) == 1
     said = capsys.readouterr().out
     assert "note: B: 4,096 wrong elements" in said and "  differs\n" not in said and "  not known\n" in said
 
