@@ -37,14 +37,13 @@ class Beside:
     def of(cls, job: RunResult, jobs: Sequence[RunResult]) -> Beside:
         """Of a job among those that ran with it."""
         mine = _iterations(job)
-        spans = {other.job: _span(other) for other in jobs if other.job != job.job}
-        begin, end = float(mine.begin_s.min()), float(mine.end_s.max())
-        spans = {name: (low, high) for name, (low, high) in spans.items() if low < end and high > begin}
+        every = {other.job: _span(other) for other in jobs if other.job != job.job}
+        begin, end = mine.begin_s.min(), mine.end_s.max()
+        spans = {name: span for name, span in every.items() if span[0] < end and span[1] > begin}
         if not spans:
             return cls((), {}, 0.0)
         low, high = (pick(each) for pick, each in zip((max, min), zip(*spans.values(), strict=True), strict=True))
-        late = np.unique(mine.epoch[(mine.begin_s < low) | (mine.end_s > high)])
-        inside = ~np.isin(mine.epoch, late)
+        inside = ~np.isin(mine.epoch, mine.epoch[(mine.begin_s < low) | (mine.end_s > high)])
         took, found = mine.end_s - mine.begin_s, {}
         for row in job.rows:
             of_size = mine.size == row.size

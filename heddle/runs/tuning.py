@@ -111,19 +111,13 @@ class Tuning:
         first = next(iter(results.values()))
         members = first.communicators[0] if first.communicators else tuple(range(len(first.ranks)))
         nodes = len({first.ranks[rank].host for rank in members})
-        points = [
-            TunerPoint(
-                setting,
-                row,
-                "" if (why := unfit(result, row.size)) is None else why.why,
-                several_paths(result, result),
-                tuple(
-                    value for run in (equal or {}).get(setting, ()) if (value := busbw_of(row.size, run)) is not None
-                ),
-            )
-            for setting, result in results.items()
-            for row in result.rows
-        ]
+        points = []
+        for setting, result in results.items():
+            for row in result.rows:
+                why, runs = unfit(result, row.size), (equal or {}).get(setting, ())
+                known = tuple(value for run in runs if (value := busbw_of(row.size, run)) is not None)
+                chance = several_paths(result, result)
+                points.append(TunerPoint(setting, row, "" if why is None else why.why, chance, known))
         return cls(
             first.options.collective, first.lab, first.fabric, first.ecmp, first.k, nodes, len(members), tuple(points)
         )
