@@ -63,14 +63,14 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
 
     groups: of A and of B, or one group that has both.
     """
-    if not any(groups):
+    if not any(groups) or not all(map(math.isfinite, (one, other, *(value for group in groups for value in group)))):
         return None
     groups = groups if len(groups) == 1 else [group or [end] for group, end in zip(groups, (one, other), strict=True)]
     logs = not counted and min(one, other, *map(min, groups)) > 0
     ends, parts = _scaled([one, other], logs=logs), [_scaled(group, logs=logs) for group in groups]
     means = ends if len(parts) == 1 else [fmean(part) for part in parts]
     apart = abs(means[0] - means[1])
-    said = f"a factor of {math.exp(apart):.3g} apart; " if logs else ""
+    said = f"a factor of {math.exp(min(apart, 700)):.3g} apart; " if logs else ""
     if len(parts) == 1:
         others = parts[0]
         for end in ends:

@@ -146,6 +146,8 @@ def test_an_outlier_of_eight_runs_is_named_and_is_not_called_noise() -> None:
 
 def test_without_equal_runs_nothing_is_known() -> None:
     few: list[list[Runs]] = [[], [[]], [[], []], [[1.0], []], [[1.0], [2.0]], [[1.0, 2.0]]]
+    assert chance_of(1e-300, 1e300, [[1e-300] * 3, [1e300] * 3], counted=False) is not None
+    few += [[[math.inf, 1.0, 2.0], [1.0, 2.0, 3.0]], [[math.nan] * 4]]
     for groups in few:
         assert chance_of(1.0, 2.0, groups, counted=False) is None
 
