@@ -49,8 +49,9 @@ def check(
 ) -> None:
     """Predict what a change of fabric files does to a workload: paths moved, worst link, MMR, completion.
 
-    Nothing runs and no root is needed. Folders are compared file by file. Exit 1 beyond a limit, or when flows lose
-    their path; unchanged files are never beyond one (docs/experiments.md).
+    Nothing runs and no root is needed. Folders are compared file by file. Exit 1 beyond a limit, when flows lose their
+    path, or when a file is gone; unchanged files are never beyond one (docs/experiments.md). With fewer links upwards,
+    the time of the worst link decides for --max-mmr, too.
     """
     from heddle.endpoints.workloadfile import load_workload
     from heddle.experiments.changes import LIMITED, ChangeLimit, compare_fabrics

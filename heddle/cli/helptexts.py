@@ -271,6 +271,7 @@ COMPARE: Final[Options] = {
     "b": Option("the run to compare with it", completion.runs),
     "report": "write the comparison and both runs as an HTML file",
     "out": "the HTML file; otherwise compare-A-B.html here",
+    "accept_unreliable": "give verdicts on UNRELIABLE runs, too; their rows say so",
     "lab": _LAB_OF_RUNS,
 }
 

@@ -139,18 +139,20 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     tool=Tool(
         "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
         "whether noise explains each difference.",
-        without=("report",),
+        without=("report", "accept-unreliable"),
         runs=("a", "b"),
     ),
 )
 def compare(
-    out: Console, a: str, b: str, report: bool = False, out_: str | None = None, lab: str | None = None
-) -> None:
+    out: Console, a: str, b: str, report: bool = False, out_: str | None = None, accept_unreliable: bool = False,
+    lab: str | None = None,
+) -> None:  # fmt: skip
     """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
 
     ./inv compare 3 5 compares two runs of a lab, ./inv compare zone:3 tiny:2 runs of two labs. With --report the
-    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged. A or B can be a
-    file of nccl-tests, its text or its JSON: then the shapes of the curves of busbw are compared (docs/formats.md).
+    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged. Exit 1 for wrong
+    data and unproven paths: there is no verdict on them. A or B can be a file of nccl-tests, its text or its JSON: then
+    the shapes of the curves of busbw are compared (docs/formats.md).
     """
     if _is_file(a) or _is_file(b):
         _compare_shapes(out, a, b, lab, report=report or out_ is not None)
@@ -163,7 +165,7 @@ def compare(
     if len(pair) == 1:
         why = f"are both run {pair[0].id} of lab {pair[0].lab}"
         raise InputError(Problem("", f"{a} and {b}", why, "name two runs; ./inv runs lists them"))
-    found = compare_runs(*pair)
+    found = compare_runs(*pair, unreliable=accept_unreliable)
     data, text = found.to_json(), compare_text(found)
     if report or out_:
         name = out_ or f"compare-{'-'.join(_short_name(run, pair) for run in pair)}.html"
@@ -171,6 +173,7 @@ def compare(
         data |= {"report": name, "bytes": size}
         text += f"\n\nwrote {name}: {format_bytes(size)}, the comparison and {_named(pair)}"
     out.result(data, text)
+    out.exit_code = 0 if found.ok else 1
 
 
 def _is_file(word: str) -> bool:

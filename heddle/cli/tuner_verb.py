@@ -62,9 +62,11 @@ def tuner(
     """Measure algorithms, channels and QPs for each size on this fabric, and write a file for NCCL's tuner plugin.
 
     Each combination is one run, which is kept as the runs of ./inv run are. A choice is written where it is better than
-    noise. docs/formats.md describes the file.
+    noise; equal runs of earlier calls count. docs/formats.md describes the file.
     """
     from heddle.runs.run import plan_workload, run_workload
+    from heddle.runs.settings import equal_runs
+    from heddle.runs.store import History
     from heddle.runs.tuning import Tuning
     from heddle.traffic.workload import Workload
     from heddle.views.graph import check_target, write_file
@@ -86,7 +88,9 @@ def tuner(
             if results[setting].wrong:
                 why = "has wrong elements, so its times mean nothing"
                 raise InputError(Problem("", f"the run with {setting.text}", why, "run ./inv validate"))
-    found = Tuning.of(results)
+        kept = History.of(where)
+        equal = {setting: [*equal_runs(kept.open(each.run_id)).values()] for setting, each in results.items()}
+    found = Tuning.of(results, equal)
     for (flag, name), content in zip(files.items(), (found.conf(), found.csv()), strict=False):
         write_file(real(name), content.encode(), name, flag)
     text = "\n".join([tuning_text(found), *(f"wrote {name}" for name in files.values())])

@@ -16,7 +16,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.hashmodes import EXACT_MATCH, TE
+from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4, TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
@@ -41,6 +41,7 @@ from heddle.offline.wires import (
     wires_of,
 )
 from heddle.predict.forwarding import Forwarding
+from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
@@ -50,6 +51,8 @@ _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
 }  # how next hops are selected -> whether it is resilient
+_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
+_DISTINCT: Final = 1 << 22  # inputs of hashes that are counted exactly
 
 
 @dataclass(frozen=True)
@@ -279,19 +282,36 @@ class _Forecast:
         return found
 
     def _entropy(self) -> Entropy:
-        """Entropy of 5-tuples. Only QPs of one connection can share a 5-tuple, so each connection counts separately."""
-        total, distinct, weighted = 0, 0, 0.0
-        parts = ((traffic, part) for traffic, _ in self._jobs for part in traffic.connections.batches())
-        for traffic, part in parts:
-            connections = traffic.connections
-            ports = flows_of(connections, part, traffic.address).sport.reshape(-1, connections.each)
-            ports = np.sort(ports, axis=1)
-            first = np.ones(ports.shape, dtype=bool)
-            first[:, 1:] = ports[:, 1:] != ports[:, :-1]
-            counts = np.diff(np.append(np.flatnonzero(first.ravel()), ports.size))
-            total, distinct = total + ports.size, distinct + len(counts)
-            weighted += float((counts * np.log2(counts)).sum())
-        return Entropy(total, distinct, max(0.0, float(np.log2(total)) - weighted / total) if total else 0.0)
+        """Entropy of the fields that the first mode hashes; of 5-tuples where it hashes none, or where they vary."""
+        rules = [HashingRule(policy=POLICY_L4)]
+        if self._modes[0] in HASHED:
+            rules = [rule_of(self._wires.fabric.policy, self._modes[0]), *rules]
+        return next(found for rule in rules if (found := self._entropy_of(rule)) is not None)
+
+    def _entropy_of(self, rule: HashingRule) -> Entropy | None:
+        """The inputs of a hash, by two hashes with unlike seeds; None where packets of one flow differ.
+
+        Beyond _DISTINCT inputs a sample of them is kept (P. Flajolet, "On adaptive sampling", Computing 43, 1990).
+        """
+        kept, counts, thin = np.zeros(0, dtype=np.uint64), np.zeros(0), 1
+        for traffic, _ in self._jobs:
+            for part in traffic.connections.batches():
+                flows = flows_of(traffic.connections, part, traffic.address)
+                values = [rule.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS]
+                if values[0] is None or values[1] is None:
+                    return None
+                new = values[0].astype(np.uint64) << np.uint64(32) | values[1]
+                new = new[new % np.uint64(thin) == 0]
+                kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
+                more = np.concatenate([counts, np.ones(len(new))])
+                counts = np.bincount(where, more, len(kept)).astype(np.float64)
+                while len(kept) > _DISTINCT:
+                    thin *= 2
+                    stays = kept % np.uint64(thin) == 0
+                    kept, counts = kept[stays], counts[stays]
+        alike = thin * float((counts * np.log2(counts)).sum())
+        bits = max(0.0, float(np.log2(self._flows)) - alike / self._flows) if self._flows else 0.0
+        return Entropy(self._flows, len(kept) * thin, bits, rule.hashed)
 
     def _notes(self) -> Iterator[str]:
         if note := mode_note(self._own):
@@ -300,6 +320,8 @@ class _Forecast:
             yield f"{TE} is left out, because it needs longer for {self._flows:,} flows: --mode {TE} computes it"
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
+        if any(traffic.job.options.admission for traffic, _ in self._jobs):
+            yield "with admission, a run also has CTS packets and their ACKs: 0.3 % of a link, and not counted here"
         yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)
 
     def _idle(self) -> Iterator[str]:

@@ -6,7 +6,8 @@ Paths are those that BGP allows: a switch sends to a next hop of its route, so e
 cannot make a loop that BGP does not have. Link use is the constraint: the largest flow is placed first, and each flow
 takes the path whose busiest link is least used afterwards. Greedy placement alone leaves collisions that a better order
 would avoid. So flows of the busiest link then move, and displace others, while its use falls (König's edge colouring of
-bipartite graphs, 1916, moves the same chains). No packet is split: a flow has one path.
+bipartite graphs, 1916, moves the same chains). At most FEW keys are then searched completely, within a budget. With
+more, a better placement may exist (docs/te.md). No packet is split: a flow has one path.
 
 An entry has the key of Meta's switches, <source port, destination prefix> (Gangidi et al., SIGCOMM 2024, section 4.3):
 all flows of a switch with one key take one port, so they are placed as one.
@@ -29,6 +30,8 @@ from heddle.predict.walk import MAX_HOPS
 _CHAINS: Final = 200_000  # placements that all chains of moves may examine together: seconds in the largest fabrics
 _LONGEST: Final = 20_000  # of one chain
 _DISPLACED: Final = 4  # flows of a full link that a placement may displace, one at a time
+FEW: Final = 32  # keys that are searched completely
+_SEARCHED: Final = 20_000  # placements of that search: less than a second
 _EXACT: Final = 1e-9  # relative difference of two uses that count as equal
 
 Ports = tuple[int, ...]
@@ -100,6 +103,8 @@ def cspf(forwarding: Forwarding, rate: F64, demands: Demands) -> Routes:
     placement = _Placement(forwarding, rate, demands, rows, sums)
     placement.place(np.argsort(-sums, kind="stable"))
     placement.relieve()
+    if len(rows) <= FEW:
+        placement.search(np.argsort(-sums, kind="stable").tolist())
     longest = max((len(path) for path in placement.path), default=0)
     table = np.full((len(rows), longest), NOWHERE, dtype=np.int32)
     for row, path in enumerate(placement.path):
@@ -231,6 +236,33 @@ class _Placement:
                         budget, relieved = budget - spent, relieved or done
             if not relieved:
                 stuck.update(full)
+
+    def search(self, order: list[int]) -> None:
+        """Look for the placement with the smallest use of the busiest link, by branch and bound."""
+        least, left, before = self._least(), _SEARCHED, [*self.path]
+        best, keys = before, [key for key in order if before[key]]
+        limit = max(map(self._use, range(len(self.load))))
+        for key in keys:
+            self._take(key)
+
+        def below(at: int) -> None:
+            nonlocal best, limit, left
+            if at == len(keys):
+                best, limit = [*self.path], max(map(self._use, range(len(self.load))))
+                return
+            for path in [*self._paths(self._first[key := keys[at]], key, ())]:
+                left -= 1
+                if left < 0 or limit <= least * (1 + _EXACT):
+                    return
+                if all(self._use(port, self._bytes[key]) < limit * (1 - _EXACT) for port in path):
+                    self._put(key, path)
+                    below(at + 1)
+                    self._take(key)
+
+        below(0)
+        for key in keys:
+            self._put(key, best[key])
+            self.moved += best[key] != before[key]
 
     def _least(self) -> float:
         """A bound that no placement is below: what a switch sends, divided over all its links."""

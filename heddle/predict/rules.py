@@ -63,6 +63,15 @@ class HashingRule:
             self.policy == POLICY_CUSTOM and bool(self.fields & FIELD_LABEL)
         )
 
+    @property
+    def hashed(self) -> str:
+        """What is hashed, in words."""
+        if self.by_program and self.mode != "flow":
+            return f"5-tuples and {'QPs' if self.udf in (None, Udf()) else 'hash.udf'}"
+        if self.policy == POLICY_CUSTOM and self.fields != FIELDS_5_TUPLE:
+            return "hash.fields"
+        return "5-tuples" if self.policy in (POLICY_L4, POLICY_CUSTOM) else "addresses"
+
     def words(self, flows: FlowArrays) -> U32 | None:
         """The words that the program hashes, (flows, 4) or (flows, 10); None if they differ within one flow."""
         if self.mode == "flow":  # resilient: the 5-tuple only

@@ -1,11 +1,10 @@
 """Statistics of path choice: is it even, is it independent, or are there too few flows for a verdict? Noise of runs.
 
-In:  counts of flows per link, labels of choices, columns of flows; values of runs.
-Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no. For
-runs: half-widths of 95 % intervals of means of iterations (Welch's test: B. L. Welch, Biometrika 34, 1947), and of
-single values whose spread equal runs show.
+In:  counts of flows per link, labels of choices, columns of flows; samples of two means.
+Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no.
+Half-widths of 95 % intervals of means (Welch's test: B. L. Welch, Biometrika 34, 1947). runs/noise.py judges runs.
 Sources: Pearson's chi-square and the G-test as in Sokal and Rohlf, "Biometry", chapter 17; the rule for small counts is
-Cochran's (Biometrics 10, 1954); the incomplete gamma function is evaluated as in DLMF 8.11.4 and 8.9.2.
+Cochran's (Biometrics 10, 1954).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, variance
+from statistics import variance
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -33,8 +32,8 @@ TOO_FEW: Final = "too few to judge"
 ALPHA: Final = 0.001  # small, since the test is made in every run: false alarms must be rare
 _LEAST: Final = 5.0  # Cochran: four of five cells expect at least 5, and no cell expects less than 1
 _SHARE: Final = 0.2
-_STEPS: Final = 100_000
-_EPSILON: Final = 1e-15
+_NORMAL: Final = 1000  # degrees of freedom from which on t is taken as normal
+_QUANTILE_STEP: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +80,22 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """Shannon entropy in bits of the input of a hash over 5-tuples; at most log2(flows)."""
+    """Shannon entropy in bits of the input of a hash; at most log2(flows). of: what is hashed."""
 
     flows: int
     distinct: int
     bits: float
+    of: str = "5-tuples"
+
+    @property
+    def text(self) -> str:
+        """`5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits`."""
+        most = math.log2(max(1, self.flows))
+        return f"{self.of}: {self.distinct:,} distinct of {self.flows:,}, entropy {self.bits:.2f} of {most:.2f} bits"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data, without `of`."""
+        return {"flows": self.flows, "distinct": self.distinct, "bits": self.bits}
 
 
 def max_over_mean(loads: npt.ArrayLike) -> float | None:
@@ -207,65 +213,45 @@ def entropy_of(rows: npt.NDArray[Any]) -> Entropy:
 
 
 def chi_square_p(value: float, degrees: int) -> float:
-    """The probability that a chi-square variable with `degrees` degrees of freedom is at least `value`."""
+    """The probability that a chi-square variable with `degrees` degrees of freedom is at least `value`.
+
+    M. Abramowitz and I. A. Stegun, "Handbook of Mathematical Functions", 26.4.4 and 26.4.5.
+    """
     if degrees < 1 or value < 0:
         raise ValueError("chi-square must not be negative and needs at least one degree of freedom")
-    return upper_gamma(degrees / 2, value / 2)
-
-
-def upper_gamma(a: float, x: float) -> float:
-    """The regularised upper incomplete gamma function Q(a, x), a > 0, x >= 0."""
-    if x == 0:
+    if value == 0:
         return 1.0
-    scale = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1:
-        return min(1.0, max(0.0, 1.0 - scale * _gamma_series(a, x)))
-    return min(1.0, scale * _gamma_fraction(a, x))
+    half, odd = value / 2, degrees % 2
+    powers = (n + odd / 2 for n in range(degrees // 2))
+    terms = (math.exp(n * math.log(half) - half - math.lgamma(n + 1)) for n in powers)
+    return min(1.0, (math.erfc(math.sqrt(half)) if odd else 0.0) + math.fsum(terms))
 
 
-def _gamma_series(a: float, x: float) -> float:
-    """DLMF 8.11.4 without its leading factor: the sum of x^n / (a (a+1) ... (a+n))."""
-    term = total = 1 / a
-    for n in range(1, _STEPS):
-        term *= x / (a + n)
+def student_p(t: float, freedom: int) -> float:
+    """The probability that Student's t with so many degrees of freedom is at least t from 0.
+
+    M. Abramowitz and I. A. Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
+    """
+    freedom = min(max(1, freedom), _NORMAL)
+    angle = math.atan2(abs(t), math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term = total = cosine if odd else 1.0
+    for n in range(2 + odd, freedom - 1, 2):
+        term *= cosine**2 * (n - 1) / n
         total += term
-        if term < total * _EPSILON:
-            break
-    return total
-
-
-def _gamma_fraction(a: float, x: float) -> float:
-    """DLMF 8.9.2's continued fraction without its leading factor, by Lentz's method."""
-    tiny = 1e-300
-    b = x + 1 - a
-    c, d = 1 / tiny, 1 / b
-    value = d
-    for n in range(1, _STEPS):
-        step = -n * (n - a)
-        b += 2
-        d = 1 / (_off_zero(step * d + b, tiny))
-        c = _off_zero(b + step / c, tiny)
-        value *= c * d
-        if abs(c * d - 1) < _EPSILON:
-            break
-    return value
-
-
-def _off_zero(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny
-
-
-# Quantiles of Student's t, 97.5 %, by degrees of freedom: NIST/SEMATECH e-Handbook, 1.3.6.7.2.
-_T: Final = (
-    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
-    (10, 2.228), (12, 2.179), (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980), (10**9, 1.960),
-)  # fmt: skip
-LEAST_FREEDOM: Final = 2  # degrees of freedom of a spread: three equal runs, or two of each kind
+    inside = math.sin(angle) * total
+    if odd:
+        inside = 2 / math.pi * (angle + (inside if freedom > 1 else 0.0))
+    return max(0.0, 1.0 - inside)
 
 
 def quantile(freedom: float) -> float:
-    """Student's t, 97.5 %. For the next smaller degree of freedom in the table: doubt counts as noise."""
-    return next((t for degrees, t in reversed(_T) if degrees <= freedom), _T[0][1])
+    """Student's t, 97.5 %: half of a 95 % interval, in deviations."""
+    low, high = 0.0, 13.0
+    while high - low > _QUANTILE_STEP:
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, int(freedom)) > 0.05 else (low, middle)
+    return high
 
 
 def interval(one: Sequence[float], other: Sequence[float]) -> float:
@@ -276,28 +262,3 @@ def interval(one: Sequence[float], other: Sequence[float]) -> float:
         return 0.0
     freedom = total**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
     return quantile(freedom) * math.sqrt(total)
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpread:
-    """How much values of equal runs differ. deviation: the standard deviation; freedom: its degrees of freedom."""
-
-    deviation: float
-    freedom: int
-
-    @property
-    def apart(self) -> float:
-        """Half of the 95 % interval of the difference of two single values."""
-        return quantile(self.freedom) * self.deviation * math.sqrt(2)
-
-
-def spread_of(groups: Sequence[Sequence[float]]) -> RunSpread | None:
-    """The pooled spread of groups of equal runs; None with fewer than LEAST_FREEDOM degrees of freedom.
-
-    Pooled: the values of every group are taken to spread equally around the mean of their own group.
-    """
-    freedom = sum(len(each) - 1 for each in groups if each)
-    if freedom < LEAST_FREEDOM:
-        return None
-    squares = sum((value - fmean(each)) ** 2 for each in groups if each for value in each)
-    return RunSpread(math.sqrt(squares / freedom), freedom)

@@ -1,43 +1,46 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
 In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
-Equal runs have equal settings, and an equal state of the fabric and its links. The history of the lab may have some:
-- A difference inside the 95 % interval that equal runs show is noise, a larger one is not. Times and bandwidths are
-  compared by their logarithms, so a ratio counts the same in both directions.
-- The spread of counts (marks, drops, pauses; one value per run) is not computed from the count: of eight equal runs on
-  a fabric of 8 hosts, the variance of marks and pauses was 0.4 to 11 times their mean, and a Poisson process has 1.
-Without enough equal runs, three rules are left:
+No verdict rests on a run that is not fit for one (fitness.py): wrong data, unproven paths, or UNRELIABLE.
+Equal runs have equal settings, and an equal state of the fabric and its links. If the history of the lab has enough,
+they decide (noise.py has the tests and their sources). Without enough equal runs, three rules are left:
 - A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
   (`./inv bench steady`). The iterations of one run do not show this.
 - A larger one differs if it is outside the 95 % interval of Welch's test on the iterations of both runs (B. L. Welch,
   Biometrika 34, 1947), and each QP had one path. Inside it, or where packets of one QP take several paths, which may
   differ from run to run, the noise is not known.
 - MMR differs if every path was fixed and proven; of bytes also only if no packet was lost or sent again.
-Not known either: noise when the host CPU was the bottleneck, and noise of times of runs without recorded iterations.
+Not known either: noise of times of runs without recorded iterations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many
 from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
-from heddle.predict.statistics import interval, spread_of
+from heddle.predict.statistics import interval
+from heddle.runs.fitness import Unfit, unfit
+from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
 from heddle.runs.results import RunOutcome
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
 from heddle.runs.stored import StoredRun
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
-STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
+REPEAT: Final = "repeat A or B"
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
-_CPU: Final = "the host CPU was or may have been the bottleneck of a run"
+_COUNTED: Final = ("packets", "frames", "count")
+_NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
+Group = Mapping[Path, RunOutcome]  # equal runs, by directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,10 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of A and B. left_out: sizes that only one has. notes: what makes the whole doubtful.
+    """Of A and B. left_out: sizes that only one has. notes: what makes the whole doubtful, and outliers.
 
-    equal: how many equal runs are kept: of A and of B, or of both where A and B are equal.
+    equal: how many equal runs are kept: of A and of B, or of both where A and B are equal. ok: the data of A and B are
+    right, and their paths proven.
     """
 
     a: StoredRun
@@ -68,6 +72,7 @@ class Comparison:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     equal: Sequence[int] = ()
+    ok: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The document of `./inv compare`."""
@@ -77,14 +82,18 @@ class Comparison:
             "settings": [asdict(each) for each in self.settings],
             "ratios": [asdict(each) for each in self.ratios],
             "left_out": list(self.left_out),
-            "noise": {"steady": STEADY, "least_iterations": LEAST, "confidence": 0.95, "equal_runs": list(self.equal)},
+            "noise": {"steady": STEADY, "least_iterations": LEAST, "level": LEVEL, "equal_runs": list(self.equal)},
+            "ok": self.ok,
             "notes": list(self.notes),
             "emulated": {"k": self.a.record.header.k},
         }
 
 
-def compare(a: StoredRun, b: StoredRun) -> Comparison:
-    """Compare two runs; InputError when that has no meaning, with the reason."""
+def compare(a: StoredRun, b: StoredRun, *, unreliable: bool = False) -> Comparison:
+    """Compare two runs; InputError when that has no meaning, with the reason.
+
+    unreliable: give verdicts on UNRELIABLE runs, too; they then name it.
+    """
     if a.path == b.path:
         raise _refused(a, b, "are the same run", "name two runs; ./inv runs lists them")
     rows = [_rows(run) for run in (a, b)]
@@ -102,18 +111,19 @@ def compare(a: StoredRun, b: StoredRun) -> Comparison:
         raise _refused(a, b, f"have no size in common: {said}", "run both with the same --size")
     equal = equal_runs(a), equal_runs(b)
     # One group where A and B are equal themselves.
-    both = [{**equal[0], **equal[1]}] if equal[0].keys() & equal[1].keys() else equal
-    groups = [tuple(each.values()) for each in both]
-    ratios = [ratio for size in common for ratio in _of_size(a, b, rows[0][size], rows[1][size], groups)]
+    groups = [{**equal[0], **equal[1]}] if equal[0].keys() & equal[1].keys() else list(equal)
+    pair = _Pair(a, b, groups, unreliable)
+    ratios = [ratio for size in common for ratio in pair.of_size(rows[0][size], rows[1][size])]
     left_out = tuple(
         f"{format_size(size)} (only {name})"
         for name, mine, theirs in (("A", rows[0], rows[1]), ("B", rows[1], rows[0]))
         for size in mine
         if size not in theirs
     )
-    ratios += _of_run(a, b, groups)
-    counts = [len(each) for each in groups]
-    return Comparison(a, b, differing_settings(a, b), tuple(ratios), left_out, _notes(a, b), counts)
+    ratios += pair.of_run()
+    notes = (*pair.notes(), *_notes(a, b))
+    ok = all(each is None or each.kind == "unreliable" for each in pair.unfit.values())
+    return Comparison(a, b, differing_settings(a, b), tuple(ratios), left_out, notes, [*map(len, groups)], ok)
 
 
 def _refused(a: StoredRun, b: StoredRun, why: str, hint: str) -> InputError:
@@ -130,18 +140,85 @@ def _rows(run: StoredRun) -> dict[int, SizeRow]:
     return {row.size: row for row in rows}
 
 
-def _of_size(
-    a: StoredRun, b: StoredRun, one: SizeRow, other: SizeRow, groups: Sequence[Sequence[RunOutcome]]
-) -> list[Ratio]:
-    """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
-    equal = [[row.busbw for each in group for row in each.rows if row.size == one.size] for group in groups]
-    doubt = _CPU if _unreliable(a, one.size) or _unreliable(b, one.size) else ""
-    verdict, why = judged(one, other, equal, doubt, _several_paths(a) or _several_paths(b))
-    same_work = len(a.record.header.ranks) == len(b.record.header.ranks)
-    found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, why)]
-    if same_work:
-        found.append(_ratio("time", "us an iteration", one.size, one.time_us, other.time_us, verdict, why))
-    return found
+class _Pair:
+    """A and B with their groups of equal runs. unfit: of each that is not fit for a verdict."""
+
+    def __init__(self, a: StoredRun, b: StoredRun, groups: Sequence[Group], unreliable: bool) -> None:
+        self.a, self.b, self._groups, self._unreliable = a, b, groups, unreliable
+        self.unfit = {name: _unfit(run) for name, run in (("A", a), ("B", b))}
+        self._strange: dict[str, list[str]] = {}  # run -> figures in which it is an outlier
+
+    def of_size(self, one: SizeRow, other: SizeRow) -> list[Ratio]:
+        """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
+        busbw = partial(busbw_of, one.size)
+        self._name_outliers(f"busbw {format_size(one.size)}", busbw, counted=False)
+        doubt, but = self._doubt(one.size)
+        verdict, why = judged(one, other, self._values(busbw), doubt, _several_paths(self.a) or _several_paths(self.b))
+        found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, but + why)]
+        if len(self.a.record.header.ranks) == len(self.b.record.header.ranks):
+            found.append(_ratio("time", "us an iteration", one.size, one.time_us, other.time_us, verdict, but + why))
+        return found
+
+    def of_run(self) -> list[Ratio]:
+        """Figures of the whole run. Ratios of counts need equal sizes and iterations."""
+        one, other = self.a.record.outcome, self.b.record.outcome
+        if one is None or other is None:
+            return []
+        found = []
+        (unfit_doubt, but), options = self._doubt(None), [each.record.header.options for each in (self.a, self.b)]
+        alike = len({(each.sizes, each.iters, each.warmup) for each in options}) == 1
+        for count in (*_MMR, *_of_parts(one), *_counters(one, other)):
+            x, y = count.of(one), count.of(other)
+            if x is None or y is None:
+                continue
+            counted = count.unit in _COUNTED
+            doubt = unfit_doubt or ("" if alike else "sizes or iterations differ")
+            verdict, why = judged_once(x, y, self._values(count.of), doubt, counted=counted)
+            if count in _MMR and not unfit_doubt:
+                chance = _not_fixed(self.a, count) or _not_fixed(self.b, count)
+                verdict, why = (
+                    (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
+                )
+            self._name_outliers(count.name, count.of, counted=counted)
+            found.append(_ratio(count.name, count.unit, None, x, y, verdict, but + why))
+        return found
+
+    def notes(self) -> Iterator[str]:
+        """Why A or B is not fit for a verdict; outliers among equal runs."""
+        yield from (f"{name}: {each.why}" for name, each in self.unfit.items() if each is not None)
+        for run, figures in self._strange.items():
+            yield f"{run} is an outlier among its equal runs: {', '.join(figures)}"
+
+    def _doubt(self, size: int | None) -> tuple[str, str]:
+        """Why there is no verdict, or what is to be said before one. size: causes at others do not count, bytes."""
+        found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := _unfit(run, size))]
+        said = "; ".join(f"{name}: {each.why}" for name, each in found)
+        allowed = self._unreliable and all(each.kind == "unreliable" for _, each in found)
+        return ("", f"despite {said}; " if said else "") if allowed else (said, "")
+
+    def _values(self, of: Callable[[RunOutcome], float | None]) -> list[list[float]]:
+        return [[value for run in group.values() if (value := of(run)) is not None] for group in self._groups]
+
+    def _name_outliers(self, figure: str, of: Callable[[RunOutcome], float | None], *, counted: bool) -> None:
+        for group in self._groups:
+            known = [(path, value) for path, run in group.items() if (value := of(run)) is not None]
+            for at in outliers([value for _, value in known], counted=counted):
+                name = {self.a.path: "A: run", self.b.path: "B: run"}.get(known[at][0], "run")
+                said = f"{figure} {known[at][1]:,.4g}"
+                self._strange.setdefault(f"{name} {known[at][0].name}", []).append(said)
+
+
+def busbw_of(size: int, outcome: RunOutcome) -> float | None:
+    """The busbw of a size, GB/s, emulated; None for a run without it."""
+    return next((row.busbw for row in outcome.rows if row.size == size), None)
+
+
+def _unfit(run: StoredRun, size: int | None = None) -> Unfit | None:
+    """As of fitness.py; an interrupted run has its rows alone."""
+    if run.record.outcome is not None:
+        return unfit(run.record.outcome, size)
+    wrong = sum(each.wrong for row in run.record.measured for each in row.all)
+    return Unfit("wrong data", many(wrong, "wrong element")) if wrong else None
 
 
 def judged(
@@ -153,13 +230,12 @@ def judged(
     """
     if doubt:
         return "unknown", doubt
+    if (found := chance_of(one.busbw, other.busbw, equal, counted=False) if equal else None) is not None:
+        return _by(found)
     apart = abs(math.log(other.busbw) - math.log(one.busbw))
     share = math.expm1(apart)
     if share <= STEADY:
         return "noise", f"{share:.1%}: two identical runs differ by up to {STEADY:.0%}"
-    if (spread := spread_of([[math.log(each) for each in group] for group in equal])) is not None:
-        said = f"a factor of {math.exp(apart):.3g} apart; {_kept(equal)} equal runs: the 95 % interval of two runs is "
-        return _by(apart, spread.apart), f"{said}a factor of {math.exp(spread.apart):.3g}"
     few = min(len(row.iteration_us) for row in (one, other))
     if chance or few < LEAST:
         return "unknown", f"more than {STEADY:.0%}; {chance or f'{few} iterations are too few to estimate noise'}"
@@ -168,64 +244,42 @@ def judged(
     middle, half = fmean([fmean(each) for each in work]), interval(*work)
     means = abs(fmean(work[1]) - fmean(work[0]))
     said = f"means are {means / middle:.1%} apart, the 95 % interval of the iterations is +-{half / middle:.1%}"
-    return ("unknown", f"{said}: repeat A or B") if means <= half else ("differs", said)
+    return ("unknown", f"{said}: {REPEAT}") if means <= half else ("differs", said)
 
 
-def _by(apart: float, noise: float) -> Verdict:
-    return "noise" if apart <= noise else "differs"
+def _by(found: Chance) -> tuple[Verdict, str]:
+    """The verdict of equal runs. Groups that are far apart, but too small to be sure, are not noise."""
+    if found.p <= LEVEL:
+        return "differs", found.words
+    return ("unknown", f"{found.words}: {REPEAT}") if found.unsure else ("noise", found.words)
 
 
-def _kept(groups: Sequence[Sequence[float]]) -> str:
-    return " and ".join(str(len(each)) for each in groups)
-
-
-def _several_paths(run: StoredRun) -> str:
+def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:
     """Why the paths of a run may differ from those of an equal run; empty if each QP had one path."""
-    proof = None if run.record.outcome is None else run.record.outcome.proof
+    proof = None if outcome is None else outcome.proof
     spread = None if proof is None else proof.spread
     if spread is None:  # an interrupted run, or one of an older Heddle
-        spread = any(mode in run.record.header.ecmp for mode in SPREADING)
+        spread = any(mode in run.ecmp for mode in SPREADING)
     return "packets of one QP took several paths, which differ from run to run" if spread else ""
 
 
-def _unreliable(run: StoredRun, size: int) -> bool:
-    """Whether the host CPU was or may have been the bottleneck at that size, or at one that is not named."""
-    outcome = run.record.outcome
-    return outcome is not None and any(cause.size in (None, size) for cause in outcome.doubts)
+def _several_paths(run: StoredRun) -> str:
+    return several_paths(run.record.header, run.record.outcome)
 
 
 def _ratio(
     name: str, unit: str, size: int | None, a: float | None, b: float | None, verdict: Verdict, why: str
 ) -> Ratio:
     ratio = b / a if a and b is not None else None
-    if a == b:
+    if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
         verdict, why = "same", ""
     return Ratio(name, unit, size, a, b, ratio, verdict, why)
-
-
-def _of_run(a: StoredRun, b: StoredRun, groups: Sequence[Sequence[RunOutcome]]) -> list[Ratio]:
-    """Figures of the whole run. Ratios of counts need equal sizes and iterations. groups: equal runs of A, and of B."""
-    one, other = a.record.outcome, b.record.outcome
-    if one is None or other is None:
-        return []
-    doubt, found = _doubt(a, b), []
-    for count in (*_MMR, *_of_parts(one), *_counters(one, other)):
-        x, y = count.of(one), count.of(other)
-        if x is None or y is None:
-            continue
-        values = [[value for each in group if (value := count.of(each)) is not None] for group in groups]
-        verdict, why = judged_once(x, y, values, doubt)
-        if count in _MMR:
-            chance = _not_fixed(a, count) or _not_fixed(b, count)
-            verdict, why = (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
-        found.append(_ratio(count.name, count.unit, None, x, y, verdict, why))
-    return found
 
 
 def _not_fixed(run: StoredRun, mmr: _Count) -> str:
     """Why the MMR of an equal run may be another; empty if all paths, and the packets on them, are determined."""
     outcome = run.record.outcome
-    if outcome is None or outcome.proof is None or outcome.proof.spread is None or not outcome.proof.agree:
+    if outcome is None or outcome.proof is None or outcome.proof.spread is None:
         return "the paths of a run are not proven to be fixed"
     if chance := _several_paths(run):
         return chance
@@ -238,28 +292,19 @@ def _not_fixed(run: StoredRun, mmr: _Count) -> str:
     return ""
 
 
-def _doubt(a: StoredRun, b: StoredRun) -> str:
-    """Why equal runs cannot tell the noise of counts; empty if they can."""
-    one, other = a.record.header.options, b.record.header.options
-    if (one.sizes, one.iters, one.warmup) != (other.sizes, other.iters, other.warmup):
-        return "sizes or iterations differ"
-    if any(run.record.outcome is not None and run.record.outcome.limited for run in (a, b)):
-        return _CPU
-    return ""
+def judged_once(
+    one: float, other: float, groups: Sequence[Sequence[float]], doubt: str = "", *, counted: bool = True
+) -> tuple[Verdict, str]:
+    """Decide whether noise explains the difference of two figures with one value a run; the reason in words.
 
-
-def judged_once(one: float, other: float, groups: Sequence[Sequence[float]], doubt: str = "") -> tuple[Verdict, str]:
-    """Decide whether noise explains the difference of two counts, by the counts of equal runs; the reason in words.
-
-    doubt: why that cannot be decided.
+    groups: the values of equal runs. doubt: why that cannot be decided. counted: packets, frames.
     """
     if doubt:
         return "unknown", doubt
-    spread, kept = spread_of(groups), _kept(groups)
-    if spread is None:
-        return "unknown", f"one value per run, and too few equal runs in the history ({kept}): repeat A or B"
-    said = f"{abs(other - one):,.4g} apart; {kept} equal runs: the 95 % interval of two runs is +-{spread.apart:,.4g}"
-    return _by(abs(other - one), spread.apart), said
+    if (found := chance_of(one, other, groups, counted=counted)) is not None:
+        return _by(found)
+    kept = " and ".join(str(len(each)) for each in groups)
+    return "unknown", f"one value per run, and too few equal runs in the history ({kept}): {REPEAT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,17 +353,11 @@ def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
         if outcome is None:
             notes.append(f"{name} was interrupted: its queues, paths and processors are not compared")
             continue
-        if outcome.limited:
-            notes.append(f"{name}: the host CPU was or may have been the bottleneck: do not trust its bandwidths")
-        if outcome.wrong:
-            notes.append(f"{name} has {outcome.wrong:,} wrong elements")
         if (state := outcome.fabric_state) is not None:
             if state.word != "converged":
                 notes.append(f"{name}: the fabric was {state.word} during the run")
             if faults := faults_of_links(state):
                 notes.append(f"{name}: faults were set on links: {faults}")
-        if outcome.proof is not None and not outcome.proof.agree:
-            notes.append(f"{name}: its paths are not proven")
         if run.fabric.value is None:
             notes.append(f"{name}: settings of its fabric are not compared: {run.fabric.why}")
     if len(a.record.header.ranks) != len(b.record.header.ranks):

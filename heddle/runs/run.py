@@ -45,7 +45,7 @@ from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
-from heddle.runs.together import WorkloadResult
+from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
@@ -99,6 +99,8 @@ def run_workload(
         why = "soft-RoCE is made on this machine, not in the kernels of shards"
         lab.require_here(why, "use another --transport, or run ./inv up FABRIC here")
     jobs, faults = plan_workload(lab.fabric, workload, lab)
+    # Of all jobs, also for one alone: it is to run with equal settings.
+    factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
     if only:
         jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
     handles = lab.handles()
@@ -107,7 +109,6 @@ def run_workload(
     for warning in _warnings(jobs):
         observer.warn(warning)
     check_memory(lab, [each.plan for each in jobs], workers)
-    factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
     with (
         owners.lock(lab.name, work=f"run ({_summary(workload.name, jobs)})"),
         faults_for_run(lab, faults, observer) as clock,
@@ -123,9 +124,14 @@ def run_workload(
 
 
 def run_with_interference(lab: Lab, workload: Workload, observer: Observer) -> WorkloadResult:
-    """Run each job of a workload alone, then all of them together. Errors as of `run`."""
-    alone = [run_workload(lab, workload, observer, only=job.name).jobs[0] for job in workload.jobs]
-    return run_workload(lab, workload, observer).compared(alone)
+    """Run each job of a workload alone, then all of them together, REPEATS times. Errors as of `run`."""
+    return WorkloadResult.compared([
+        (
+            [run_workload(lab, workload, observer, only=job.name).jobs[0] for job in workload.jobs],
+            run_workload(lab, workload, observer),
+        )
+        for _ in range(REPEATS)
+    ])  # fmt: skip
 
 
 class _Running:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.tables import flat, value_text
 from heddle.fabric.fabricdata import fabric_to_json
 from heddle.fabric.policydata import dump_policy
+from heddle.runs.fitness import unfit
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead
 from heddle.runs.store import History
@@ -122,8 +123,8 @@ def _live(around: Surroundings) -> dict[str, str]:
 def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     """By directory, the run itself and its repetitions; empty for a run without an outcome.
 
-    Equal: all settings and sizes, faults of links and the state of the fabric. Left out: runs where the host CPU was or
-    may have been the bottleneck.
+    Equal: all settings and sizes, faults of links and the state of the fabric. Left out: others that are not fit for a
+    verdict (fitness.py).
     """
     mine = run.record.outcome
     if mine is None:
@@ -132,7 +133,7 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     wanted = settings_of(run)
     for other in History(run.lab, run.path.parent).newest(_LOOKED_AT):
         outcome = None if other.damage else other.record.outcome
-        if outcome is None or outcome.limited or other.path in found:
+        if outcome is None or unfit(outcome) or other.path in found:
             continue
         if _about(other.record.header) == _about(run.record.header) and settings_of(other) == wanted:
             found[other.path] = outcome

@@ -1,44 +1,115 @@
-"""The result of a workload: the run of each of its jobs, and how much slower each was together than alone.
+"""The result of a workload: the run of each of its jobs, and how much slower each was beside the others than alone.
 
-In:  RunResult of each job, all measured together; on request, also of each job alone, on the same NICs.
+In:  RunResult of each job, all measured together; on request, repeats of that, and of each job alone on the same NICs.
 Out: text with a block for each job, and JSON.
+Only iterations count that ran beside all other jobs: those within the time in which every one of these ran. Jobs that
+never ran at the same time, as one that starts after the other, do not interfere and are left out. noise.py judges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from heddle.runs.fitness import unfit
+from heddle.runs.noise import LEVEL, chance_of
 from heddle.runs.results import RunResult
+
+if TYPE_CHECKING:
+    from heddle.runs.timeline import Iterations
+
+REPEATS: Final = 3  # of the jobs alone and together
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Iterations of a job that ran beside all others. busbw: by size, GB/s, emulated. share: of all iterations."""
+
+    others: tuple[str, ...]
+    busbw: dict[int, float]
+    share: float
+
+    @classmethod
+    def of(cls, job: RunResult, jobs: Sequence[RunResult]) -> Beside:
+        """Of a job among those that ran with it."""
+        mine = _iterations(job)
+        every = {other.job: _span(other) for other in jobs if other.job != job.job}
+        begin, end = mine.begin_s.min(), mine.end_s.max()
+        spans = {name: span for name, span in every.items() if span[0] < end and span[1] > begin}
+        if not spans:
+            return cls((), {}, 0.0)
+        low, high = (pick(each) for pick, each in zip((max, min), zip(*spans.values(), strict=True), strict=True))
+        inside = ~np.isin(mine.epoch, mine.epoch[(mine.begin_s < low) | (mine.end_s > high)])
+        took, found = mine.end_s - mine.begin_s, {}
+        for row in job.rows:
+            of_size = mine.size == row.size
+            if (of_size & inside).any():
+                found[row.size] = row.busbw * float(took[of_size].mean() / took[of_size & inside].mean())
+        return cls(tuple(spans), found, float(inside.mean()))
+
+
+def _iterations(job: RunResult) -> Iterations:
+    from heddle.runs.timeline import Timeline
+
+    timeline = job.courses["slowest"][1]
+    assert isinstance(timeline, Timeline)  # noqa: S101
+    return timeline.iterations
+
+
+def _span(job: RunResult) -> tuple[float, float]:
+    """From the first barrier of a job to the end of its last iteration, in seconds of the run."""
+    return 0.0 if job.span_s is None else job.span_s[0], float(_iterations(job).end_s.max())
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """One job alone and together with the others. busbw: average bus bandwidth over its sizes, GB/s, emulated.
+    """One job alone and beside others. alone, together: busbw of each repeat, the mean over sizes, GB/s, emulated.
 
-    alone_run, together_run: IDs of the stored runs. unreliable: the host CPU was or may have been the bottleneck in one
-    of the two.
+    together: of iterations beside all the others; empty where there are none. share: of these among all. *_runs: IDs of
+    the stored runs. doubts: why a run is not fit for a verdict. wrong: elements in runs that are not shown.
     """
 
     job: str
-    alone_busbw: float
-    together_busbw: float
-    alone_run: str
-    together_run: str
-    unreliable: bool
+    others: tuple[str, ...]
+    alone: tuple[float, ...]
+    together: tuple[float, ...]
+    share: float
+    alone_runs: tuple[str, ...]
+    together_runs: tuple[str, ...]
+    doubts: tuple[str, ...]
+    wrong: int = 0
 
     @property
-    def ratio(self) -> float:
-        """Together as a share of alone."""
-        return self.together_busbw / self.alone_busbw
+    def ratio(self) -> float | None:
+        """Together as a share of alone; None if no iteration ran beside all the others."""
+        return fmean(self.together) / fmean(self.alone) if self.together else None
 
-    def text(self) -> str:
-        """`a: 0.0119 GB/s alone (run 0001), 0.0061 GB/s together (run 0003): 51 %`."""
-        alone, together = f"{self.alone_busbw:.4g}", f"{self.together_busbw:.4g}"
-        runs = f"{alone} GB/s alone (run {self.alone_run}), {together} GB/s together (run {self.together_run})"
-        doubt = "; UNRELIABLE: the host CPU may have been the bottleneck" if self.unreliable else ""
-        return f"{self.job}: {runs}: {100 * self.ratio:.0f} %{doubt}"
+    @property
+    def verdict(self) -> str:
+        """Whether noise explains the difference, or why that is not known."""
+        if self.doubts:
+            return f"no verdict: {self.doubts[0]}"
+        runs = [[*self.alone], [*self.together]]
+        found = chance_of(runs[0][0], runs[1][0], runs, counted=False) if self.together else None
+        if found is None:
+            return "not known"
+        return f"{'differs' if found.p <= LEVEL else 'not known' if found.unsure else 'noise'}: {found.words}"
+
+    def lines(self) -> list[str]:
+        """`a: 51 % of 0.0119 GB/s alone (runs 0001, 0004, 0007) beside b (...)`, and the verdict."""
+        alone = f"{fmean(self.alone):.4g} GB/s alone (runs {', '.join(self.alone_runs)})"
+        where = f"beside {' and '.join(self.others)} (runs {', '.join(self.together_runs)})"
+        if self.ratio is None:
+            if not self.others:
+                return [f"{self.job}: no other job ran at the same time"]
+            why = "no iteration ran while all of these ran: let them run longer, by iters or repeat: background"
+            return [f"{self.job}: not known {where}: {why}"]
+        head = f"{self.job}: {100 * self.ratio:.0f} % of {alone} {where}"
+        return [head, f"{self.job}: {self.share:.0%} of its iterations ran beside these; {self.verdict}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +122,29 @@ class WorkloadResult:
 
     @property
     def wrong(self) -> int:
-        """Wrong elements of all jobs."""
-        return sum(job.wrong for job in self.jobs)
+        """Wrong elements of all jobs, in all repeats."""
+        return sum(job.wrong for job in self.jobs) + sum(each.wrong for each in self.interference)
 
-    def compared(self, alone: Sequence[RunResult]) -> WorkloadResult:
-        """With the interference. alone: the result of each job alone, in the same order."""
-        found = (
-            Interference(here.job, there.busbw, here.busbw, there.run_id, here.run_id, there.limited or here.limited)
-            for there, here in zip(alone, self.jobs, strict=True)
-        )
-        return WorkloadResult(self.name, self.jobs, tuple(found))
+    @classmethod
+    def compared(cls, repeats: Sequence[tuple[Sequence[RunResult], WorkloadResult]]) -> WorkloadResult:
+        """The last of some repeats, with the interference. Each: the result of each job alone, and of all together."""
+        last, found = repeats[-1][1], []
+        for at, job in enumerate(last.jobs):
+            alone, here = [each[0][at] for each in repeats], [each[1].jobs[at] for each in repeats]
+            beside = [Beside.of(one, each[1].jobs) for one, each in zip(here, repeats, strict=True)]
+            there = [each.busbw for each in beside if each.busbw]  # a repeat may have no such iteration
+            sizes = set.intersection(*({*each} for each in there)) if there else set[int]()
+            rows = [[row.busbw for row in one.rows if row.size in sizes or not sizes] for one in alone]
+            doubts = [f"run {one.run_id}: {why.why}" for one in (*alone, *here) if (why := unfit(one))]
+            runs = [tuple(one.run_id for one in each) for each in (alone, here)]
+            values = tuple(fmean(each[size] for size in sizes) for each in there) if sizes else ()
+            found.append(
+                Interference(
+                    job.job, beside[-1].others, tuple(map(fmean, rows)), values, fmean(each.share for each in beside),
+                    runs[0], runs[1], tuple(doubts), sum(one.wrong for one in (*alone, *here[:-1])),
+                )
+            )  # fmt: skip
+        return cls(last.name, last.jobs, tuple(found))
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints: `jobs` has the document of a run for each job."""
@@ -69,21 +153,20 @@ class WorkloadResult:
             "jobs": [job.to_json() for job in self.jobs],
             "interference": [
                 {
-                    "job": each.job, "alone_busbw": each.alone_busbw, "together_busbw": each.together_busbw,
-                    "ratio": each.ratio, "alone_run": each.alone_run, "together_run": each.together_run,
-                    "unreliable": each.unreliable,
+                    **asdict(each), "ratio": each.ratio, "verdict": each.verdict,
+                    "alone_busbw": fmean(each.alone), "together_busbw": fmean(each.together) if each.together else None,
                 }
                 for each in self.interference
             ],
         }  # fmt: skip
 
     def table(self, narrow: bool = False) -> str:
-        """A block for each job, and a line of each for the interference. narrow: 80 columns."""
+        """A block for each job, and lines of each for the interference. narrow: 80 columns."""
         blocks = []
         for job in self.jobs:
             rows = [job.row(row, narrow=narrow) for row in job.rows]
             blocks.append("\n".join([*job.lines(narrow=narrow), *rows, *job.foot()]))
-        lines = [f"#interference: {each.text()}" for each in self.interference]
+        lines = [f"#interference: {line}" for each in self.interference for line in each.lines()]
         if lines:
             lines.append("#interference: of average bus bandwidths; other causes of a difference are not excluded")
         return "\n\n".join([*blocks, *(["\n".join(lines)] if lines else [])]) + "\n"

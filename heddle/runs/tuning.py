@@ -20,8 +20,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from heddle.base.units import emulated_words
-from heddle.runs.compare import Verdict, judged
-from heddle.runs.results import RunResult
+from heddle.runs.compare import REPEAT, Verdict, busbw_of, judged, several_paths
+from heddle.runs.fitness import unfit
+from heddle.runs.results import RunOutcome, RunResult
 from heddle.runs.runtable import SizeRow
 
 COLLECTIVES: Final[Mapping[str, str]] = {
@@ -61,11 +62,16 @@ class TunerSetting:
 
 @dataclass(frozen=True, slots=True)
 class TunerPoint:
-    """One setting at one size. doubt: why its time may be that of the machine."""
+    """One setting at one size. doubt: why no verdict rests on it; chance: why another run may differ more.
+
+    equal: busbw of equal runs and this one, GB/s, emulated.
+    """
 
     setting: TunerSetting
     row: SizeRow
     doubt: str
+    chance: str
+    equal: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +104,48 @@ class Tuning:
     points: tuple[TunerPoint, ...]
 
     @classmethod
-    def of(cls, results: Mapping[TunerSetting, RunResult]) -> Tuning:
-        """From the runs of all settings."""
+    def of(
+        cls, results: Mapping[TunerSetting, RunResult], equal: Mapping[TunerSetting, Sequence[RunOutcome]] | None = None
+    ) -> Tuning:
+        """From the runs of all settings. equal: equal runs of each in the history, with itself."""
         first = next(iter(results.values()))
         members = first.communicators[0] if first.communicators else tuple(range(len(first.ranks)))
         nodes = len({first.ranks[rank].host for rank in members})
-        points = [
-            TunerPoint(setting, row, _doubt(result, row.size))
-            for setting, result in results.items()
-            for row in result.rows
-        ]
+        points = []
+        for setting, result in results.items():
+            for row in result.rows:
+                why, runs = unfit(result, row.size), (equal or {}).get(setting, ())
+                known = tuple(value for run in runs if (value := busbw_of(row.size, run)) is not None)
+                chance = several_paths(result, result)
+                points.append(TunerPoint(setting, row, "" if why is None else why.why, chance, known))
         return cls(
             first.options.collective, first.lab, first.fabric, first.ecmp, first.k, nodes, len(members), tuple(points)
         )
 
     @property
     def qps(self) -> int:
-        """The number of QPs with the smallest geometric mean of the best times of all sizes."""
+        """The smallest number of QPs that is slower at no size than the one with the best times."""
+        return self._qps[0]
 
-        def cost(qps: int) -> tuple[float, int]:
-            best = [min(each.row.time_us for each in group if each.setting.qps == qps) for group in self._sizes()]
-            return round(fmean(map(log, best)), 9), qps
+    @property
+    def decided(self) -> bool:
+        """Whether all other numbers of QPs are slower at some size, beyond noise."""
+        return len(self._qps) == 1
 
-        return min(sorted({each.setting.qps for each in self.points}), key=cost)
+    @property
+    def _qps(self) -> list[int]:
+        """The numbers of QPs that are slower at no size than the one with the smallest geometric mean of best times."""
+        numbers = sorted({each.setting.qps for each in self.points})
+        of = {n: [next(each for each in group if each.setting.qps == n) for group in self._sizes()] for n in numbers}
+        top = of[min(numbers, key=lambda n: fmean(log(each.row.time_us) for each in of[n]))]
+        return [
+            n
+            for n in numbers
+            if not any(
+                one.row.time_us < other.row.time_us and _judged(one, other)[0] == "differs"
+                for one, other in zip(top, of[n], strict=True)
+            )
+        ]
 
     def _sizes(self) -> list[list[TunerPoint]]:
         """The points of each size, the fastest first."""
@@ -159,7 +184,7 @@ class Tuning:
         yield f"# k = {self.k}: {emulated_words(self.k)}."
         algorithms, qps = (", ".join(each) for each in varied)
         yield f"# Measured: {COLLECTIVES[self.collective]}; {algorithms}; channels: {named}; QPs: {qps}."
-        yield f"# These lines are for NCCL_IB_QPS_PER_CONNECTION={self.qps}."
+        yield f"# These lines are for NCCL_IB_QPS_PER_CONNECTION={self.qps}{'' if self.decided else ', not decided'}."
         yield "# Protocols are not modelled. A line needs one, so each has simple."
         yield "# A line ends halfway to the next measured size."
         yield "# A size without a line: no difference beyond noise, or not known."
@@ -201,7 +226,7 @@ class Tuning:
         """The document of the verb, without the names of files."""
         return {
             "collective": self.collective, "lab": self.lab, "fabric": self.fabric, "hashing": self.hashing,
-            "nodes": self.nodes, "ranks": self.ranks, "qps": self.qps,
+            "nodes": self.nodes, "ranks": self.ranks, "qps": self.qps, "qps_decided": self.decided,
             "measured": [
                 {**asdict(each.setting), "size": each.row.size, "time_us": each.row.time_us, "busbw": each.row.busbw,
                  "doubt": each.doubt}
@@ -216,9 +241,9 @@ class Tuning:
         }  # fmt: skip
 
 
-def _doubt(result: RunResult, size: int) -> str:
-    causes = [cause for cause in result.doubts if cause.size in (None, size)]
-    return "the host CPU was or may have been the bottleneck" if causes else ""
+def _judged(one: TunerPoint, other: TunerPoint) -> tuple[Verdict, str]:
+    equal = (one.equal, other.equal)
+    return judged(one.row, other.row, equal, one.doubt or other.doubt, one.chance or other.chance)
 
 
 def _choice(group: Sequence[TunerPoint]) -> TunerChoice:
@@ -226,5 +251,5 @@ def _choice(group: Sequence[TunerPoint]) -> TunerChoice:
     best, second = group[0], group[1] if len(group) > 1 else None
     if second is None:
         return TunerChoice(best.row.size, best, None, "unknown", "only one setting was measured")
-    verdict, why = judged(best.row, second.row, doubt=best.doubt or second.doubt)
-    return TunerChoice(best.row.size, best, second, verdict, why.removesuffix(": repeat A or B"))
+    verdict, why = _judged(best, second)
+    return TunerChoice(best.row.size, best, second, verdict, why.removesuffix(f": {REPEAT}"))

@@ -31,7 +31,10 @@ def junit_xml(changes: Changes) -> str:
         out = "\n".join(f"{head}: {cell}" for head, cell in zip(_HEAD, _row(each), strict=True))
         said = f"<system-out>{escape(out)}</system-out>"
         cases.append(f'  <testcase classname="heddle.check" name={quoteattr(name)}>{failed}{said}</testcase>\n')
-    failures = sum(bool(each.beyond) for each in changes.results)
+    for name in changes.removed:
+        failed = '<failure message="the file is gone"/>'
+        cases.append(f'  <testcase classname="heddle.check" name={quoteattr(name)}>{failed}</testcase>\n')
+    failures = sum(bool(each.beyond) for each in changes.results) + len(changes.removed)
     head = f'<testsuite name="heddle check" tests="{len(cases)}" failures="{failures}" errors="0" skipped="0">'
     return f'<?xml version="1.0" encoding="utf-8"?>\n{head}\n{"".join(cases)}</testsuite>\n'
 
@@ -60,7 +63,10 @@ def _both(each: ChangeResult, name: str, unit: str = "") -> str:
 def _remarks(changes: Changes) -> Iterator[str]:
     for each in changes.results:
         yield from (f"{each.name}, {each.workload}: {line}" for line in each.beyond)
-        paths = each.paths
+        paths, (before, after) = each.paths, each.links
+        if before != after:
+            why = "the MMR is relative to their mean, so compare the time of the worst link"
+            yield f"{each.name}, {each.workload}: {before} links upwards, then {after}: {why}"
         if paths is not None and (paths.added or paths.removed or paths.lost):
             lost = f", {many(paths.lost, 'flow')} lost their path" if paths.lost else ""
             counts = f"{many(paths.added, 'flow')} only after the change, {paths.removed:,} only before"
@@ -68,4 +74,4 @@ def _remarks(changes: Changes) -> Iterator[str]:
     if changes.added:
         yield f"only after the change: {', '.join(changes.added)}"
     if changes.removed:
-        yield f"only before the change: {', '.join(changes.removed)}"
+        yield f"only before the change: {', '.join(changes.removed)}: a fabric file that is gone is an error"

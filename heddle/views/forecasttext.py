@@ -178,9 +178,7 @@ def _largest(result: Prediction, port: int) -> str:
 
 
 def _remarks(result: Prediction) -> Iterator[str]:
-    entropy = result.entropy
-    most = float(np.log2(entropy.flows)) if entropy.flows else 0.0
-    yield f"5-tuples: {entropy.distinct:,} distinct of {entropy.flows:,}, entropy {entropy.bits:.2f} of {most:.2f} bits"
+    yield result.entropy.text
     for direction, found in result.evenness.items():
         numbers = "" if found.p_value is None else (
             f" (chi-square {found.chi_square:.1f}, {found.degrees} degrees of freedom, p = {found.p_value:.2g})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from heddle.predict.walk import spreads
@@ -170,11 +169,7 @@ def _bars(links: Sequence[LinkUse], most: float) -> list[str]:
 
 def entropy_text(result: PathsResult) -> str:
     """How many of the QPs a hash of 5-tuples can distinguish; empty without QPs."""
-    found = result.entropy
-    if not found.flows:
-        return ""
-    most = math.log2(found.flows)
-    return f"5-tuples: {found.distinct:,} distinct of {found.flows:,}, entropy {found.bits:.2f} of {most:.2f} bits"
+    return result.entropy.text if result.entropy.flows else ""
 
 
 def _ratio(value: float | None) -> str:

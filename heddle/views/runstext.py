@@ -190,14 +190,16 @@ def number_text(value: float | None) -> str:
 
 def how_judged() -> str:
     """How noise is judged, in sentences."""
-    from heddle.runs.compare import LEAST, STEADY  # only here: `./inv runs` needs none of it
+    from heddle.runs.compare import LEAST  # only here: `./inv runs` needs none of it
+    from heddle.runs.noise import STEADY
 
     return (
-        "noise: the difference is inside the 95 % interval that equal runs in the history show; times also: at most "
-        f"{STEADY:.0%}, as two identical runs can differ by that. differs: outside that interval. Without enough equal "
-        "runs, a time differs if it is outside the 95 % interval of the iterations of both runs (Welch's test) and "
-        f"each QP had one path, and MMR differs if all paths are fixed. not known: all else, fewer than {LEAST} "
-        "iterations, or the host CPU was the bottleneck. Make three runs of each setting to know."
+        "differs: the equal runs of A and of B in the history would show such a difference by chance with p of at most "
+        f"0.05; noise: a larger p. Without enough equal runs, a time within {STEADY:.0%} is noise, as two identical "
+        "runs can differ by that; it differs outside the 95 % interval of the iterations of both runs (Welch's test), "
+        "if each QP had one path. MMR differs if all paths are fixed. not known: all else, fewer than "
+        f"{LEAST} iterations, or a run with wrong data, unproven paths or a bottleneck of the host CPU. Make five runs "
+        "of each setting to know."
     )
 
 
@@ -221,16 +223,16 @@ def compare_text(found: Comparison) -> str:
         values = f"{number_text(row.a):>14} {number_text(row.b):>14} {ratio:>8}"
         lines.append(f"{ratio_name(row):<24.24} {row.unit:<15.15} {values}  {VERDICTS[row.verdict]}")
     lines.append("")
-    whys: dict[str, list[str]] = {}
+    whys: dict[tuple[str, str], list[str]] = {}
     for row in found.ratios:
-        if row.verdict == "unknown":
-            whys.setdefault(row.why, []).append(ratio_name(row))
+        if row.verdict in ("unknown", "differs"):
+            whys.setdefault((VERDICTS[row.verdict], row.why), []).append(ratio_name(row))
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
     said.append(f"equal runs in the history: {equal_text(found)}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
-    said += [f"{VERDICTS['unknown']}: {', '.join(names)}: {why}" for why, names in whys.items()]
+    said += [f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in whys.items()]
     for line in (*said, *(f"note: {note}" for note in found.notes)):
         lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)

@@ -28,8 +28,8 @@ def tuning_text(found: Tuning) -> str:
             whys.setdefault(each.why, []).append(format_size(each.size))
     said = [
         f"emulated, k = {found.k}: {emulated_words(found.k)}. The margin is what the second best takes longer.",
-        f"NCCL sets QPs for the whole job: the file is for NCCL_IB_QPS_PER_CONNECTION={found.qps}, the best over all "
-        "sizes.",
+        f"NCCL sets QPs for the whole job: the file is for NCCL_IB_QPS_PER_CONNECTION={found.qps}, "
+        + ("the best over all sizes." if found.decided else "which is not decided: no difference beyond noise."),
         *(f"not known at {', '.join(sizes)}: {why}" for why, sizes in whys.items()),
     ]
     if len({(each.setting.algorithm, each.setting.channels) for each in found.points}) == 1:

@@ -19,7 +19,7 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.lab.lab import Lab
 from heddle.runs.run import run_workload
 from heddle.runs.store import History
-from heddle.runs.together import WorkloadResult
+from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.testing.calls import RunCall
 from heddle.traffic.workload import Workload
 from tests import traces
@@ -120,15 +120,31 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
     assert [job["job"] for job in data["jobs"]] == ["a", "b"]
     assert all(job["span_s"][1] > job["span_s"][0] >= 0 for job in data["jobs"])
     for each, job in zip(data["interference"], data["jobs"], strict=True):
-        assert each["job"] == job["job"] and each["together_run"] == job["run_id"]
-        assert each["together_busbw"] == job["avg_busbw"] and each["alone_busbw"] > 0
-        assert each["ratio"] == pytest.approx(each["together_busbw"] / each["alone_busbw"])
-        alone = History.of(tiny).open(each["alone_run"])
-        assert alone.record.outcome is not None
-        assert each["unreliable"] == (alone.record.outcome.limited or bool(job["unreliable"]))
-        assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
-        nics = [(end["host"], end["port"]) for end in job["ranks"]]
-        assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
+        assert each["job"] == job["job"] and each["together_runs"][-1] == job["run_id"]
+        assert len({*each["alone_runs"], *each["together_runs"]}) == 2 * REPEATS
+        assert each["others"] == [other["job"] for other in data["jobs"] if other is not job]
+        # With two iterations of each job, perhaps none was within the time of the other one.
+        assert (each["share"] > 0) == (each["ratio"] is not None) == bool(each["together"])
+        assert each["verdict"] == "not known" or each["together"] or each["doubts"]
+        if each["ratio"] is not None:
+            assert each["ratio"] == pytest.approx(each["together_busbw"] / each["alone_busbw"])
+        for run_id in each["alone_runs"]:
+            alone = History.of(tiny).open(run_id)
+            assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
+            nics = [(end["host"], end["port"]) for end in job["ranks"]]
+            assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
+
+
+def test_iterations_after_the_other_job_ended_do_not_count(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "long.yml"
+    path.write_text(TWO.format(iters=4).replace("8K:16M:x2048", "256K").replace('"0:4:2"', '"0:4:2", iters: 24'))
+    done = RunCall(tiny).workload(path, interference=True)
+    a, b = done.interference
+    assert 0 < a.share < 0.75, "a goes on when b has ended"
+    assert b.ratio is not None and b.share > 0.5, "b is always beside a"
+    assert a.ratio is not None
+    (row,) = done.jobs[0].rows
+    assert row.busbw not in a.together, "the mean over all iterations hides what b does"
 
 
 def test_a_test_of_users_runs_the_jobs_of_a_file(tiny: Lab, tmp_path: Path) -> None:

@@ -52,6 +52,23 @@ def test_one_uplink_less_moves_paths_and_is_beyond_its_limits(tmp_path: Path) ->
     assert back.results[0].figure("mmr")[1] and "time of the worst link" not in " ".join(back.results[0].beyond)
 
 
+def test_fewer_links_with_a_smaller_mmr_are_not_better(tmp_path: Path) -> None:
+    """The mean over fewer links is larger. The time of the worst link decides, and that is said."""
+    one, other = tmp_path / "one.yml", tmp_path / "other.yml"
+    one.write_text(BASE)
+    other.write_text(BASE.replace("ctsw: 4", "ctsw: 1"))
+    changes = compared(str(one), str(other), "mesh", mmr="+5%")
+    (pair,) = changes.results
+    before, after = pair.figure("mmr")
+    assert before is not None and after is not None and after < before, "the MMR alone would call it better"
+    assert not changes.ok and pair.links == (8, 2)
+    assert (
+        "time of the worst link is" in pair.beyond[0] and "for the MMR of fewer links (2, before 8)" in pair.beyond[0]
+    )
+    assert "8 links upwards, then 2: the MMR is relative to their mean" in changes_text(changes)
+    assert compared(str(other), str(one), "mesh", worst_link="+0%").ok
+
+
 def test_hosts_that_are_added_are_no_moved_paths(tmp_path: Path) -> None:
     one, other = tmp_path / "one.yml", tmp_path / "other.yml"
     one.write_text(BASE)
@@ -109,7 +126,13 @@ def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeyp
         ("c.yml",),
         ("b.yml",),
     )
-    assert "only before the change: b.yml" in changes_text(changes)
+    assert "only before the change: b.yml: a fabric file that is gone is an error" in changes_text(changes)
+    assert not changes.ok and not any(each.beyond for each in changes.results)
+    suite = ElementTree.fromstring(junit_xml(changes))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1") and "gone" in junit_xml(changes)
+    (folder / "b.yml").write_text(BASE)
+    assert compared("HEAD:fabrics", "fabrics").ok
+    (folder / "b.yml").unlink()
     (folder / "c.yml").write_text(BASE.replace("racks", "rack"))  # a new file has no pair, but its errors count
     with pytest.raises(InputError, match=r"fabrics/c.yml:3  rack"):
         compared("HEAD:fabrics", "fabrics")

@@ -169,6 +169,38 @@ def test_slices_are_dealt_over_uplinks_and_entropy_sees_source_ports() -> None:
     assert fixed.entropy.bits == pytest.approx(np.log2(9))
 
 
+@pytest.mark.parametrize(
+    ("routing", "of", "distinct"),
+    [
+        ({"ecmp": "flow", "hash": {"policy": "l3"}}, "addresses", 9),
+        ({"ecmp": "flow"}, "5-tuples", 9 * 16),
+        ({"ecmp": "flow", "hash": {"fields": ["src", "dst", "dport"]}}, "hash.fields", 9),
+        ({"ecmp": "e-ecmp"}, "5-tuples and QPs", 9 * 16),
+        ({"ecmp": "e-ecmp", "hash": {"udf": {"base": "l4", "offset": 2, "bytes": 2}}}, "5-tuples and hash.udf", 9 * 16),
+        ({"ecmp": "spray"}, "5-tuples", 9 * 16),
+    ],
+)
+def test_entropy_is_that_of_the_fields_that_are_hashed(routing: dict[str, object], of: str, distinct: int) -> None:
+    """A source port for each QP does not help a hash that does not see it."""
+    plan = load_workload("ring,qps=16,sport=qpn").workload
+    found = forecast(changed("two", routing=routing), plan, Ask(), Silent()).entropy
+    assert (found.of, found.distinct, found.flows) == (of, distinct, 9 * 16)
+    assert found.bits == pytest.approx(np.log2(distinct)) and found.text.startswith(f"{of}: ")
+
+
+def test_with_many_inputs_of_a_hash_a_sample_of_them_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_workload("all-to-all,qps=64,sport=qpn").workload
+    exact, few = (forecast(fabric_of("two"), load_workload(each).workload, Ask(), Silent()).entropy for each in (
+        "all-to-all,qps=64,sport=qpn", "all-to-all,qps=64,sport=fixed:4000",
+    ))  # fmt: skip
+    monkeypatch.setattr("heddle.offline.forecast._DISTINCT", 1000)
+    sampled = forecast(fabric_of("two"), plan, Ask(), Silent()).entropy
+    assert exact.distinct > 4000 and sampled.distinct == pytest.approx(exact.distinct, rel=0.2)
+    assert sampled.bits == pytest.approx(exact.bits, abs=0.1)
+    again = forecast(fabric_of("two"), load_workload("all-to-all,qps=64,sport=fixed:4000").workload, Ask(), Silent())
+    assert again.entropy == few, "few inputs of many flows are counted exactly"
+
+
 def test_what_is_down_or_drained_carries_nothing() -> None:
     found = ask("three", "all-to-all", down=("ctsw1", "rtsw2"))
     wires = found.wires

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,22 +26,20 @@ RING, TREE = (TunerSetting(each, ANY, 1) for each in ("ring", "tree"))
 RING_4, TREE_4 = (replace(each, qps=4) for each in (RING, TREE))
 
 
+def run(times: Sequence[float], machine: MachineUse | None = None) -> RunResult:
+    """A run with a time for each size, ms, in which iterations differ by 0.2 %."""
+    rows = [
+        SizeRow.of(
+            size,
+            figures(size, 3, 1.5, [3 * ms / 1e3] * 4, 0, [[ms / 1e3 * (1 + each / 1000) for each in (-1, 0, 1)]] * 4),
+        )
+        for size, ms in zip(SIZES, times, strict=True)
+    ]
+    return having(replace(samples.result(), rows=tuple(rows)), machine=machine)
+
+
 def measured(times_ms: Mapping[TunerSetting, tuple[float, float, float]], machine: MachineUse | None = None) -> Tuning:
-    """Runs with a time for each size, in which iterations differ by 0.2 %."""
-
-    def run(times: tuple[float, float, float]) -> RunResult:
-        rows = [
-            SizeRow.of(
-                size,
-                figures(
-                    size, 3, 1.5, [3 * ms / 1e3] * 4, 0, [[ms / 1e3 * (1 + each / 1000) for each in (-1, 0, 1)]] * 4
-                ),
-            )
-            for size, ms in zip(SIZES, times, strict=True)
-        ]
-        return having(replace(samples.result(), rows=tuple(rows)), machine=machine)
-
-    return Tuning.of({setting: run(times) for setting, times in times_ms.items()})
+    return Tuning.of({setting: run(times, machine) for setting, times in times_ms.items()})
 
 
 def as_the_plugin_reads(conf: str) -> list[list[str]]:
@@ -101,7 +99,33 @@ def test_what_the_host_may_have_limited_is_not_chosen() -> None:
     use = MachineUse(0.9, 0.9, 0, 0, 0, 1, 1, unreliable=(Cause("processor", SIZES[2], None, sure=True, text="busy"),))
     found = measured({RING: (20, 40, 100), TREE: (10, 30, 150)}, use)
     assert [each[1:4] for each in as_the_plugin_reads(found.conf())] == [["0", "655360", "tree"]]
-    assert "not known at 1 MiB: the host CPU was or may have been the bottleneck" in tuning_text(found)
+    assert "not known at 1 MiB: UNRELIABLE: busy" in tuning_text(found)
+
+
+def test_no_setting_is_preferred_by_noise() -> None:
+    """Iterations of one run share its paths: where packets of a QP take several, only equal runs show the noise."""
+    times = {RING: (20.0, 40.0, 100.0), TREE: (10.0, 30.0, 150.0)}
+    spread = replace(run(times[RING]), proof=replace(samples.PROOF, spread=8))
+    sprayed = Tuning.of({each: replace(spread, rows=run(times[each]).rows) for each in times})
+    assert [each.verdict for each in sprayed.best()] == ["unknown"] * 3 and not as_the_plugin_reads(sprayed.conf())
+    assert "several paths" in tuning_text(sprayed)
+    for wide, verdict in ((0.5, "noise"), (0.001, "differs")):
+        equal = {
+            each: [run(tuple(ms * (1 + wide * at) for ms in times[each])).outcome for at in (0, 1, -1)]
+            for each in times
+        }
+        known = Tuning.of({each: replace(spread, rows=run(times[each]).rows) for each in times}, equal)
+        assert {each.verdict for each in known.best()[:2]} == {verdict}, wide
+        assert bool(as_the_plugin_reads(known.conf())) == (verdict == "differs")
+
+
+def test_of_numbers_of_qps_that_do_not_differ_the_smallest_is_taken_and_that_is_said() -> None:
+    close = measured({RING: (20, 40, 100), RING_4: (19.9, 39.8, 99)})
+    assert (close.qps, close.decided) == (1, False)
+    assert "NCCL_IB_QPS_PER_CONNECTION=1, not decided" in close.conf()
+    assert "which is not decided: no difference beyond noise" in " ".join(tuning_text(close).split())
+    apart = measured({RING: (20, 40, 100), RING_4: (19.9, 39.8, 80)})
+    assert (apart.qps, apart.decided) == (4, True)
 
 
 def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
