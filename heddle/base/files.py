@@ -13,23 +13,44 @@ import json
 import os
 import shlex
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from heddle.base.problems import InputError, Problem
+from heddle.base.resources import HERE, TOPOLOGIES, TRAFFIC
+
+_SHOWN: Final = 80  # characters of a name in an error
 FILE_BYTES: Final = 64 << 20  # the largest file of a user that travels to another machine
 VARIABLE: Final = "HEDDLE_FILES"
+ONLY: Final = "HEDDLE_FILES_ONLY"  # set for a verb of an assistant: it opens those of HEDDLE_FILES, and Heddle's own
 PLACE: Final = "HEDDLE_PLACE"  # the place where the verb runs, in the user's words; not set on the user's machine
 
 
 def real(typed: str) -> Path:
-    """The path to open for a typed name: the name itself, unless the verb was sent here from another machine."""
+    """The path to open for a typed name: the name itself, unless the verb was sent here from another machine.
+
+    InputError where only Heddle's own files may be named: an assistant calls the verb, and a server may run as root.
+    """
     found = _sent_files().get(typed)
     if isinstance(found, str):
         return Path(found)
-    try:
-        return Path(typed).expanduser()
-    except RuntimeError:  # `~name` of no user
-        return Path(typed)
+    path = Path(typed)
+    with suppress(RuntimeError):  # `~name` of no user
+        path = path.expanduser()
+    if ONLY in os.environ and not any(map(path.resolve().is_relative_to, _own_folders())):
+        hint = "name one of traffic/, or write words, as ring,qps=4; files are for ./inv on the command line"
+        raise InputError(Problem("", typed[:_SHOWN], "names no file of Heddle, and an assistant names no others", hint))
+    return path
+
+
+def _own_folders() -> list[Path]:
+    return [HERE.content(each).resolve() for each in (TOPOLOGIES, TRAFFIC)]
+
+
+def beside(file: str, name: str) -> str:
+    """A file that another one names: relative to that one's folder."""
+    return name if name.startswith(("/", "~")) else str(Path(file).parent / name)
 
 
 def open_regular(path: Path) -> IO[bytes]:

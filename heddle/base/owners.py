@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from heddle.base.lockfile import LockHolder, held, holder_of
+from heddle.base.lockfile import LockHolder, held, holder_of, try_lock
 from heddle.base.problems import InputError, Problem, machine_errors
 from heddle.base.process import start_of
 from heddle.base.state import check_name, state_dir
@@ -89,9 +89,13 @@ def claim_lab(lab: str) -> None:
 
 
 def disown_lab(lab: str) -> None:
-    """Remove the record of a lab that is gone. Call it with the lab's lock held."""
+    """Remove the record of a lab that is gone, and its parts' locks of killed processes. Call it with its lock held."""
     with suppress(OSError):
         _record(lab).unlink(missing_ok=True)
+        for path in LOCKS.glob(f"{lab}.*.lock"):
+            if (fd := try_lock(path)) is not None:
+                path.unlink()
+                os.close(fd)
 
 
 def owner_of(lab: str) -> LabOwner | None:

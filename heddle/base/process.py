@@ -89,7 +89,9 @@ def run(
         journal.note(argv, stdin)
     start, called = time.monotonic(), called or shlex.join(argv)
     try:
-        proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+        proc = subprocess.run(
+            list(argv), input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+        )  # fmt: skip
     except FileNotFoundError:
         raise MachineError(Problem("", argv[0], "is not installed", "run ./inv doctor: it names the package")) from None
     except OSError as error:  # no process, memory or file descriptor available

@@ -13,12 +13,13 @@ import grp
 import os
 import pwd
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors, trouble
 
 ELSEWHERE: Final = "set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle"
 _NOT_A_USER: Final = 0xFFFFFFFF  # setfsuid with it changes nothing, and returns the present one
@@ -178,7 +179,37 @@ def _give(fd: int, user: pwd.struct_passwd, *, deep: bool) -> None:
 
 def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
     """Write files of a user's directory, which is made if it does not exist. texts: name -> text."""
+    output_directory(directory, str(directory))
     with machine_errors(str(directory), "name another directory"), as_caller(directory):
-        directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
+
+
+def output_directory(path: Path, what: str) -> None:
+    """Make a user's directory for results, before the work that gives them. InputError when no file can be made there.
+
+    what: the flag and the name, as typed.
+    """
+    try:
+        with as_caller(path):
+            path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        why = f"cannot be written: {error.strerror}" if path.is_dir() else f"is not a directory: {error.strerror}"
+        raise InputError(Problem("", what, why, "name another directory")) from None
+    except OSError as error:
+        raise trouble(error, what) from None
+
+
+def new_directory(path: Path) -> Path:
+    """Make a directory that does not exist yet, with its parents: of this name, or with a number behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made, number = path, 1
+    while True:
+        try:
+            made.mkdir()
+        except FileExistsError:
+            number += 1
+            made = path.with_name(f"{path.name}-{number}")
+        else:
+            return made

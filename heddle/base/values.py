@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from heddle.base.untrusted import LINE_ITEMS, UNPACKED_BYTES, inflated
+
 _KIND: Final = "!"  # the key that names the kind of a value; mappings are lists of pairs, so it is never a key of one
 _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
     kind.__name__: kind
@@ -33,7 +35,6 @@ _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
 }  # fmt: skip
 _ROOT: Final = __name__.partition(".")[0]
 _MODULE: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", re.ASCII)
-MOST_BYTES: Final = 1 << 30  # of one value
 _NUMBERS: Final = frozenset("biufV")  # kinds of numpy's dtypes; V: records of numbers
 
 
@@ -47,7 +48,7 @@ def dump(value: Any) -> Any:
     return _dump_numpy(value)
 
 
-def load(data: Any, kind: Any = Any, room: int = MOST_BYTES) -> Any:
+def load(data: Any, kind: Any = Any, room: int = UNPACKED_BYTES) -> Any:
     """The value of what `dump` wrote. ValueError for anything else.
 
     kind: the type that it must have (see `conforms`). room: bytes that all its arrays and bytes may have.
@@ -106,24 +107,22 @@ def _parts(value: Any, args: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
 
 
 class _Room:
-    """Bytes that one value may still unpack to."""
+    """Bytes that one value may still unpack to, and the parts that it may still have."""
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.left, self.items = left, LINE_ITEMS
 
     def unpacked(self, text: str) -> bytes:
         """The content of `_packed`."""
-        packed = zlib.decompressobj()
-        content = packed.decompress(base64.b85decode(text), self.left + 1)
+        content = inflated(base64.b85decode(text), self.left)
         self.left -= len(content)
-        if self.left < 0:
-            raise ValueError("is larger than any value")
-        if not packed.eof:
-            raise ValueError("is not whole")
         return content
 
 
 def _load(data: Any, room: _Room) -> Any:
+    room.items -= 1
+    if room.items < 0:
+        raise ValueError(f"has more than {LINE_ITEMS} values")
     if isinstance(data, list):
         return [_load(each, room) for each in data]
     if not isinstance(data, dict):

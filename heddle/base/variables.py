@@ -1,7 +1,7 @@
 """The environment variables that users may set: docs/exit-codes-and-variables.md lists them from here.
 
-Each is read by the module that it concerns. HEDDLE_PROGRAM, HEDDLE_PLACE and HEDDLE_FILES are not among them: Heddle
-sets these for its own processes.
+Each is read by the module that it concerns. HEDDLE_PROGRAM, HEDDLE_PLACE, HEDDLE_FILES and HEDDLE_FILES_ONLY are not
+among them: Heddle sets these for its own processes.
 """
 
 from __future__ import annotations

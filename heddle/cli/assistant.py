@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import threading
@@ -32,6 +33,7 @@ from mcp.types import (
 )
 
 from heddle.base import state
+from heddle.base.files import ONLY, VARIABLE
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.process import dying_with_us
 from heddle.base.progname import as_started
@@ -49,7 +51,11 @@ _LONGEST: Final = 100  # letters of a file's name
 _LONGEST_VALUE: Final = 4096  # characters of an argument
 _LARGEST: Final = 10**9  # of a number, as in argv.py
 _SHOWN: Final = 80  # characters of a wrong value
+_OUT: Final = "--out="
+_PATH: Final = re.compile(r"(?:^|[,=:;/\s])(?:/|~|\.{1,2}(?:/|$))")  # and none without a slash: see files.ONLY
 _RUN: Final = re.compile(r"(?:[a-z][a-z0-9]{0,11}:)?(?:[0-9]{1,9}|last)")  # never a path: a server may run as root
+_RUNS: Final = "name a run as 3, last or zone:3; the tool `runs` lists them"
+_WORDS: Final = "name one of traffic/, or write words, as ring,qps=4"
 _END_S: Final = 20.0  # for a cancelled run to end its workers
 _INSTRUCTIONS: Final = (
     "Heddle emulates an AI-training fabric: FRR switches, real queues, RoCEv2 hosts. Start with `status`: it lists the "
@@ -121,6 +127,11 @@ class Assistant:
         # As `--flag=value`, so that no value can be taken for a flag. Required ones were checked above.
         return [*words_of(verb, values), "--format=json"]
 
+    def environment(self, words: Sequence[str]) -> dict[str, str]:
+        """Of the verb: it opens no file of the user, and writes none but that of its own --out."""
+        written = [word.removeprefix(_OUT) for word in words if word.startswith(_OUT)]
+        return {**os.environ, VARIABLE: json.dumps({each: each for each in written}), ONLY: "1"}
+
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Run a tool."""
         try:
@@ -129,7 +140,7 @@ class Assistant:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
         if _writes(self.offered[name]):
             make_dir(state.state_dir() / REPORTS)
-        code, data = await _ran([*HERE.command(), *words])
+        code, data = await _ran([*HERE.command(), *words], self.environment(words))
         if len(data) > _MOST_BYTES:
             why = f"has {len(data):,} bytes, and at most {_MOST_BYTES:,} are returned"
             hint = "choose less: arguments qp, host, port or class"
@@ -175,17 +186,20 @@ def _schema(verb: Verb, p: Parameter) -> dict[str, Any]:
 
 def _wrong(verb: Verb, parameter: Parameter, value: Any) -> tuple[str, str]:
     """Why a value cannot be typed for a parameter, and a hint; empty if it can."""
-    texts = value if parameter.kind == "list" else [value]
     if not _fits(parameter, value):
         return f"is not of type {_TYPES[parameter.kind][0]['type']}", ""
-    if len(str(value)) > _LONGEST_VALUE:
-        return f"is longer than {_LONGEST_VALUE:,} characters", ""
-    if parameter.required and value.startswith("-"):  # the one kind of value that stands alone in the line
-        return "begins with -, as a flag does", ""
-    if not all(str(text).isprintable() for text in texts):
-        return "has a character that cannot be printed", ""
-    if verb.tool is not None and parameter.name in verb.tool.runs and not all(map(_RUN.fullmatch, texts)):
-        return "is not a run", "name a run as 3, last or zone:3; the tool `runs` lists them"
+    texts = [str(each) for each in (value if parameter.kind == "list" else [value])]
+    runs = verb.tool is not None and parameter.name in verb.tool.runs
+    for wrong, why, hint in (
+        (len(str(value)) > _LONGEST_VALUE, f"is longer than {_LONGEST_VALUE:,} characters", ""),
+        # The one kind of value that stands alone in the line.
+        (parameter.required and texts[0].startswith("-"), "begins with -, as a flag does", ""),
+        (not all(map(str.isprintable, texts)), "has a character that cannot be printed", ""),
+        (runs and not all(map(_RUN.fullmatch, texts)), "is not a run", _RUNS),
+        (any(map(_PATH.search, texts)), "names a path, which no argument does", _WORDS),
+    ):
+        if wrong:
+            return why, hint
     return "", ""
 
 
@@ -233,9 +247,10 @@ def _result(document: Mapping[str, Any], text: str, *, failed: bool = False) -> 
     )
 
 
-async def _ran(argv: Sequence[str]) -> tuple[int, bytes]:
+async def _ran(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes]:
     """Exit code and stdout of a child; its progress goes to our stderr. It ends with a cancelled call, and with us."""
-    child = subprocess.Popen(dying_with_us(argv, "TERM"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    argv, nothing = dying_with_us(argv, "TERM"), subprocess.DEVNULL
+    child = subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, env=environment)
     try:
         data, _ = await asyncio.to_thread(child.communicate)
     except asyncio.CancelledError:

@@ -223,16 +223,13 @@ def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _
 def _run(
     out: Console, wanted: Experiment, repeats: int | None, directory: str | None, where: _Place | None = None
 ) -> ExperimentResult:
-    from heddle.base.problems import machine_errors
+    from heddle.base.userfiles import output_directory
     from heddle.experiments.running import Running, plan_text
 
     copies = None
     if directory is not None:
         copies = real(directory) / "runs"
-        if real(directory).exists() and not real(directory).is_dir():
-            raise InputError(Problem("", f"--out {directory}", "is not a directory", "name another directory"))
-        with machine_errors(directory):
-            copies.mkdir(parents=True, exist_ok=True)
+        output_directory(copies, f"--out {directory}")
     pods = None if where is None else where.pods
     out.say(plan_text(wanted, repeats, pods))
     if where is None or pods is None:

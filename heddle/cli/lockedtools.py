@@ -29,7 +29,7 @@ def ensure_tools(out: Console, lock: Path, tools: Sequence[str], what: str) -> N
     out.say(f"installing {what} of {lock.name}")
     # The file has all that is needed, and leaves out what a tool asks for and does not use: see pyproject.toml.
     argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    argv += ["--require-hashes", "-r", str(lock)]
+    argv += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock)]
     if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
         hint = "this needs the network once; run the same line again"
         raise MachineError(Problem("", lock.name, "could not be installed", hint))

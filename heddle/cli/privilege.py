@@ -14,8 +14,8 @@ from heddle.base.problems import MachineError, Problem
 
 # sudo clears the environment, and -E is often forbidden. These variables change the behaviour of verbs.
 KEPT: Final = (
-    progname.VARIABLE, "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_PLACE",
-    "HEDDLE_KEEP_RUNS", "HEDDLE_KEEP_BYTES",
+    progname.VARIABLE, "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_FILES_ONLY",
+    "HEDDLE_PLACE", "HEDDLE_KEEP_RUNS", "HEDDLE_KEEP_BYTES",
     "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "KUBECONFIG", "GOPROXY", "GOTOOLCHAIN",
     "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CYCLES: Final = 50  # the time limit of a run is that of 50 cycles on idle links
 _NOT_FOR_TOOLS: Final = (
     "fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes", "workload", "interference",
-    "run_cycles", "min_busbw", "per_iter_timing", "per_iter_skip",
+    "msccl", "run_cycles", "min_busbw", "per_iter_timing", "per_iter_skip",
 )  # fmt: skip
 
 
@@ -142,7 +142,8 @@ def narrow_terminal() -> bool:
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the fabric, of the matrix, of ranks and of the workload."""
-    from heddle.endpoints.workloadfile import files_of, typed_files
+    from heddle.endpoints.tracefile import typed_files
+    from heddle.endpoints.workloadfile import files_of
 
     return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed.get("workload"))]
 

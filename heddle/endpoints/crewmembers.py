@@ -17,11 +17,13 @@ from typing import Final
 
 from heddle.base import resources
 from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.base.untrusted import LINE_BYTES, check_values
 from heddle.endpoints.reports import WorkerMessage
 from heddle.traffic.plan import Plan
 
 _WORKER: Final = "heddle.endpoints.worker"
 _NAMED: Final = 4  # ranks of a worker that an error names
+_MOST_WAITING: Final = 64  # messages: a worker sends two or three, and waits for its crew
 
 
 class CrewMember:
@@ -40,7 +42,7 @@ class CrewMember:
         self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
         self.still: tuple[Problem, ...] | None = None  # what its ranks wait for while its NICs are still
         self.waits: tuple[Problem, ...] | None = None  # what its ranks wait for, when it was asked
-        self._rest = b""
+        self._rest = bytearray()
         self._reported = False
 
     @property
@@ -66,8 +68,12 @@ class CrewMember:
             if self._reported:  # other workers may still be writing theirs
                 return False
             raise MachineError(_ended(self.ranks, self.proc.wait()))
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for message in map(WorkerMessage.of_line, lines):
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
+        for message in map(self._message, lines):
             if message.error:
                 raise CheckError(*message.error)
             if message.waits is not None:
@@ -78,7 +84,21 @@ class CrewMember:
                 continue
             self._reported = self._reported or message.report is not None
             self.inbox.append(message.earlier(self._ahead_ns))
+        if len(self._rest) > LINE_BYTES or len(self.inbox) > _MOST_WAITING:
+            raise self._refused("more than any worker does")
         return True
+
+    def _message(self, line: bytes) -> WorkerMessage:
+        """A line as a message. MachineError for one that is none: a worker in a shard may be anything."""
+        try:
+            check_values(line)
+            return WorkerMessage.of_line(line)
+        except ValueError as error:
+            raise self._refused(f"a line that is no message: {str(error).splitlines()[0]}") from None
+
+    def _refused(self, what: str) -> MachineError:
+        hint = "does the pod have another version of Heddle? ./inv down LAB, then up, with the image of this version"
+        return MachineError(Problem("", self.ranks, f"has sent {what}", hint))
 
     def end(self, within: float) -> None:
         """Wait for its end after its input was closed; kill it after `within` seconds."""

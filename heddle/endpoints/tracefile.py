@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from heddle.base.declared import Declared, Wrong, on_off, read_options
 from heddle.base.problems import InputError, Problems
-from heddle.endpoints.stepsfile import apart_from_steps, read_scale
+from heddle.endpoints.stepsfile import FILES, apart_from_steps, read_scale
 from heddle.traffic.parts import steps_text
 from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
@@ -44,6 +44,20 @@ def trace_names(keys: Mapping[str, Any], beside: Callable[[str], str]) -> list[s
     named = [each for each in (trace if isinstance(trace, list) else [trace]) if isinstance(each, str)]
     found = [name for each in named for name in trace_files(beside(each))]
     return [*found, *([beside(groups)] if named and isinstance(groups, str) else [])]
+
+
+def names_of(data: Mapping[str, Any], beside: Callable[[str], str]) -> list[str]:
+    """The files that a workload names, in any of its keys. beside: see trace_of. Any error for data of another form."""
+    jobs = [data, *(data.get("jobs") or {}).values()]
+    groups = [group for job in jobs for group in (job, *(job.get("steps") or ()))]
+    named = [beside(each) for group in groups for each in typed_files(group)]
+    return [*named, *(name for job in jobs for name in trace_names({**data, **job}, beside))]
+
+
+def typed_files(typed: Mapping[str, Any]) -> list[str]:
+    """The user's files among the options of a run, by word."""
+    values = ((is_file, typed.get(key)) for key, is_file in FILES.items())
+    return [value for is_file, value in values if isinstance(value, str) and is_file(value)]
 
 
 def trace_of(

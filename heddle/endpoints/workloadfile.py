@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from heddle.base import resources
 from heddle.base.declared import Declared, options_of, read_options
-from heddle.base.files import read_regular, real, short_path
-from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
+from heddle.base.files import beside, real, short_path
+from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_duration
+from heddle.base.untrusted import kept_below
 from heddle.endpoints.runoptions import option_fields, run_options
-from heddle.endpoints.stepsfile import FILES, NAME, numbers_of, steps_of, with_steps
-from heddle.endpoints.tracefile import TraceKeys, trace_names, trace_of
+from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
+from heddle.endpoints.tracefile import TraceKeys, names_of, trace_names, trace_of, typed_files
 from heddle.traffic.collectives import patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
@@ -206,7 +207,7 @@ class _Reader:
 
     def _beside(self, matrix: str) -> str:
         """The path of another file that this file names."""
-        return _beside(self._file, matrix) if self._file else matrix
+        return beside(self._file, matrix) if self._file else matrix
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
         """A matrix is a collective; its file, and those of ranks and shares, are beside that of the workload.
@@ -215,9 +216,9 @@ class _Reader:
         """
         found, matrix, placement = self._problems.found, plain.get("matrix"), plain.get("placement", "")
         if self._file and is_rank_file(placement) and "placement" not in self._typed:
-            plain["placement"] = _beside(self._file, placement)
+            plain["placement"] = beside(self._file, placement)
         if self._file and is_matrix_file(counts := plain.get("counts", "")) and "counts" not in self._typed:
-            plain["counts"] = _beside(self._file, counts)
+            plain["counts"] = beside(self._file, counts)
         if program := plain.get("msccl"):
             plain.setdefault("collective", "msccl")
             plain["msccl"] = self._beside(program)
@@ -291,7 +292,7 @@ def _shown(value: Any) -> str:
 
 def _document(typed: str) -> tuple[Document, str, Sequence[str]]:
     """The document, the name of its file (empty for words), and the keys that were typed after it."""
-    from heddle.spec.yamlfile import Document, Mark, ReadOptions, parse, read_text
+    from heddle.spec.yamlfile import Document, Mark
 
     first, *more = typed.split(",")
     if _is_words(typed):
@@ -304,8 +305,15 @@ def _document(typed: str) -> tuple[Document, str, Sequence[str]]:
         file = short_path(path)
     else:
         path, file, more = _file(typed), typed, []
+    return _read(path, file), file, more
+
+
+def _read(path: Path, file: str) -> Document:
+    """The document of a workload's file. file: its name in errors."""
+    from heddle.spec.yamlfile import ReadOptions, parse, read_text
+
     kind = ReadOptions(kind="workload", example="traffic/all-reduce-16qp.yml")
-    return parse(read_text(path, file, kind), file, kind), file, more
+    return parse(read_text(path, file, kind), file, kind)
 
 
 def workload_words() -> list[str]:
@@ -323,37 +331,26 @@ def _shipped() -> Path:
 
 
 def files_of(typed: str | None) -> list[str]:
-    """The user's files that a workload needs: its own, those of its matrices, ranks and traces. Nothing is checked."""
+    """The user's files that a workload needs: its own, and those that it names, which are below its folder.
+
+    InputError for others: the workload may be of another user, and the files are sent to another machine.
+    """
     first, *more = (typed or "").split(",")
     keys = dict(each.split("=", 1) for each in more if "=" in each)
     if is_trace(first):
         return [*trace_names({**keys, "trace": first}, str), *typed_files(keys)]
     if not first or first in workloads() or _is_words(first):
         return [*[first] * is_matrix_file(first), *typed_files(keys)]
-    import yaml
-
-    from heddle.spec.yamlfile import MAX_BYTES
-
     file = typed or ""
+    return [file, *kept_below(Path(file).expanduser(), named_in(file))]
+
+
+def named_in(file: str) -> list[str]:
+    """The files that a workload's file names; none for a file that cannot be read: load_workload reports it."""
     try:
-        data = yaml.safe_load(read_regular(real(file), MAX_BYTES))
-        jobs = [data, *(data.get("jobs") or {}).values()]
-        groups = [group for job in jobs for group in (job, *(job.get("steps") or ()))]
-        named = [each for group in groups for each in typed_files(group)]
-        traced = [name for job in jobs for name in trace_names({**data, **job}, lambda name: _beside(file, name))]
-    except Exception:  # load_workload reports the error
-        return [file]
-    return [file, *dict.fromkeys((*(_beside(file, name) for name in named), *traced))]
-
-
-def typed_files(typed: Mapping[str, Any]) -> list[str]:
-    """The user's files among the options of a run, by word."""
-    values = ((is_file, typed.get(key)) for key, is_file in FILES.items())
-    return [value for is_file, value in values if isinstance(value, str) and is_file(value)]
-
-
-def _beside(file: str, matrix: str) -> str:
-    return matrix if matrix.startswith(("/", "~")) else str(Path(file).parent / matrix)
+        return names_of(_read(real(file), file).data, lambda name: beside(file, name))
+    except (HeddleError, AttributeError, TypeError, ValueError, OSError):
+        return []
 
 
 def _is_words(typed: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from xml.parsers import expat
 
-from heddle.base.files import real
+from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import many
 from heddle.engineering.candidates import FreeHost
@@ -168,7 +168,7 @@ class _Reader:
     def hosts(self) -> list[DumpedHost]:
         """The hosts in the file. InputError with every error."""
         try:
-            with real(self._file).open("rb") as file:
+            with open_regular(real(self._file)) as file:
                 text = file.read(_FILE_BYTES + 1)
         except OSError as error:
             hint = "name the files of NCCL_GRAPH_DUMP_FILE or NCCL_TOPO_DUMP_FILE"

@@ -54,7 +54,7 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] 
 _HINT: Final = 'write it as busbw(two) / busbw(one), and values with other signs in quotes: busbw(two, size="64K")'
 _MOST: Final = 1_000  # letters of an expression
 _DEEPEST: Final = 100  # levels of it
-_LARGEST: Final = 1e300  # number in it
+LARGEST: Final = 1e300  # number in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Expression:
             raise ExpressionError(f"has more than {_DEEPEST} levels; split it into several checks")
         match node:
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                if number > _LARGEST:
-                    raise ExpressionError(f"has a number above {_LARGEST:g}; use a smaller one")
+                if number > LARGEST:
+                    raise ExpressionError(f"has a number above {LARGEST:g}; use a smaller one")
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 self._check(node.left, depth + 1)
                 self._check(node.right, depth + 1)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base import resources
-from heddle.base.files import real, short_path
+from heddle.base.files import beside, real, short_path
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.untrusted import kept_below
 from heddle.spec.yamlfile import ReadOptions, parse, read_text
 
 FOLDER: Final = "experiments"
+ENDINGS: Final = (".yml", ".yaml")
 READING: Final = ReadOptions(kind="experiment", example="traffic/experiments/queue-pairs.yml")
 
 
@@ -37,8 +39,12 @@ def find_experiment(typed: str) -> tuple[Path, str]:
 
 
 def files_of_experiment(typed: str) -> list[str]:
-    """The user's files that an experiment needs: its own, those of fabrics and workloads. Nothing is checked."""
-    from heddle.endpoints.workloadfile import files_of, typed_files
+    """The user's files that an experiment needs: its own, those of fabrics and workloads, all below its folder.
+
+    InputError for others: the experiment may be of another user, and the files are sent to another machine.
+    """
+    from heddle.endpoints.tracefile import names_of
+    from heddle.endpoints.workloadfile import files_of, named_in
 
     if not typed or typed in experiments_shipped():
         return []
@@ -47,26 +53,22 @@ def files_of_experiment(typed: str) -> list[str]:
         runs = [each for each in data["runs"].values() if isinstance(each, dict)]
         uses = [each["fabric"] for each in (data, *runs) if "fabric" in each]
         fabrics = [str(each["use"] if isinstance(each, dict) else each) for each in uses]
-        groups = [
-            group
-            for each in runs
-            for group in (each.get("run") or {}, *(each.get("run") or {}).get("jobs", {}).values())
-        ]
         typed_works = [each["workload"] for each in runs if "workload" in each]
         works = [str(work) for each in typed_works for work in (each if isinstance(each, list) else [each])]
-        named = [*filter(is_file, fabrics), *(file for each in groups for file in typed_files(each))]
-        found = [beside(typed, file) for file in named]
-        found += [file for each in works if is_file(each) for file in files_of(beside(typed, each))]
+        found = [beside(typed, each) for each in fabrics if is_file(each)]
+        found += [
+            name for each in runs for name in names_of(each.get("run") or {}, lambda name: beside(typed, name))
+        ]  # fmt: skip
+        for each in works:
+            if each.endswith(ENDINGS):
+                found += [beside(typed, each), *named_in(beside(typed, each))]
+            elif is_file(each):
+                found += files_of(each)
     except (HeddleError, AttributeError, KeyError, TypeError):  # load_experiment reports it
         return [typed]
-    return [typed, *dict.fromkeys(found)]
-
-
-def beside(file: str, name: str) -> str:
-    """A file that another one names: relative to that one's folder."""
-    return name if name.startswith(("/", "~")) else str(Path(file).parent / name)
+    return [typed, *kept_below(Path(typed).expanduser(), found)]
 
 
 def is_file(word: str) -> bool:
     """Whether a word names a file, and not a preset or a workload of Heddle."""
-    return "/" in word or word.endswith((".yml", ".yaml"))
+    return "/" in word or word.endswith(ENDINGS)

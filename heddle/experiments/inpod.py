@@ -15,14 +15,15 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import VARIABLE
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, first_lines
+from heddle.base.untrusted import LINE_BYTES
 from heddle.base.version import VERSION
-from heddle.experiments.expressions import UnknownValueError
+from heddle.experiments.expressions import LARGEST, UnknownValueError
 from heddle.experiments.figures import Keys, RunFigures
 from heddle.experiments.finding import find_experiment
 from heddle.experiments.loading import Experiment, Variant, load_experiment
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 BEAT, DONE = b"\n", b"done\n"  # what the coordinator writes beside the call: it still waits; it has all
 _MOST: Final = 1 << 12
+_MOST_RUNS: Final = LINE_BYTES * 3 // 4  # of the text of all runs of a repeat: they are in one line with its figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class SentFigures:
                 return value
         raise UnknownValueError(f"the run has no {name}")
 
+    @property
+    def finite(self) -> bool:
+        """Whether all figures are numbers that arithmetic can use."""
+        found = [*self.every.values(), *(value for *_, value in self.values if not isinstance(value, str))]
+        return all(abs(each) <= LARGEST for each in found)
+
     def to_json(self) -> dict[str, float]:
         """Every figure that needs no keyword."""
         return dict(self.every)
@@ -95,13 +103,16 @@ class SentFigures:
 
 @dataclass(frozen=True, slots=True)
 class SentRepeat:
-    """A repeat. variant: its number in the experiment. runs: copies of its stored runs: ID -> name and files."""
+    """A repeat. variant: its number in the experiment. runs: its stored runs, each as `packed` gives it.
+
+    The coordinator chooses where they are written.
+    """
 
     variant: int
     repeat: int
     figures: SentFigures | None
     why: str
-    runs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
 
 
 # What a pod reports: a repeat has ended; all have ended, or the need that the pod does not have; why it cannot do it.
@@ -138,8 +149,11 @@ def _run(experiment: Experiment, order: GroupOrder, copies: Path, told: Told) ->
 
     def heard(repeat: Repeat) -> None:
         figures = None if repeat.figures is None else SentFigures.of(repeat.figures, repeat.variant, experiment)
-        runs = {key: (Path(copy).name, packed(Path(copy))) for key, copy in running.directories.items()}
+        runs = tuple(packed(Path(copy)) for copy in running.directories.values())
         running.directories.clear()
+        if sum(map(len, runs)) > _MOST_RUNS:
+            told.warn(f"{repeat.variant.title}: its stored runs are not copied: they have more than {_MOST_RUNS} bytes")
+            runs = ()
         told.event("repeated", SentRepeat(numbers[id(repeat.variant)], repeat.repeat, figures, repeat.why, runs))
         shutil.rmtree(copies, ignore_errors=True)
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.files import beside
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
-from heddle.experiments.finding import READING, beside, is_file
+from heddle.experiments.finding import READING, is_file
 from heddle.experiments.grid import Axis, at_point, axes_of
 from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES

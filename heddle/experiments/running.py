@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, first_lines
+from heddle.base.problems import HeddleError, first_lines, machine_errors
 from heddle.base.tables import many
+from heddle.base.userfiles import as_caller
 from heddle.experiments.figures import LiveFigures, OfflineFigures, OwnFigures, RunFigures
 from heddle.experiments.livechanges import changed_for_run, downs, drains
 from heddle.experiments.loading import Experiment, Variant
@@ -181,17 +182,23 @@ class Running:
         self._copy(variant, repeat, lab, [job.run_id for job in jobs])
         return LiveFigures(jobs, _paths(lab, jobs[0]))
 
+    def copy_name(self, variant: Variant, repeat: int) -> str:
+        """The name of the directory for the stored run of a repeat."""
+        words = [self.experiment.name, variant.run, *variant.point.values(), str(repeat)]
+        return directory_name(words, self._count)
+
     def _copy(self, variant: Variant, repeat: int, lab: Lab | None, ids: Sequence[str]) -> None:
         """Copy stored runs before their lab goes down, so that `./inv report` can show them."""
         from heddle.runs.store import History
 
         if self.copies is None or lab is None:
             return
-        words = [self.experiment.name, variant.run, *variant.point.values(), str(repeat)]
-        name = directory_name(words, self._count)
+        name = self.copy_name(variant, repeat)
         for number, each in enumerate(ids, 1):
             target = self.copies / (name if len(ids) == 1 else f"{name}-{number}")
-            shutil.copytree(History.of(lab).open(each).path, target, dirs_exist_ok=True)
+            stored = History.of(lab).open(each).path
+            with machine_errors(str(target)), as_caller(target):
+                shutil.copytree(stored, target, dirs_exist_ok=True)
             self.directories[f"{variant.title} {repeat} {each}"] = str(target)
 
 

@@ -23,6 +23,8 @@ from typing import Any, Final
 from heddle.base.files import FILE_BYTES, read_regular, real
 from heddle.base.problems import HeddleError, MachineError, Problem, first_lines, machine_errors
 from heddle.base.tables import many
+from heddle.base.untrusted import OUTPUT_BYTES
+from heddle.base.userfiles import as_caller, new_directory
 from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.finding import files_of_experiment
 from heddle.experiments.inpod import BEAT, DONE, GroupOrder, SentRepeat, fingerprint
@@ -45,6 +47,8 @@ _BEAT_S: Final = 10.0
 _SILENT_S: Final = 60.0  # an API that does not answer
 _REASON_S: Final = 10.0  # after a lost connection, until the cluster knows why
 _STARTS: Final = 2  # of a fabric's pod, at most
+_MOST_RUNS: Final = 256  # of a repeat
+_WAITING: Final = 8  # events of pods that are not handled yet: then their threads wait
 
 
 @dataclass(kw_only=True)
@@ -90,24 +94,51 @@ class Sweep(Running):
         copies = self.copies is not None
         return GroupOrder(self.typed, self.only, self.repeats, files, group, copies, fingerprint(self.experiment))
 
-    def take(self, sent: SentRepeat) -> dict[str, Path]:
-        """Keep a repeat of a pod; its copies of stored runs."""
-        copied = {}
-        for key, (name, files) in sent.runs.items():
-            assert self.copies is not None  # noqa: S101  (else none was ordered)
-            copied[key] = self.copies / Path(name).name
-            unpack(files, copied[key])
-            self.directories[key] = str(copied[key])
-        self.keep(Repeat(self.experiment.variants[sent.variant], sent.repeat, sent.figures, sent.why))
+    def take(self, sent: SentRepeat, among: Sequence[Variant] = ()) -> list[Path]:
+        """Keep a repeat of a pod, and its copies of stored runs: in directories that are made now, and returned.
+
+        among: the variants that the pod runs; all by default. MachineError for what a pod of this Heddle cannot send.
+        """
+        every = self.experiment.variants
+        variant = every[sent.variant] if 0 <= sent.variant < len(every) else None
+        if variant is None or not any(variant is each for each in among or every):
+            raise _refused(f"the number {sent.variant} of a run that it does not have")
+        if not 1 <= sent.repeat <= self.times(variant) or (id(variant), sent.repeat) in self._ran():
+            raise _refused(f"repeat {sent.repeat} of {variant.title}, which is not expected")
+        if sent.figures is not None and not sent.figures.finite:
+            raise _refused("a figure that is no number")
+        if len(sent.runs) > (_MOST_RUNS if self.copies else 0):
+            raise _refused(f"{len(sent.runs)} stored runs")
+        copied: list[Path] = []
+        try:
+            self._unpack(variant, sent, copied)
+        except ValueError as error:
+            self.forget((), copied)
+            raise _refused(f"a stored run that {error}") from None
+        self.keep(Repeat(variant, sent.repeat, sent.figures, sent.why))
         return copied
 
-    def forget(self, variants: Sequence[Variant], copied: dict[str, Path]) -> None:
-        """Drop the repeats of runs that are made again."""
-        gone = {id(each) for each in variants}
+    def _ran(self) -> set[tuple[int, int]]:
+        return {(id(each.variant), each.repeat) for each in self.done}
+
+    def _unpack(self, variant: Variant, sent: SentRepeat, copied: list[Path]) -> None:
+        """Write the stored runs of a repeat. copied: gets their directories."""
+        room = OUTPUT_BYTES
+        for number, files in enumerate(sent.runs, 1):
+            assert self.copies is not None  # noqa: S101
+            with machine_errors(str(self.copies)), as_caller(self.copies):
+                copied.append(new_directory(self.copies / self.copy_name(variant, sent.repeat)))
+                room -= unpack(files, copied[-1], room)
+            self.directories[f"{variant.title} {sent.repeat} {number}"] = str(copied[-1])
+
+    def forget(self, variants: Sequence[Variant], copied: Sequence[Path]) -> None:
+        """Drop the repeats of runs that are made again. copied: the directories that `take` made for them."""
+        gone, paths = {id(each) for each in variants}, {*map(str, copied)}
         self.done = [each for each in self.done if id(each.variant) not in gone]
-        for key, path in copied.items():
-            self.directories.pop(key, None)
-            shutil.rmtree(path, ignore_errors=True)
+        self.directories = {key: path for key, path in self.directories.items() if path not in paths}
+        for path in copied:
+            with as_caller(path.parent):
+                shutil.rmtree(path, ignore_errors=True)
 
     def fail(self, variants: Sequence[Variant], why: str) -> None:
         """Runs that have not come to their end have failed."""
@@ -117,13 +148,18 @@ class Sweep(Running):
                 self.keep(Repeat(variant, ran + 1, None, f"{variant.fabric_text}: {why}"))
 
 
+def _refused(what: str) -> MachineError:
+    hint = "does the image have another version of Heddle? build it again, or do not trust it (docs/kubernetes.md)"
+    return MachineError(Problem("", "its pod", f"has sent {what}", hint))
+
+
 class _Pods:
     """The pods of the fabrics, until all fabrics are done. Everything but the calls happens in the main thread."""
 
     def __init__(self, sweep: Sweep, cluster: KubeCluster, fabrics: list[FabricPod]) -> None:
         self._sweep, self._cluster, self._fabrics = sweep, cluster, fabrics
         self._observer = sweep.observer
-        self._events: queue.Queue[tuple[FabricPod, str, str, Any]] = queue.Queue()
+        self._events: queue.Queue[tuple[FabricPod, str, str, Any]] = queue.Queue(_WAITING)
         self._job: IndexedJob | None = None
         self._members: list[FabricPod] = []  # by index of the job
         self._since: dict[str, tuple[str, float]] = {}  # fabric or job -> its state, and since when
@@ -198,12 +234,16 @@ class _Pods:
         if kind in ("say", "warn"):
             getattr(self._observer, kind)(f"fabric {fabric.number}: {value}")
         elif kind == "repeated":
-            fabric.copied |= self._sweep.take(value)
+            try:
+                fabric.copied += self._sweep.take(value, fabric.variants)
+            except MachineError as error:
+                self._fail(fabric, f"is given up: {first_lines(error.problems)[0]}", error.problems[0].hint)
+                fabric.leave()
         elif kind == "finished":
             self._missing = f"{value} (in a pod, on node {self._node(fabric)})" if value else ""
             self._end(fabric)
         elif kind == "refused":
-            problem: Problem = value[0]
+            problem = next(iter(value), Problem("", "it", "gives no reason"))
             self._fail(fabric, f"needs another image: {problem.what} {problem.why}", problem.hint)
         elif kind == "ended":
             fabric.ended = time.monotonic(), value

@@ -27,11 +27,11 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.files import FILE_BYTES, open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.base.untrusted import OUTPUT_BYTES, is_safe_name
 from heddle.places.call import Call, foreign
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 INPUT_BYTES: Final = 256 << 20  # all input files of a verb
-OUTPUT_BYTES: Final = 1 << 30  # all files that a verb wrote
 OUTPUT_FILES: Final = 10_000
 
 
@@ -152,13 +152,13 @@ def fetch_outputs(call: Call, files: Iterable[Mapping[str, Any]], take: Callable
         top, *inner = parts = path.split("/")
         if files_left < 0:
             raise refused(foreign(path), f"is one of more than {OUTPUT_FILES} files there")
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path or not isinstance(size, int) or size < 0:
+        if not {"", ".", ".."}.isdisjoint(parts) or not isinstance(size, int) or size < 0:
             raise refused("a file", f"has the name {foreign(path)!r} and the size {foreign(str(size))} there")
         output = named.get("/".join(parts[:3])) if top == "out" else None
         if output is not None:
             shown = "/".join([output, *map(foreign, inner[2:])])
             target = _named_target(Path(output).expanduser(), inner[2:], shown, call.directory_out)
-        elif not new and len(parts) == 2 and not inner[0].startswith(".") and Path(path).suffix in call.endings_here:
+        elif not new and len(parts) == 2 and is_safe_name(inner[0]) and Path(path).suffix in call.endings_here:
             new = shown = inner[0]
             target = Path(new)
         else:
@@ -185,8 +185,8 @@ def _named_target(top: Path, inner: Sequence[str], shown: str, directory: bool) 
     for name in inner:
         if target is not top and target.is_symlink():
             raise refused(shown, "is below a link here")
-        if name.startswith("."):
-            raise refused(shown, "has a hidden name")
+        if not is_safe_name(name):
+            raise refused(shown, "has a hidden name, or one that cannot be printed")
         target /= name
     if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
         raise refused(shown, "is not a regular file here")

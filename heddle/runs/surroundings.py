@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import JsonValue, NonNegativeInt, TypeAdapter
 
 from heddle.base import state
+from heddle.base.problems import InputError, first_lines
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric
@@ -96,7 +97,12 @@ def read_surroundings(directory: Path) -> Surroundings:
         plain = {name: typed(kind, data[name]) for name, kind in _PLAIN.items()}
         machine = {name: typed(kind, data["machine"][name]) for name, kind in _MACHINE.items()}
         selftest = typed(_SELFTEST, data["selftest"])
-        return Surroundings(fabric_from_json(data["fabric"]), selftest=selftest, **plain, **machine)
+        fabric = fabric_from_json(data["fabric"])
+        try:
+            _ = fabric.next_hop_groups  # now, where the file can be named: most readers of a run use them later
+        except InputError as error:
+            raise ValueError("; ".join(first_lines(error.problems))) from None
+        return Surroundings(fabric, selftest=selftest, **plain, **machine)
 
 
 def _versions(runtime: Runtime) -> dict[str, str]:

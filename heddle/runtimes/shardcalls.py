@@ -12,16 +12,16 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from heddle.base import problems, values
 from heddle.base.events import Observer
-from heddle.base.printable import shown
 from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.untrusted import LINE_BYTES, parsed
 from heddle.runtimes.cluster import ShardCommand
 
 AGENT: Final = "heddle.shards.agent"
@@ -33,7 +33,8 @@ OBSERVER: Final = {"observer": True}  # in place of an Observer among the argume
 _COMPARED: Final = 5
 _END_S: Final = 5.0
 _EVENTS: Final = ("say", "warn")
-_MOST_LINE: Final = 1 << 28  # bytes of an answer
+_ANSWER_S: Final = 900.0  # for a call; a pod that sends and never answers is ended, too
+_CLOCK_S: Final = 60.0  # for the first one, which waits for the start of the agent
 _MOST_EVENTS: Final = 10_000  # of one call
 _MOST_SAID: Final = 1 << 16  # bytes of a text
 _ERRORS: Final = {kind.__name__: kind for kind in (problems.CheckError, problems.InputError, MachineError)}
@@ -87,7 +88,7 @@ class AgentCall:
     """The agent of a shard. start: starts it, with a pipe for its errors; lost: why it may have ended.
 
     located: names the shard in a problem of its machine. What it sends is checked: a shard may be of another version,
-    or not be ours. All sizes are limited.
+    or not be ours. All sizes and times are limited.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AgentCall:
         self.shard, self._lost, self._located = shard, lost, located
         self._lock, self._calls = threading.Lock(), 0
         self._said = b""  # the end of its standard error
+        self._late = ""
         errors, far = os.pipe()
         self._listener = threading.Thread(target=self._listen, args=(errors,), daemon=True)
         self._listener.start()
@@ -113,15 +115,15 @@ class AgentCall:
     def _compared(self) -> ClockOffset:
         """The clocks, by one exchange: the shard reads its clock between the question and the answer."""
         before = time.monotonic_ns()
-        there: int = self.call({"call": CLOCK, "args": [], "kwargs": {}})
+        there: int = self.call({"call": CLOCK, "args": [], "kwargs": {}}, within=_CLOCK_S)
         after = time.monotonic_ns()
         return ClockOffset(there - (before + after) // 2, (after - before) // 2)
 
-    def call(self, request: Mapping[str, Any], observer: Observer | None = None) -> Any:
-        """One call. request: data for JSON. MachineError for an answer that is none."""
+    def call(self, request: Mapping[str, Any], observer: Observer | None = None, within: float = _ANSWER_S) -> Any:
+        """One call. request: data for JSON. MachineError for an answer that is none, or after `within` seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101
         kind = values.result_kind(request["call"])
-        with self._lock:
+        with self._lock, self._ending_after(within):
             self._calls += 1
             try:
                 self._process.stdin.write(json.dumps({**request, "number": self._calls}).encode() + b"\n")
@@ -129,7 +131,7 @@ class AgentCall:
             except OSError:
                 raise self._ended() from None
             for _ in range(_MOST_EVENTS):
-                if not (line := self._process.stdout.readline(_MOST_LINE)):
+                if not (line := self._process.stdout.readline(LINE_BYTES)):
                     raise self._ended()
                 try:
                     answer = _answer(line)
@@ -143,9 +145,27 @@ class AgentCall:
                     else:
                         return values.load(answer["result"], kind)
                 except (ValueError, TypeError, KeyError, RecursionError) as wrong:
+                    if self._late:
+                        raise self._ended() from None
                     raise self._refused(f"{wrong or type(wrong).__name__}") from None
                 raise error
             raise self._refused(f"more than {_MOST_EVENTS} events")
+
+    @contextmanager
+    def _ending_after(self, seconds: float) -> Iterator[None]:
+        """End the agent after some seconds: then its output ends, and so the call."""
+
+        def end() -> None:
+            self._late = f"has not answered within {seconds:g} s"
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def tell(self, line: bytes) -> None:
         """Write a line beside a call in progress; the function that is called reads it. Nothing when it has ended."""
@@ -154,11 +174,14 @@ class AgentCall:
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
-    def _error(self, answer: Mapping[str, Any]) -> Exception:
+    def _error(self, answer: Mapping[str, Any]) -> HeddleError:
         kind = _ERRORS.get(answer["error"])
-        if kind is None:  # a defect of Heddle, in the shard
-            return RuntimeError(f"shard {self.shard}: {shown(str(answer['text']))[-_MOST_SAID:]}")
+        if kind is None:  # a defect of Heddle in the shard, or so it says
+            why = f"has failed:\n{str(answer['text'])[-_MOST_SAID:]}"
+            return MachineError(Problem("", f"shard {self.shard}", why, "report this text, and what you typed"))
         problems = [Problem(*(str(each)[:_MOST_SAID] for each in row)) for row in answer["problems"]]
+        if not problems:
+            raise ValueError("an error without a problem")
         return kind(*(self._located(each) if kind is MachineError else each for each in problems))
 
     def _refused(self, why: str) -> MachineError:
@@ -172,7 +195,7 @@ class AgentCall:
             self._process.wait(_END_S)
         self._listener.join(_END_S)
         said = self._said.decode(errors="replace").strip().splitlines()
-        why = f"has ended: {said[-1]}" if said else "has ended"
+        why = self._late or (f"has ended: {said[-1]}" if said else "has ended")
         return MachineError(self._lost() or self._located(Problem("", "its agent", why, "run it again")))
 
     def kill(self) -> None:
@@ -203,8 +226,8 @@ class AgentCall:
 def _answer(line: bytes) -> Mapping[str, Any]:
     """A line as data."""
     if not line.endswith(b"\n"):
-        raise ValueError(f"a line of more than {_MOST_LINE} bytes" if len(line) == _MOST_LINE else "a line is cut off")
-    answer = json.loads(line)
+        raise ValueError(f"a line of more than {LINE_BYTES} bytes" if len(line) == LINE_BYTES else "a line is cut off")
+    answer = parsed(line)
     if not isinstance(answer, dict):
         raise TypeError(f"is a {type(answer).__name__}")
     return answer

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import yaml
 
+from heddle.base.untrusted import UNPACKED_BYTES, UNPACKED_FILES, inflated, is_safe_name
+
 _FILES: Final = "utf-8"
 
 
@@ -76,7 +78,33 @@ def packed(directory: Path) -> str:
     return base64.b85encode(content.getvalue()).decode()
 
 
-def unpack(text: str, directory: Path) -> None:
-    """Write the files of `packed` into a directory: plain files below it only."""
-    with tarfile.open(fileobj=io.BytesIO(base64.b85decode(text)), mode="r:gz") as tar:
-        tar.extractall(directory, filter="data")
+def unpack(text: str, directory: Path, most: int = UNPACKED_BYTES) -> int:
+    """Write the files of `packed` into a directory: plain files below it only, and not executable.
+
+    The text may come from a pod: ValueError for anything else, and for more than `most` bytes, before a file is
+    written. Returns their bytes.
+    """
+    whole, found = inflated(base64.b85decode(text), min(most, UNPACKED_BYTES), gzip=True), dict[Path, slice]()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
+            for member in tar:
+                names, end = member.name.split("/"), member.offset_data + member.size
+                path = directory.joinpath(*names)
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
+                if (
+                    not plain
+                    or not all(map(is_safe_name, names))
+                    or path in found
+                    or not 0 <= member.size <= end <= len(whole)
+                ):
+                    raise ValueError(f"has a file that is not plain, whole and alone: {member.name!r}")
+                if len(found) >= UNPACKED_FILES:
+                    raise ValueError(f"has more than {UNPACKED_FILES} files")
+                found[path] = slice(member.offset_data, end)
+    except (tarfile.TarError, EOFError, RecursionError) as error:
+        raise ValueError(f"is not an archive: {error}") from None
+    for path, part in found.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(whole[part])
+        path.chmod(0o644)  # whatever the umask is: daemons read them as another user
+    return len(whole)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import HeddleError
+from heddle.base.untrusted import parsed
 from heddle.kernel.namespace import inside, setns
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import CLONE_NEWNET, IFF_UP
@@ -46,6 +47,7 @@ _TRIES: Final = 10
 _MAC: Final = 32  # bytes of the authentication code in front of a datagram
 _LINKS: Final = 0x1  # RTMGRP_LINK
 _MOST: Final = 1 << 16
+_MOST_BOOT: Final = 64  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +113,34 @@ class FarShard:
 
         False for one that is not from there, old, or of a process that has not heard this one.
         """
-        boot, number, echo = str(data["boot"]), int(data["number"]), int(data["echo_ns"])
-        got, (near, far) = time.monotonic_ns(), data["link"]
+        number, echo, sent, held, *down = map(
+            _count, (*(data[key] for key in ("number", "echo_ns", "sent_ns", "held_ns")), *data["down"])
+        )
+        boot, got, (near, far) = str(data["boot"])[:_MOST_BOOT], time.monotonic_ns(), map(_count, data["link"])
         if (near, far) not in self.links or boot in self.old or (boot == self.boot and number <= self.number):
             return False
-        rtt = got - echo - int(data["held_ns"]) if echo else 0
+        rtt = got - echo - held if echo else 0
         if boot != self.boot:
-            self.seen, self.sent_ns, self.got_ns = boot, int(data["sent_ns"]), got
+            self.seen, self.sent_ns, self.got_ns = boot, sent, got
             if data["seen"] != own:
                 return False
             self.old |= {self.boot} - {""}
         if rtt > SILENT_S * 1e9:
             return False
         self.seen, self.boot, self.number, self.heard_s = boot, boot, number, now
-        self.down = frozenset(map(int, data["down"]))
-        self.sent_ns, self.got_ns = int(data["sent_ns"]), got
+        self.down = frozenset(down)
+        self.sent_ns, self.got_ns = sent, got
         if echo and data["seen"] == own:
             self.rtt_ns = max(1, rtt)
             self.most_ns = max(self.most_ns, self.rtt_ns)
         return True
+
+
+def _count(value: Any) -> int:
+    """A number of a datagram; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"is no number: {type(value).__name__}")
+    return value
 
 
 def sealed(key: bytes, data: Mapping[str, Any]) -> bytes:
@@ -139,11 +150,11 @@ def sealed(key: bytes, data: Mapping[str, Any]) -> bytes:
 
 
 def opened(key: bytes, datagram: bytes) -> dict[str, Any] | None:
-    """Its data; None for one that is not authentic."""
+    """Its data; None for one that is not authentic. ValueError for what is no JSON."""
     code, body = datagram[:_MAC], datagram[_MAC:]
     if not hmac.compare_digest(code, hmac.digest(key, body, hashlib.sha256)):
         return None
-    found: dict[str, Any] = json.loads(body)
+    found: dict[str, Any] = parsed(body)
     return found
 
 
@@ -264,7 +275,7 @@ class PortCarrier:
             except OSError:
                 return
             far = self._far.get(address)
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, TypeError):  # of a wrong datagram: it is dropped
                 data = opened(self._key, datagram) if far is not None else None
                 if far is not None and data is not None and data["lab"] == self._config.lab:
                     far.hear(data, time.monotonic(), self._boot)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem
+from heddle.base.userfiles import output_directory
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -85,7 +86,7 @@ class PortsCapture:
         from heddle.lab.capture import Bounds, capture
         from heddle.wire.pcapng import PcapngFile
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        output_directory(self.path.parent, "--heddle-pcap")
         with ExitStack() as stack:
             kept = stack.enter_context(PcapngFile(self.path, self.ports))
             bounds = Bounds(_PACKETS, _SECONDS)

@@ -13,7 +13,7 @@ from heddle.cli.program import commands_in
 from tests.golden import referencepages
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = {"HEDDLE_EXEC", "HEDDLE_PROGRAM", "HEDDLE_PLACE", "HEDDLE_FILES"}  # set by Heddle for its own processes
+OWN = {"HEDDLE_EXEC", "HEDDLE_PROGRAM", "HEDDLE_PLACE", "HEDDLE_FILES", "HEDDLE_FILES_ONLY"}  # Heddle sets them
 
 
 def page(name: str) -> str:

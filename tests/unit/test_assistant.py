@@ -12,6 +12,9 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.argv import parse
 from heddle.cli.assistant import Assistant, arguments_of
+from heddle.endpoints.workloadfile import load_workload
+from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.run import plan_workload
 from tests.unit.test_help_examples import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +119,7 @@ def test_listing_the_verbs_does_not_import_the_sdk() -> None:
     [
         ({}, "report-last.html"),
         ({"runs": ["3", "zone:5"], "lab": "zone"}, "report-zone-3-zone-5.html"),
-        ({"runs": ["last"], "lab": "../../etc"}, "report--etc-last.html"),
+        ({"runs": ["last"], "lab": "a/b c"}, "report-a-b-c-last.html"),
     ],
 )
 def test_a_report_is_written_into_the_state_directory(
@@ -126,3 +129,57 @@ def test_a_report_is_written_into_the_state_directory(
     typed = parse(verbs()["report"], ALL.words("report", arguments)[1:])
     assert typed["out_"] == str(tmp_path / "reports" / file)
     assert typed.get("runs", []) == arguments.get("runs", [])
+
+
+PATHS = (
+    "/etc/hostname",
+    "./x",
+    "~/x",
+    "../x",
+    ".",
+    "..",
+    "a/../../x",
+    "ring,placement=/etc/hostname",
+    "a=~/x",
+    "x /etc",
+)
+
+
+@pytest.mark.parametrize("tool", [each.name for each in ALL.tools()])
+@pytest.mark.parametrize("path", PATHS)
+def test_no_argument_of_a_tool_is_a_path(tool: str, path: str) -> None:
+    tried = [name for name, each in arguments_of(ALL.offered[tool]).items() if each.kind in ("str", "list")]
+    for name in tried:
+        with pytest.raises(InputError, match=r"names a path|is not a run"):
+            ALL.words(tool, {**dict.fromkeys({"compare": ["a", "b"]}.get(tool, []), "last"), name: path})
+    assert tried or tool in ("status",)
+
+
+@pytest.mark.parametrize(
+    "typed", ["secret", "secret.yml", "secret.csv", "secret.et", "ring,placement=secret.txt", "link", "link.csv",
+              "all-to-all-v,counts=secret.csv", "msccl,msccl=secret"]
+)  # fmt: skip
+def test_the_verb_of_a_tool_opens_no_file_of_the_user(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("secret", "secret.yml", "secret.csv", "secret.txt", "secret.et"):
+        (tmp_path / name).write_text("MARKER\n")
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    (tmp_path / "link.csv").symlink_to("secret")
+    for name, value in ALL.environment([]).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="names no file of Heddle") as error:
+        plan_workload(load_fabric("tiny").fabric, load_workload(typed).workload)
+    assert "MARKER" not in str(error.value)
+    assert load_workload("two-tenants").workload.jobs
+
+
+def test_the_verb_of_a_tool_reads_workloads_of_heddle_and_writes_its_own_report(tmp_path: Path) -> None:
+    monkeypatched = ALL.environment(["report", f"--out={tmp_path}/r.html"])
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from heddle.base.files import real; print(*map(real, sys.argv[1:]))",
+         f"{tmp_path}/r.html", "traffic/two-tenants.yml"],
+        env=monkeypatched, cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [f"{tmp_path}/r.html", "traffic/two-tenants.yml"]

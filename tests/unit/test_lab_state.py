@@ -343,3 +343,19 @@ def test_a_command_that_fails_is_named_with_its_first_lines_or_time() -> None:
     assert failure("sleep", "60", timeout=0.1) == f"sleep 60 did not end within 0.1 s{hint}"
     said = failure("sleep", "60", called="tiny: the start of 3 nodes", timeout=0.1)
     assert said == f"tiny: the start of 3 nodes did not end within 0.1 s{hint}"
+
+
+def test_a_lab_that_goes_takes_the_locks_of_killed_processes_with_it_and_no_others() -> None:
+    with owners.lock("zone"):
+        for what in ("te", "changes"):
+            (owners.LOCKS / f"zone.{what}.lock").write_text("999999 1 te\n")  # of a process that was killed
+        with owners.lock("zone", "te"), owners.lock("zoner", "te"):
+            owners.disown_lab("zone")
+            assert sorted(each.name for each in owners.LOCKS.iterdir()) == [
+                "zone.lock",
+                "zone.te.lock",
+                "zoner.te.lock",
+            ]
+        (owners.LOCKS / "zone.te.lock").write_text("999999 1 te\n")
+        owners.disown_lab("zone")
+    assert not owners.LOCKS.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,9 @@ def test_the_file_with_a_rank_above_a_missing_one_is_named(tmp_path: Path) -> No
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no\.xml cannot be read"):
         read_dumps([str(tmp_path / "no.xml")])
+
+
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "dump.xml")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_dumps([str(tmp_path / "dump.xml")])

@@ -78,7 +78,7 @@ def test_a_text_that_names_anything_else_is_refused(data: Any) -> None:
 def test_what_a_text_unpacks_to_is_limited() -> None:
     for value in (bytes(1 << 20), [bytes(1 << 19)] * 2, np.zeros(1 << 17), {1: bytes(1 << 20)}):
         assert values.load(values.dump(value), room=1 << 20) is not None
-        with pytest.raises(ValueError, match="larger than any value"):
+        with pytest.raises(ValueError, match="when it is unpacked"):
             values.load(values.dump(value), room=(1 << 20) - 1)
     packed = values.dump(bytes(100))
     with pytest.raises(ValueError, match="not whole"):
@@ -129,13 +129,14 @@ RESULTS = {
     "no JSON": (b"hello\n", "Expecting value"),
     "no mapping": (b"[1]\n", "is a list"),
     "no result": (b"{}\n", "result"),
-    "deep": (b'{"result": ' + b"[" * 100_000 + b"\n", "recursion"),
+    "deep": (b'{"result": ' + b"[" * 100_000 + b"\n", "nested too deeply"),
     "large number": (b'{"result": ' + b"9" * 10_000 + b"}\n", "4300"),
     "a program": (b'{"result": {"!": "data", "of": "heddle.cli.__main__:main", "fields": []}}\n', "not a class"),
     "a method of observers": (b'{"event": "__init__", "args": ["x"]}\n', "no line for the user"),
     "a line that is none": (b'{"event": "say", "args": [1]}\n', "no line for the user"),
     "an error without rows": (b'{"error": "InputError", "problems": 7}\n', "int"),
     "an error with wrong rows": (b'{"error": "InputError", "problems": [["a", "b", "c", "d", "e"]]}\n', "argument"),
+    "an error without problems": (b'{"error": "InputError", "problems": []}\n', "without a problem"),
     "an endless line": (b"x" * (1 << 20), "a line of more than"),
     "endless events": (b'{"event": "say", "args": ["x"]}\n' * 200, "more than 100 events"),
 }
@@ -145,7 +146,7 @@ RESULTS = {
 def test_a_shard_that_answers_anything_is_an_error_with_its_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardcalls, "_MOST_LINE", 1 << 19)
+    monkeypatch.setattr(shardcalls, "LINE_BYTES", 1 << 19)
     monkeypatch.setattr(shardcalls, "_MOST_EVENTS", 100)
     answer, why = RESULTS[name]
     (tmp_path / "answer").write_bytes(answer)

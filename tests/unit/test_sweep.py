@@ -80,17 +80,18 @@ def test_copies_of_runs_are_written_once_and_go_with_runs_that_are_made_again(
     (tmp_path / "run/run.json").write_text("{}")
     there, live = sweep(loaded, tmp_path / "copies"), [each for each in loaded.variants if each.live]
     number = loaded.variants.index(live[0])
-    runs = {"live 1 0001": ("../../live-1", packed(tmp_path / "run"))}
-    copied = there.take(SentRepeat(number, 1, None, "it failed", runs))
-    assert (tmp_path / "copies/live-1/run.json").read_text() == "{}"
-    assert there.result().directories == {"live 1 0001": str(tmp_path / "copies/live-1")}
+    (tmp_path / "copies/x-live-2-1").mkdir(parents=True)  # of another experiment: it is left alone
+    copied = there.take(SentRepeat(number, 1, None, "it failed", (packed(tmp_path / "run"),)))
+    assert (tmp_path / "copies/x-live-2-1-2/run.json").read_text() == "{}"
+    assert there.result().directories == {"live ctsw=2 1 1": str(tmp_path / "copies/x-live-2-1-2")}
     there.fail(live, "has no pod")
     assert [(each.variant.title, each.repeat) for each in there.done] == [
         ("live ctsw=2", 1), ("live ctsw=2", 2), ("live ctsw=4", 1), ("live ctsw=8", 1)
     ]  # fmt: skip
     assert there.done[1].why == f"{live[0].fabric_text}: has no pod"
     there.forget(live, copied)
-    assert not there.done and not there.result().directories and not [*(tmp_path / "copies").iterdir()]
+    assert not there.done and not there.result().directories
+    assert [*(tmp_path / "copies").iterdir()] == [tmp_path / "copies/x-live-2-1"]
 
 
 class _Heard(Observer):

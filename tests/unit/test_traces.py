@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from heddle.traffic.bound import bound_steps
 from heddle.traffic.parts import note_of
 from heddle.traffic.plan import build_plan
 from heddle.traffic.sequence import PartSequence
+from heddle.traffic.traces import Reading, goal, protobuf, read_trace
 from heddle.traffic.workload import Job
 from tests.traces import (
     COLL,
@@ -19,6 +23,7 @@ from tests.traces import (
     MATRIX,
     ZONE,
     attribute,
+    block,
     chakra,
     node,
     read,
@@ -245,3 +250,50 @@ class TestWorkloads:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     assert "has a name with an unknown end" in refused(written(tmp_path, "x.trace", ""))
     assert "but only Chakra has one for each rank" in refused([str(tmp_path / "x.cm"), str(tmp_path / "y.cm")])
+
+
+def packed(path: Path, data: bytes) -> str:
+    path.write_bytes(gzip.compress(data))
+    return str(path)
+
+
+MIB = 1 << 20
+BOMBS: Mapping[str, tuple[str, Callable[[], bytes], str]] = {
+    "lists": ("a.0.json.gz", lambda: b"[" + b"[]," * (60 * MIB // 3) + b"0]", "larger than 16 MiB"),
+    "values": ("a.0.json", lambda: b"[" + b"0," * (6 * MIB) + b"0]", "too many values"),
+    "values of messages": ("a.0.json", lambda: b"{} " * (5 * MIB), "too many values"),
+    "objects": ("a.0.json", lambda: b"[" + b'{"a":1},' * (3 * MIB) + b"0]", "too many values"),
+    "zeros": ("a.0.et.gz", lambda: bytes(80 * MIB), "larger than 16 MiB"),
+    "fields": ("a.0.et", lambda: b"\0" + 3 * block(0, b"\x08\x01" * (MIB // 2))[1:], "fields"),
+    "fields of attributes": ("a.0.et", lambda: b"\0" + 3 * block(0, block(10, b"\x08\x01" * (MIB // 2)))[1:], "fields"),
+    "a wide operation": ("wide.goal", lambda: b"num_ranks 2\nrank 0 {\na: calc 1\nb: calc 1\n" +
+                         b"b requires a\n" * 300_000 + b"}", "dependencies"),
+    "dependencies that double": ("twice.goal", lambda: b"num_ranks 2\nrank 0 {\n" + b"".join(
+        b"a%d: calc 1\n" % n for n in range(500)) + b"".join(
+        b"a%d requires a%d\na%d irequires a%d\n" % (n, m, n, n - 1) for n in range(1, 500) for m in range(n)) +
+        b"}\nrank 1 {}", "dependencies"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_trace_cannot_take_minutes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf.Counted, "left", MIB)
+    monkeypatch.setattr(goal, "_MOST_DEPS", MIB // 4)
+    name, data, why = BOMBS[kind]
+    typed = packed(tmp_path / name, data()) if name.endswith(".gz") else str(tmp_path / name)
+    if not name.endswith(".gz"):
+        (tmp_path / name).write_bytes(data())
+    before = time.process_time()
+    with pytest.raises(InputError, match=why):
+        read_trace([typed], Reading(ranks=2))
+    assert time.process_time() - before < 10
+
+
+def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(tmp_path: Path) -> None:
+    rows = "".join(f"a{n}: calc 1\nlast requires a{n}\n" for n in range(60_000))
+    (tmp_path / "w.goal").write_text(
+        f"num_ranks 2\nrank 0 {{\nlast: send 8b to 1\n{rows}}}\nrank 1 {{ recv 8b from 0 }}\n"
+    )
+    before = time.process_time()
+    assert read_trace([str(tmp_path / "w.goal")], Reading(ranks=2)).ranks == 2
+    assert time.process_time() - before < 20

@@ -16,8 +16,8 @@ import pytest
 
 from heddle.base import state
 from heddle.base.lockfile import held, late
-from heddle.base.problems import HeddleError, MachineError
-from heddle.base.userfiles import as_caller, as_root, caller, check_owner, give_to_caller, make_dir
+from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.base.userfiles import as_caller, as_root, caller, check_owner, give_to_caller, make_dir, output_directory
 from heddle.cli.endings import ended
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.opening import blueprint_from
@@ -240,3 +240,25 @@ def test_root_compiles_no_module_in_a_checkout_of_a_user(home_of_nobody: Path) -
         done = subprocess.run(argv, cwd=own.parent, env=env, capture_output=True, text=True, check=True)
         found.append(done.stdout.split()[-1])
     assert found == ["None", str(Path("~root/.cache/heddle/pycache").expanduser())]
+
+
+@pytest.mark.root
+def test_a_directory_for_results_is_the_callers_and_not_behind_a_link_to_one_of_root(
+    home_of_nobody: Path, roots: Path
+) -> None:
+    output_directory(home_of_nobody / "res/runs", "--out res")
+    made = [home_of_nobody / "res", home_of_nobody / "res/runs"]
+    nobody = pwd.getpwnam("nobody").pw_uid
+    assert [each.stat().st_uid for each in made] == [nobody] * 2 and not [*made[1].iterdir()]
+    roots.chmod(0o700)
+    with suppress(FileExistsError):
+        (home_of_nobody / "results").symlink_to(roots)
+    (home_of_nobody / "file").write_text("x")
+    for name, why in (
+        ("results/runs", "is not a directory"),
+        ("results", "cannot be written"),
+        ("file", "is not a dir"),
+    ):
+        with pytest.raises(InputError, match=f"--out {name} {why}"):
+            output_directory(home_of_nobody / name, f"--out {name}")
+    assert untouched(roots)

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from heddle.base.files import read_regular, real, result_name
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.files import real, result_name
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.untrusted import kept_below
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.imported.grammar import MOST_BYTES, NODE_NAME, expand, resolved
+from heddle.lab.imported.grammar import NODE_NAME, resolved
 from heddle.lab.lab import Blueprint
 from heddle.lab.opening import blueprint_from
 from heddle.runtimes.registry import RUNTIMES
@@ -74,8 +73,6 @@ def is_topology(typed: str) -> bool:
 
 
 _MOST: Final = 10_000  # files
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it is there
-_NAMED: Final = 5  # refused files that are named
 
 
 def files_of(fabric: str | None) -> list[str]:
@@ -85,14 +82,14 @@ def files_of(fabric: str | None) -> list[str]:
 
 def companions(topology: Path) -> list[str]:
     """Files bound by relative paths, including those in bound directories. InputError names those that are refused."""
+    from heddle.lab.imported.reader import read_document
+
     try:
-        text = read_regular(topology, MOST_BYTES).decode()
-        data = yaml.load(expand(text, str(topology)), Loader=_LOADER)  # noqa: S506 - both are safe loaders
+        data = read_document(topology, str(topology)).data
         nodes = list(data["topology"]["nodes"])
-    except Exception:  # the machine that reads the topology reports its errors
+    except (HeddleError, KeyError, TypeError):  # the machine that reads the topology reports its errors
         return []
     found: dict[str, None] = {}
-    outside: dict[str, None] = {}
     directory = topology.absolute().parent
     root = directory.resolve()
     for text in _texts(data["topology"]):
@@ -102,16 +99,11 @@ def companions(topology: Path) -> list[str]:
         for name in nodes if NODE_NAME in source else [""]:
             bound = resolved(source.replace(NODE_NAME, str(name)), directory)
             for each in _below(bound) if bound.resolve().is_relative_to(root) else [bound] * bound.exists():
-                (found if each.resolve().is_relative_to(root) else outside)[str(each)] = None
-                if len(found) + len(outside) > _MOST:
+                found[str(each)] = None
+                if len(found) > _MOST:
                     why = f"binds more than {_MOST} files, which are not copied to another machine"
                     raise InputError(Problem("", str(topology), why, "bind fewer files"))
-    if outside:
-        names = ", ".join([*outside][:_NAMED]) + (f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else "")
-        why = f"binds files outside its directory, which are not copied to another machine: {names}"
-        hint = "copy them below the directory of the topology, and bind the copies"
-        raise InputError(Problem("", str(topology), why, hint))
-    return list(found)
+    return kept_below(topology, found)
 
 
 def _texts(value: Any, within: str = "") -> Iterator[str]:

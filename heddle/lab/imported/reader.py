@@ -64,22 +64,24 @@ _MAC: Final = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}")  # uni
 
 def holds_topology(path: Path) -> bool:
     """True when a file has a group `topology`. InputError when it cannot be read or is no YAML."""
-    text = read_text(path, str(path), _READING)
-    if grammar.is_template_of_topology(text):
-        return True
-    document = parse(expand(text, str(path)), str(path), _READING)
-    return isinstance(document.data.get("topology"), dict)
+    template = grammar.is_template_of_topology(read_text(path, str(path), _READING))
+    return template or isinstance(read_document(path, str(path)).data.get("topology"), dict)
 
 
 def read_description(path: Path, runtime: str, name: str | None, source: str) -> TopologyDescription:
     """Read the file. name: the lab's name, instead of the file's. source: the file's name in errors."""
-    text = read_text(path, source, _READING)
-    grammar.check_rendered(text, source)
-    document = parse(expand(text, source), source, _READING)
+    document = read_document(path, source)
     if "racks" in document.data and "topology" not in document.data:
         hint = f"./inv up {shlex.quote(source)} brings it up"
         raise InputError(Problem(source, "the file", "is a fabric file, not a containerlab topology", hint))
     return _DescriptionReader(document, path.absolute(), runtime).description(name)
+
+
+def read_document(path: Path, source: str) -> Document:
+    """The topology as data. InputError when it cannot be read, or is a template."""
+    text = read_text(path, source, _READING)
+    grammar.check_rendered(text, source)
+    return parse(expand(text, source), source, _READING)
 
 
 class _DescriptionReader:

@@ -8,6 +8,7 @@ Framing: RFC 6455, 5.2.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -18,12 +19,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
+from heddle.base.untrusted import LINE_BYTES
+
 PROTOCOL: Final = "v5.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE_CHANNEL: Final = 255
 _CONTINUATION, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x2, 0x8, 0x9, 0xA
 _FINAL, _MASKED = 0x80, 0x80
 _READ: Final = 1 << 18
+_MOST_UNREAD: Final = 1 << 24  # bytes: far more than a caller queues, so they are answers to pings
 WouldBlock: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -67,9 +71,14 @@ class ChannelSocket:
                 return
             del self._out[:sent]
 
-    def receive(self) -> Iterator[tuple[int, bytes]]:
-        """What has come: all that can be read without waiting. OSError when the connection is broken."""
+    def receive(self, end: float = math.inf) -> Iterator[tuple[int, bytes]]:
+        """What has come: all that can be read without waiting. OSError when the connection is broken.
+
+        end: TimeoutError from then on (time.monotonic), also while data come.
+        """
         while not self.closed:
+            if time.monotonic() >= end:
+                raise TimeoutError("timed out")
             try:
                 data = self._socket.recv(_READ)
             except WouldBlock:
@@ -77,6 +86,8 @@ class ChannelSocket:
             self.closed = not data
             self._in += data
             yield from self._messages()
+            if len(self._in) + len(self._message) > LINE_BYTES or len(self._out) > _MOST_UNREAD:
+                raise ConnectionError("the other end sends more than fits, and does not read")
 
     def until_closed(self, seconds: float) -> Iterator[tuple[int, bytes]]:
         """All that comes until the other end closes the connection. TimeoutError after some seconds."""
@@ -85,7 +96,7 @@ class ChannelSocket:
             self.flush()
             if not select.select([self], [], [], max(0.0, end - time.monotonic()))[0]:
                 raise TimeoutError("timed out")
-            yield from self.receive()
+            yield from self.receive(end)
 
     def shut(self) -> None:
         """End the connection, in both directions: who waits for it goes on."""

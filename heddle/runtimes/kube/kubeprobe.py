@@ -5,7 +5,6 @@ In:  a target. Out: ProbeReport: rows as doctor's, and the manifests that allow 
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError
 from heddle.base.process import run
 from heddle.base.tables import some_of
+from heddle.base.untrusted import parsed
 from heddle.host.doctor import Check, Report
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests, podinit
@@ -143,7 +143,10 @@ def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observe
         done = run(argv, check=False, timeout=_SECONDS)
         if done.code != 0:
             return [Check("trials", False, f"the trials in the pod ended with an error: {done.reason}")]
-        return [Check(**each) for each in json.loads(done.out)]
+        try:
+            return [_check_of(each) for each in parsed(done.out.encode())]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return [Check("trials", False, f"the pod of shard {name} has sent no checks")]
 
     with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
         for name in names:
@@ -152,6 +155,12 @@ def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observe
     rows = joined(dict(zip(nodes, found, strict=True)) if len({*nodes}) == len(names) else {"": found[0]})
     observer.end("trials", f"{sum(each.ok for each in rows)} of {len(rows)} passed")
     return rows
+
+
+def _check_of(row: Mapping[str, Any]) -> Check:
+    """What a pod has sent, with the types of its fields."""
+    fix, required = str(row.get("fix", "")), row.get("required") is not False
+    return Check(str(row["name"]), row["ok"] is True, str(row["detail"]), fix, required)
 
 
 def joined(found: Mapping[str, Sequence[Check]]) -> list[Check]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import IO, Any, Final
@@ -25,6 +26,7 @@ from urllib.parse import urlencode
 
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.resources import HERE
+from heddle.base.untrusted import LINE_BYTES
 from heddle.runtimes.kube.api import KubeApi, client
 from heddle.runtimes.kube.channels import ERROR, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT, ChannelSocket
 from heddle.runtimes.kube.manifests import PYTHON
@@ -82,16 +84,18 @@ def _refusal(error: Any, pod: str) -> Problem:
 
 def answer(api: KubeApi, pod: str, argv: Sequence[str]) -> str:
     """What a short command in a pod prints. MachineError when it cannot run, or fails."""
-    said: dict[int, bytes] = {}
+    said: defaultdict[int, bytearray] = defaultdict(bytearray)
     with api.errors(f"exec in pod {pod}"), closing(connect(api, pod, argv)) as channels:
         for channel, data in channels.until_closed(_SHORT_S):
-            said[channel] = said.get(channel, b"") + data
+            said[channel] += data
+            if len(said[channel]) > LINE_BYTES:
+                raise MachineError(Problem("kubernetes", f"pod {pod}", f"prints more than {LINE_BYTES >> 20} MiB"))
     if _ended(pod, said.get(ERROR)) != 0:
         raise MachineError(Problem("kubernetes", f"pod {pod}", said.get(STDERR, b"").decode(errors="replace").strip()))
     return said.get(STDOUT, b"").decode(errors="replace").strip()
 
 
-def _ended(pod: str, status: bytes | None) -> int:
+def _ended(pod: str, status: bytes | bytearray | None) -> int:
     """The exit code in the last message of an exec; None: there was none. MachineError when the command did not run."""
     if status is None:
         raise MachineError(Problem("kubernetes", f"pod {pod}", "has closed the connection: it may be gone"))

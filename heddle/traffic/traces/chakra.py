@@ -7,12 +7,12 @@ sends and receives. Files that a rank reads and writes are on ranks of storage, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.untrusted import parsed
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.traces.chakrafile import ChakraNode, chakra_nodes
 from heddle.traffic.traces.graph import parts_of
@@ -54,11 +54,13 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of files in the order of their ranks. InputError."""
     ranks = reading.ranks or 1 if len(files) == 1 else len(files)
     raw: list[list[ChakraNode]] = []
+    deps = 0
     for name in files:
         raw.append(chakra_nodes(name))
+        deps += sum(len(node.control) + len(node.data) for node in raw[-1])
         if sum(map(len, raw)) * (ranks // len(files)) > MOST_NODES:
             raise InputError(Problem(name, "the trace", f"has more than {MOST_NODES} nodes", "use a shorter one"))
-        if sum(len(node.control) + len(node.data) for nodes in raw for node in nodes) > _MOST_DEPS:
+        if deps > _MOST_DEPS:
             raise InputError(
                 Problem(name, "the trace", f"has more than {_MOST_DEPS} dependencies", "use a shorter one")
             )
@@ -83,22 +85,24 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
 
 def _torch_groups(raw: Sequence[Sequence[ChakraNode]], ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The groups in metadata of PyTorch: a list of {pg_name, ranks}, in which no ranks mean all."""
+    everyone = tuple(range(ranks))
     for node in (node for nodes in raw for node in nodes if node.type == _METADATA and _GROUPS in node.name):
         text = node.inputs[node.inputs.find("[{") : node.inputs.rfind("}]") + 2]
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
+            found = parsed(text.encode())
+        except ValueError:
             continue
         for each in found:
-            if isinstance(each, dict) and (members := _ranks(each.get("ranks") or [*range(ranks)], ranks)):
+            named = each.get("ranks") if isinstance(each, dict) else [None]
+            if members := _ranks(named, ranks) if named else everyone:
                 yield str(each.get("pg_name"))[:_NAME], members
 
 
 def _given_groups(name: str, ranks: int) -> Groups:
     """The groups of a file: {"0": [0, 1], "1": [2, 3]}."""
     try:
-        found = json.loads(read_bytes(name))
-    except (ValueError, RecursionError):
+        found = parsed(read_bytes(name))
+    except ValueError:
         found = None
     groups = {key[:_NAME]: _ranks(value, ranks) for key, value in found.items()} if isinstance(found, dict) else {}
     if not groups or not all(groups.values()):

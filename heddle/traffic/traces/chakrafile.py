@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.untrusted import check_values
 from heddle.traffic.traces import protobuf
 from heddle.traffic.traces.nodes import LARGEST_TEXT, MOST_NODES, read_bytes
 
@@ -26,6 +27,7 @@ _FS_OPS: Final = (
     "FS_OP_UNKNOWN", "FS_OP_OPEN", "FS_OP_CLOSE", "FS_OP_READ", "FS_OP_WRITE", "FS_OP_PREAD", "FS_OP_PWRITE",
 )  # fmt: skip
 _LARGEST: Final = 1 << 63
+_MOST_VALUES: Final = 1 << 22  # of a file of JSON
 _BITS: Final = {7: 32, 9: 64}  # of AttributeProto: two's complement in a varint, or in a fixed width
 _FIXED_BITS: Final = {23: 32, 25: 64}
 
@@ -57,14 +59,14 @@ class ChakraNode:
 
 def chakra_nodes(name: str) -> list[ChakraNode]:
     """All nodes of a file. InputError."""
-    data = read_bytes(name)
+    data = protobuf.Counted(read_bytes(name))
     if data.lstrip()[:1] in (b"{", b"[") and len(data) > LARGEST_TEXT:
         why, hint = f"is JSON of more than {LARGEST_TEXT >> 20} MiB, the limit", "use the protobuf form, PREFIX.0.et"
         raise InputError(Problem(name, "the trace", why, hint))
     return _from_json(name, data) if data.lstrip()[:1] in (b"{", b"[") else list(_from_protobuf(name, data))
 
 
-def _from_protobuf(name: str, data: bytes) -> Iterator[ChakraNode]:
+def _from_protobuf(name: str, data: protobuf.Counted) -> Iterator[ChakraNode]:
     last = "before its first node"
     try:
         for index, span in enumerate(protobuf.messages(data)):
@@ -80,15 +82,16 @@ def _from_protobuf(name: str, data: bytes) -> Iterator[ChakraNode]:
             last = f"after node {node.id}"
     except protobuf.TruncatedError as error:
         why = f"ends or is damaged at byte {error.offset} of {len(data)}, {last}"
+        why = why if data.left >= 0 else f"has more than {protobuf.MOST_FIELDS} fields, {last}"
         raise InputError(Problem(name, "the trace", why, "copy the file again, or check that it is a trace")) from None
 
 
-def _is_metadata(data: bytes, span: protobuf.Span) -> bool:
+def _is_metadata(data: protobuf.Counted, span: protobuf.Span) -> bool:
     """Whether it is a GlobalMetadata: only a version and attributes."""
     return all(number in (1, 2) and not isinstance(value, int) for number, value in protobuf.fields(data, span))
 
 
-def _set(node: ChakraNode, data: bytes, number: int, value: protobuf.Value) -> None:
+def _set(node: ChakraNode, data: protobuf.Counted, number: int, value: protobuf.Value) -> None:
     """Take one field of a Node."""
     if number == 2:
         node.name = protobuf.text(data, value)
@@ -114,7 +117,7 @@ def _set(node: ChakraNode, data: bytes, number: int, value: protobuf.Value) -> N
             node.file = _file_op(known.get(1, 0)), known.get(5, 0)
 
 
-def _attribute(node: ChakraNode, data: bytes, span: protobuf.Span) -> None:
+def _attribute(node: ChakraNode, data: protobuf.Counted, span: protobuf.Span) -> None:
     name: str = ""
     found: Any = None
     for number, value in protobuf.fields(data, span):
@@ -146,12 +149,13 @@ def _from_json(name: str, data: bytes) -> list[ChakraNode]:
     text, at, found = data.decode("utf-8", "replace"), 0, []
     decoder = json.JSONDecoder()
     try:
+        check_values(data, _MOST_VALUES)
         while (start := re.compile(r"\s*").match(text, at).end()) < len(text):  # type: ignore[union-attr]
             value, at = decoder.raw_decode(text, start)
             found.append(value)
     except (ValueError, RecursionError) as error:
         line = text.count("\n", 0, getattr(error, "pos", at)) + 1
-        why = getattr(error, "msg", "it is too deep, or has too large a number")
+        why = getattr(error, "msg", "it is too deep, or has too large a number, or too many values")
         raise InputError(Problem(f"{name}:{line}", "the trace", f"is not JSON: {why}")) from None
     graph = found[0].get("workload_graph") if len(found) == 1 and isinstance(found[0], dict) else found
     if isinstance(found[0], dict) and "nodes" in found[0]:

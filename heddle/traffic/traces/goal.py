@@ -12,7 +12,8 @@ In:  one file. Out: Trace. Times are nanoseconds. A send ends when it was posted
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +31,7 @@ _TRANSFER: Final = re.compile(
 _COMPUTE: Final = re.compile(rf"(?:({_LABEL})\s*:\s*)?calc\s+({NUMBER})(?:\s+cpu\s+{NUMBER})?(?:\s+nic\s+{NUMBER})?")
 _AFTER: Final = re.compile(rf"({_LABEL})\s+(i?requires)\s+({_LABEL})")
 _COMMENT: Final = re.compile(r"//.*|/\*.*?\*/|/\*.*")
+_MOST_DEPS: Final = 1 << 22
 _STATEMENT: Final = re.compile(r"[^;{}]*{|}|[^;{}]+")
 
 
@@ -62,7 +64,8 @@ class _Reader:
         self._programs: list[dict[str, TraceNode]] = []  # empty before num_ranks
         self._rank = -1  # whose block is open
         self._closed: set[int] = set()
-        self._nodes = 0
+        self._nodes = self._count = 0  # of all ranks: operations and dependencies
+        self._deps: defaultdict[str, list[Key]] = defaultdict(list)
 
     def take(self, where: str, text: str) -> None:
         """One statement, or the beginning or the end of a block."""
@@ -71,6 +74,9 @@ class _Reader:
         elif self._rank < 0:
             self._open(where, text, len(self._programs))
         elif text == "}":
+            nodes = self._programs[self._rank]
+            nodes |= {key: replace(nodes[key], deps=tuple(deps)) for key, deps in self._deps.items()}
+            self._deps.clear()
             self._closed.add(self._rank)
             self._rank = -1
         elif (cut := _AFTER.fullmatch(text)) is not None:
@@ -106,11 +112,15 @@ class _Reader:
         if missing := [label for label in (later, earlier) if label not in nodes]:
             why = f"names {missing[0]}, which no line before it has in rank {self._rank}"
             raise InputError(Problem(where, text[:60], why, "write an operation before what requires it"))
-        deps: tuple[Key, ...] = (earlier,)
+        deps: Collection[Key] = (earlier,)
         if word == "irequires" and nodes[earlier].kind != "send":
             self._reading.notes["irequires of a receive or a computation is taken as what that waits for"] += 1
-            deps = nodes[earlier].deps
-        nodes[later] = replace(nodes[later], deps=(*nodes[later].deps, *deps))
+            deps = dict.fromkeys(self._deps[earlier])
+        self._deps[later] += deps  # of the block at hand
+        self._count += len(deps)
+        if self._count > _MOST_DEPS:
+            hint = "use a shorter one"
+            raise InputError(Problem(where, "the trace", f"has more than {_MOST_DEPS} dependencies", hint))
 
     def _operation(self, where: str, text: str) -> None:
         nodes = self._programs[self._rank]

@@ -25,6 +25,7 @@ LONGEST_S: Final = 86_400.0  # of one computation
 LARGEST_FILE: Final = 1 << 28  # uncompressed
 LARGEST_TEXT: Final = 1 << 26
 _MOST_LINES: Final = 1 << 22
+_MOST_RATIO, _ANY_RATIO = 128, 1 << 24  # of gzip, for files that unpack to more bytes than the second
 NUMBER: Final = r"[0-9]{1,18}"
 LEAST_BYTES: Final = 4  # what a message has that only says that something has ended
 _COMPRESSED: Final = b"\x1f\x8b"  # the first bytes of gzip
@@ -138,6 +139,7 @@ def read_bytes(name: str, most: int = LARGEST_FILE) -> bytes:
         with open_regular(real(name)) as file:
             data = file.read(most + 1)
             if data[:2] == _COMPRESSED:
+                most = min(most, max(_ANY_RATIO, _MOST_RATIO * len(data)))
                 file.seek(0)
                 with gzip.open(file) as unpacked:
                     data = unpacked.read(most + 1)
@@ -146,7 +148,8 @@ def read_bytes(name: str, most: int = LARGEST_FILE) -> bytes:
     except OSError as error:
         raise InputError(Problem(name, "the trace", f"cannot be read: {error.strerror or error}")) from None
     if len(data) > most:
-        raise InputError(Problem(name, "the trace", f"is larger than {most >> 20} MiB, the limit"))
+        packed = f"; it unpacks to at most {_MOST_RATIO} times its size" if most < LARGEST_TEXT else ""
+        raise InputError(Problem(name, "the trace", f"is larger than {most >> 20} MiB, the limit{packed}"))
     return data
 
 

@@ -16,6 +16,13 @@ _WIDTHS: Final = {1: 8, 5: 4}  # wire type -> bytes of fixed width
 
 
 MOST_MESSAGE: Final = 1 << 24  # bytes
+MOST_FIELDS: Final = 1 << 23  # of a file, with those of messages in messages
+
+
+class Counted(bytes):
+    """The bytes of a file. left: how many fields may still be read from it."""
+
+    left = MOST_FIELDS
 
 
 class TruncatedError(ValueError):
@@ -49,11 +56,14 @@ def messages(data: bytes) -> Iterator[Span]:
         yield start, at
 
 
-def fields(data: bytes, span: Span) -> Iterator[tuple[int, Value]]:
+def fields(data: Counted, span: Span) -> Iterator[tuple[int, Value]]:
     """Each field of a message, in order, as number and value."""
     at, end = span
     while at < end:
         began = at
+        data.left -= 1
+        if data.left < 0:
+            raise TruncatedError(at)
         tag, at = varint(data, at, end)
         number, kind = tag >> 3, tag & 7
         if kind == 0:
