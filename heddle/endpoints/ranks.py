@@ -321,8 +321,8 @@ class Rank:
         if self._iteration > self._options.warmup:
             self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
-            # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
-            self._wrong += self._expected.wrong_blocks(self._results(), self._epoch)
+            # The array is overwritten soon, so this check must run inside the timed part.
+            self._wrong += self._expected.wrong_elements(self._results(), self._epoch)
             self._begin_epoch()
         else:
             self.size_done = True
