@@ -49,7 +49,7 @@ from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan
-from heddle.wire.layout import TOS_ANSWER, TOS_DATA
+from heddle.wire.layout import TOS_ANSWER
 
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
 _NICE: Final = 5
@@ -123,13 +123,13 @@ class Worker:
     def _connect(self, ranks: tuple[int, ...], keys: Mapping[int, int]) -> None:
         """Open the QP ends of these ranks, and give each rank its sending ends."""
         plan, loop = self._plan, self.loop
-        ends, slow = plan.endpoints, dict(plan.options.slow)
+        ends, slow, tos = plan.endpoints, dict(plan.options.slow), plan.options.tos
         paths: dict[int, dict[int, list[int]]] = {r: defaultdict(list) for r in ranks}
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
-                header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
-                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, TOS_DATA) for sport in q.sports[1:])
+                header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, tos)
+                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, tos) for sport in q.sports[1:])
                 more = (header, *sprayed) if sprayed else ()
                 here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more, q.rtt_s)
                 paths[src][dst].append(loop.sender(src, here))

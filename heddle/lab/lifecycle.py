@@ -44,6 +44,7 @@ from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
+from heddle.wire.layout import DSCP_DATA
 
 _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
@@ -99,7 +100,8 @@ def up(
             observer.say(note)
         for line in _shown(lab.blueprint.warnings):
             observer.warn(line)
-        for warning in lab.fabric.policy.queues.late_marks:
+        queues = lab.fabric.policy.queues
+        for warning in (*queues.late_marks, *queues.lossy_data(DSCP_DATA)):
             observer.warn(warning)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
