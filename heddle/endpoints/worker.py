@@ -62,6 +62,7 @@ _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
 _WAITS: Final = b'"waits"'
+_FOREIGN: Final = b'"foreign"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class Worker:
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
-                raise self._failed(error) from None
+                raise CheckError(*self._failed(error).problems, *self._foreign()) from None
 
     def _failed(self, error: NicError) -> RankError:
         """The error of a rank; if no QP failed but its port, also the QPs of the messages that it waits for."""
@@ -205,6 +206,8 @@ class Worker:
                 self._turning, self._owes = list(self._ranks.values()), True
             elif _WAITS in line:
                 send(WorkerMessage(waits=self._waits(still=False)))
+            elif _FOREIGN in line:
+                send(WorkerMessage(waits=self._foreign()))
             self._stopped = _STOP in line
         return self._stopped or not chunk
 
@@ -245,7 +248,18 @@ class Worker:
         if not waiting:
             return ()
         last = min(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))
-        return (waiting_problem(self._plan, last, waiting[last], self._standings(), still),)
+        return (waiting_problem(self._plan, last, waiting[last], self._standings(), still), *self._foreign())
+
+    def _foreign(self) -> tuple[Problem, ...]:
+        """The NICs that have dropped frames for another MAC, with the port that sent them."""
+        found = []
+        for rank in self._ranks:
+            end, frames = self._plan.endpoints[rank], self.loop.foreign(rank)
+            switch, _, port = end.first_hop.partition(":")
+            why = f"{frames} frames for another MAC were dropped, which {end.first_hop} sent"
+            hint = f"run ./inv exec {switch} ip neigh show dev {port}: the NIC has MAC {end.mac}"
+            found += [Problem("", f"rank {rank} on {end.nic}:", why, hint)] if frames else []
+        return tuple(found)
 
     def report(self) -> WorkerReport:
         """The report of this worker: per QP the packets, per NIC the frames for no QP."""

@@ -98,11 +98,9 @@ def up(
             observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
-        for line in _shown(lab.blueprint.warnings):
-            observer.warn(line)
         queues = lab.fabric.policy.queues
-        for warning in (*queues.late_marks, *queues.lossy_data(DSCP_DATA)):
-            observer.warn(warning)
+        for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
+            observer.warn(line)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)
