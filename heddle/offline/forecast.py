@@ -43,6 +43,7 @@ from heddle.offline.wires import (
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
+from heddle.traffic.admission import NOT_PREDICTED
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.workload import Workload
 
@@ -301,6 +302,8 @@ class _Forecast:
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
         yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)
+        if any(traffic.job.options.admission for traffic, _ in self._jobs):
+            yield NOT_PREDICTED
 
     def _idle(self) -> Iterator[str]:
         """For each job the number of QPs that carry nothing, and the reason."""
