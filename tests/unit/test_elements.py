@@ -67,6 +67,8 @@ def test_no_contribution_can_be_missing_doubled_stale_or_of_another_rank(element
             assert wrong(rest - elements.more(epoch) * adds, epoch), f"rank {rank} is missing"
             if adds:
                 assert wrong(total + inputs[rank] + elements.more(epoch), epoch), f"rank {rank} is there twice"
+            if ranks > 500 and rank % 7 and rank != ranks - 1:  # of many, the rest for some only: it takes seconds
+                continue
             for other in {(rank + 1) % ranks, (rank + 521) % ranks} - {rank}:
                 if adds:
                     assert wrong(rest + inputs[other], epoch), f"rank {rank} is replaced by {other}"
