@@ -1,4 +1,4 @@
-"""A NIC takes unicast frames for its own MAC only. The filters run in the kernel, on a pair of local sockets."""
+"""What the socket of a NIC takes: RoCE for its own MAC and queue pairs. The kernel runs the filters here."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ def test_what_is_not_roce_is_neither_taken_nor_counted(version: int) -> None:
         other[wire.LAYOUTS[version].udp_at + 3] ^= 1  # the destination port
         assert not passes(version, bytes(other), None, foreign=False)
         assert not passes(version, bytes(other), None, foreign=True)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_filter_of_a_shared_nic_takes_its_own_range_of_qp_numbers(version: int) -> None:
+    found = [passes(version, frame(version, OWN, qpn), QPNS, foreign=False) for qpn in (0xFF, 0x100, 0x1FF, 0x200)]
+    assert found == [False, True, True, False]
+    src, dst = ADDRESSES[version]
+    batch = SendBatch(0, slots=1, version=version)  # a CNP has a bit set beside the number of its queue pair
+    batch.put_cnp(0, FlowHeader(src_mac=OWN, dst_mac=OWN, src_ip=src, dst_ip=dst, sport=50000, dqpn=0x100))
+    assert passes(version, bytes(batch.frame(0)), QPNS, foreign=False)
