@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import MachineError
+from heddle.base.problems import CheckError, MachineError
 from heddle.endpoints import crew, crewmembers
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
@@ -96,3 +96,12 @@ def test_the_job_in_which_a_worker_ends_is_named(monkeypatch: pytest.MonkeyPatch
     with crew.crews_of(triples, {}, [1]) as running, pytest.raises(MachineError, match="job first  the worker of rank"):
         running.run(Silent())
     assert running.failed == "first"
+
+
+def test_when_a_rank_fails_the_nics_of_the_others_tell_what_they_have_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINEWORKER_FAILS", "1")
+    planned, _ = plan_workload(TINY, Workload((Job("", OPTIONS),), "some"))
+    triples = [(each.job, each.plan, find_transport("rc").of(each.plan)) for each in planned]
+    with crew.crews_of(triples, {}, [2]) as running, pytest.raises(CheckError) as failed:
+        running.run(Silent())
+    assert str(failed.value) == "rank 0: no acknowledgement\nrank 1: frames for another MAC"
