@@ -91,7 +91,7 @@ def test_a_job_has_its_class_and_admission_its_acks_in_words(inv: Inv, capsys: p
     assert "class 0 (DSCP 8)" in said and "ACKs of CTS packets" in said
     assert main(vars(tasks), [*words, "--workload", "ring"]) == 0
     said = capsys.readouterr().out
-    assert "DSCP" not in said and "CTS" not in said
+    assert "(DSCP" not in said and "ACKs of CTS" not in said
     assert inv("predict", "tiny", "--workload", "ring,dscp=8")[1]["workload"]["jobs"][0]["class"] == 0
 
 
