@@ -2,7 +2,8 @@
 
 `python -m tests.lineworker` notes in the file that LINEWORKER_LOG names what it hears and says, with the time, and
 whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds, runs it for a
-third, and reports LINEWORKER_REPORT_S seconds after the others, which have ended by then.
+third, and reports LINEWORKER_REPORT_S seconds after the others, which have ended by then. With LINEWORKER_FAILS it
+fails in the first size; the others answer the question of what their NICs have dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from heddle.base.problems import Problem
 from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.worker import Task, send
@@ -42,10 +44,16 @@ def main() -> None:
         if "go" not in heard:
             return
         note(f"go {number}")
+        if first == 0 and "LINEWORKER_FAILS" in os.environ:
+            send(WorkerMessage(error=(Problem("", "rank 0:", "no acknowledgement"),)))
+            return
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) / 3 if first == 0 else 0.0)
         note(f"use {number}")
         send(WorkerMessage(use=WorkerUse(0.001, 0.5, 0.0)))
-        if "check" not in sys.stdin.readline():
+        heard = sys.stdin.readline()
+        if "foreign" in heard:
+            send(WorkerMessage(waits=(Problem("", f"rank {first}:", "frames for another MAC"),)))
+        if "check" not in heard:
             return
         note(f"check {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)

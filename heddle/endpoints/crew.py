@@ -116,18 +116,33 @@ class Crew:
             try:
                 if not key.data.read():
                     self._selector.unregister(key.fileobj)
-            except MachineError as error:
+            except HeddleError as error:
                 self._selector.unregister(key.fileobj)
                 others = [member for member in self._members if member is not key.data]
-                raise MachineError(*error.problems, *self._waits(others)) from None
+                # A rank cannot tell why nothing arrives at its peer; the NIC of the peer may know.
+                asked = self._waits(others) if isinstance(error, MachineError) else self._foreign(others)
+                raise type(error)(*error.problems, *asked) from None
         waits = [problem for member in self._members for problem in member.still or ()]
         if waits and all(member.still is not None for member in self._members):
             raise CheckError(*waits)
 
     def _waits(self, asked: Sequence[CrewMember]) -> list[Problem]:
         """Ask workers of a run that cannot continue what their ranks wait for. Those that do not answer are named."""
+        self._ask(asked, b'{"waits": true}')
+        found: list[Problem] = []
         for member in asked:
-            member.send(b'{"waits": true}')
+            silent = (Problem("", member.ranks, f"did not answer within {_ANSWER_S:g} s"),)
+            found.extend(silent if member.waits is None else member.waits)
+        return found
+
+    def _foreign(self, asked: Sequence[CrewMember]) -> list[Problem]:
+        """Ask workers whose NICs have dropped frames for another MAC."""
+        self._ask(asked, b'{"foreign": true}')
+        return [problem for member in asked for problem in member.waits or ()]
+
+    def _ask(self, asked: Sequence[CrewMember], question: bytes) -> None:
+        for member in asked:
+            member.send(question)
         end = time.monotonic() + _ANSWER_S
         while any(member.waits is None for member in asked) and (left := end - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
@@ -137,11 +152,6 @@ class Crew:
                 except HeddleError as error:
                     key.data.waits = tuple(error.problems)
                 self._selector.unregister(key.fileobj)
-        found: list[Problem] = []
-        for member in asked:
-            silent = (Problem("", member.ranks, f"did not answer within {_ANSWER_S:g} s"),)
-            found.extend(silent if member.waits is None else member.waits)
-        return found
 
     def tell(self, message: Mapping[str, bool]) -> None:
         """Send a message to all workers."""

@@ -1,6 +1,11 @@
 """The elements of arrays: their types, the ranks' inputs, and reductions.
 
-In:  a type, a reduction, the number of ranks. Out: inputs that every reduction gives exactly, in any order.
+In:  a type, a reduction, the number of ranks. Out: inputs that every reduction gives exactly, in any order, and that
+show it if a contribution of one rank is missing, is added twice, or is that of another rank or iteration.
+In element i the input of rank (i mod n) is the largest of all, and that of rank (i + n/2 mod n) the smallest; no other
+rank has the same. So with n elements or more, each rank decides an element of a maximum and one of a minimum. Any two
+ranks differ in one of two elements in a row, and in each element where a type has enough values. An iteration adds the
+same number to all inputs.
 numpy has no bfloat16. Such an array has the upper halves of float32 as uint16, and is reduced in float32.
 """
 
@@ -17,8 +22,8 @@ from heddle.traffic.collectives.bases import EXACT
 from heddle.traffic.collectives.pattern import DType, Pattern, Reduction
 
 Numbers = NDArray[Any]  # float32 or int32
-INPUT_VALUES: Final = 256  # inputs are 0 to 255
-EPOCH_VALUES: Final = 31  # inputs differ between epochs, so that a stale array cannot pass the check
+_VALUES: Final = 4000  # sums of 2,048 inputs stay below 2^23, so that even quotients of two sums differ in float32
+_EPOCHS: Final = 31  # inputs differ between epochs, so that a stale array cannot pass the check
 _STORED: Final[Mapping[DType, type[np.generic]]] = {
     "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "int32": np.int32,
 }  # fmt: skip
@@ -30,38 +35,53 @@ _COMBINE: Final[Mapping[Reduction, Callable[..., Numbers]]] = {
 }
 
 
-def rank_input(rank: int, count: int, start: int = 0) -> NDArray[np.float32]:
-    """Elements of a rank's input from index `start` on: whole numbers from 0 to 255 that differ by rank and index.
+_PERIOD: Final = 65_521  # elements: a prime, so that blocks are never moved by a multiple of it
 
-    Sums of 2,048 ranks are still exact in float32.
-    """
-    index = np.arange(start, start + count, dtype=np.uint32)
-    mixed = (index + np.uint32(rank * 40503 & 0xFFFFFFFF)) * np.uint32(2654435761)
-    return ((mixed >> np.uint32(21)) & np.uint32(0xFF)).astype(np.float32)
+
+def _without_order() -> NDArray[np.uint16]:
+    """A number for each element of a period (the end of MurmurHash3's finalizer)."""
+    mixed = np.arange(_PERIOD, dtype=np.uint32) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return (mixed >> np.uint32(16)).astype(np.uint16)
+
+
+_MIXED: Final = _without_order()
+
+
+def _mixed(start: int, count: int) -> NDArray[np.uint16]:
+    at = start % _PERIOD
+    if at + count <= _PERIOD:
+        return _MIXED[at : at + count]
+    return np.concatenate([_MIXED[at:], *[_MIXED] * (1 + count // _PERIOD)])[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements of one run. values: inputs are below it. epochs: an epoch adds less than it to every input.
+    """Elements of one run. ranks: all that have an input; `operation` reduces them, unless a piece has its own.
 
-    ranks: whose inputs are reduced.
+    Inputs are `unit` times a whole number of [lowest, lowest + values). epochs: an epoch adds less than it to that
+    number. unit: makes differences of averages visible where a quotient is rounded down.
     """
 
-    dtype: DType = "float32"
-    operation: Reduction = "sum"
-    ranks: int = 1
-    values: int = INPUT_VALUES
-    epochs: int = EPOCH_VALUES
+    dtype: DType
+    operation: Reduction
+    ranks: int
+    lowest: int = 1
+    values: int = _VALUES
+    epochs: int = _EPOCHS
+    unit: int = 1
 
     @classmethod
     def of(cls, pattern: Pattern, ranks: int) -> Self:
-        """Those of a pattern. In types of two bytes inputs are so small that the sum of all is exact."""
+        """Those of a pattern. Inputs are so small that the sum of all that are added is exact in the type."""
         operation: Reduction = "max" if pattern.redop == "none" else pattern.redop
-        if pattern.dtype not in EXACT:
-            return cls(pattern.dtype, operation, ranks)
-        most = EXACT[pattern.dtype] // pattern.added(ranks)
-        more = min(EPOCH_VALUES - 1, max(2, most // 4))  # three values: buffers are used again after two epochs
-        return cls(pattern.dtype, operation, ranks, min(INPUT_VALUES, max(1, most - more) + 1), more + 1)
+        added = pattern.added(ranks)
+        unit = added if pattern.dtype == "int32" else 1
+        most = EXACT[pattern.dtype] // (added * unit)
+        lowest = -most if pattern.element_bytes == 2 else 1
+        more = min(_EPOCHS - 1, max(2, most // 4))  # three values: buffers are used again after two epochs
+        values = max(2, min(_VALUES, most - more - lowest + 1))
+        return cls(pattern.dtype, operation, ranks, lowest, values, more + 1, unit)
 
     @property
     def stored(self) -> type[np.generic]:
@@ -69,14 +89,31 @@ class Elements:
         return _STORED[self.dtype]
 
     def input(self, rank: int, count: int, start: int = 0) -> Numbers:
-        """A rank's input, without the addend of an epoch."""
-        found = rank_input(rank, count, start)
-        found = found if self.values >= INPUT_VALUES else found % np.float32(self.values)
-        return found.astype(np.int32) if self.dtype == "int32" else found
+        """A rank's input from element `start` on, without the addend of an epoch."""
+        return self._input(rank, start, _mixed(start, count))
+
+    def _input(self, rank: int, start: int, mixed: NDArray[np.uint16]) -> Numbers:
+        # The middle values are a power of two. Two ranks whose numbers are equal modulo it differ by their quotients,
+        # which move them against each other from element to element.
+        middle = 1 << max(0, (self.values - 2).bit_length() - 1)
+        edge = (self.values - middle) // 2
+        found = mixed + np.uint16(rank * 40503 & 0xFFFF)
+        if rank >= middle:
+            index = np.arange(start, start + len(mixed), dtype=np.uint32).astype(np.uint16)
+            found += index * np.uint16(rank // middle)
+        found &= np.uint16(middle - 1)
+        found += np.uint16(edge)
+        for turn, lowest in ((rank, edge + middle), (rank - self.ranks // 2, 0)):
+            if edge and self.ranks > 1:
+                at = slice((turn - start) % self.ranks, None, self.ranks)
+                found[at] = mixed[at] % np.uint16(edge) + np.uint16(lowest)
+        numbers = found.astype(np.int32 if self.dtype == "int32" else np.float32)
+        numbers += self.lowest
+        return numbers if self.unit == 1 else numbers * self.unit
 
     def more(self, epoch: int) -> int:
         """The number that an epoch adds to every element of every input."""
-        return epoch % self.epochs
+        return epoch % self.epochs * self.unit
 
     def begin(self, inputs: Numbers, epoch: int, out: Numbers) -> None:
         """Write the input of an epoch."""
@@ -85,20 +122,24 @@ class Elements:
         else:
             np.add(inputs, self.more(epoch), out=out)
 
-    def total(self, count: int, start: int = 0, ranks: Sequence[int] = ()) -> Numbers:
+    def total(
+        self, count: int, start: int = 0, ranks: Sequence[int] = (), operation: Reduction | Literal[""] = ""
+    ) -> Numbers:
         """The reduction of the inputs of ranks, by default of all; for avg their sum."""
+        mixed, combine = _mixed(start, count), _COMBINE[operation or self.operation]
         first, *others = ranks or range(self.ranks)
-        total = self.input(first, count, start)
+        total = self._input(first, start, mixed)
         for rank in others:
-            _COMBINE[self.operation](total, self.input(rank, count, start), out=total)
+            combine(total, self._input(rank, start, mixed), out=total)
         return total
 
-    def reduced(self, total: Numbers, epoch: int) -> Numbers:
-        """The result of an epoch, by the definition of the reduction. total: of `total`."""
-        if self.operation in ("max", "min"):
+    def reduced(self, total: Numbers, epoch: int, ranks: int = 0, operation: Reduction | Literal[""] = "") -> Numbers:
+        """The result of an epoch, by the definition of the reduction. total: of `total`. ranks: how many; 0: all."""
+        ranks, operation = ranks or self.ranks, operation or self.operation
+        if operation in ("max", "min"):
             return self.coded(total + self.more(epoch))
-        found = total + self.ranks * self.more(epoch)
-        return self.coded(_divided(found, self.ranks) if self.operation == "avg" else found)
+        found = total + ranks * self.more(epoch)
+        return self.coded(_divided(found, ranks) if operation == "avg" else found)
 
     def coded(self, numbers: Numbers) -> Numbers:
         """As they are in memory."""

@@ -76,5 +76,9 @@ class NicLoop(Protocol):
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""
 
+    def foreign(self, rank: int) -> int:
+        """Unicast frames for another MAC that a rank's NIC has dropped."""
+        return 0
+
     def close(self) -> None:
         """Release all resources."""

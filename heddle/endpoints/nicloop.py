@@ -12,6 +12,7 @@ import select
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -51,13 +52,13 @@ def moderation_s(plan: Plan) -> float:
 
 
 def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSocket, PacketSocket]:
-    """Two sockets: one sends data and receives all frames, one sends answers."""
+    """Two sockets: one sends data and receives all frames, one sends answers and counts frames for other MACs."""
     # The program at the NIC's ingress hides RoCE from the host's own stack, so no socket has to bind its UDP port.
     mtu, version = plan.ib_mtu, plan.ip_version
     qpns = qpns_of(endpoint)
     data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, version=version, qpns=qpns)
     try:
-        return data, PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, version=version)
+        return data, PacketSocket(netns, endpoint.port, mtu, version=version, qpns=qpns, foreign=True)
     except OSError:
         data.close()
         raise
@@ -212,8 +213,12 @@ class PythonLoop(NicLoop):
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""
-        for nic in self._nics.values():
-            yield NicReport(nic.counters, nic.socket.drops())
+        for rank, nic in self._nics.items():
+            yield NicReport(replace(nic.counters, foreign=self.foreign(rank)), nic.socket.drops())
+
+    def foreign(self, rank: int) -> int:
+        """Those that the second socket has counted."""
+        return self._nics[rank].answers.passed()
 
     def close(self) -> None:
         """Close the sockets."""

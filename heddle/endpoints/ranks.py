@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
 from heddle.endpoints.elements import Elements, Numbers
-from heddle.endpoints.expected import Expected
+from heddle.endpoints.expected import Expected, RankArrays
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace, PostingPace
-from heddle.endpoints.rankarrays import RankArrays
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import Compute, Divisors, Key, Local, Receive, Schedule, build_schedule
@@ -321,8 +320,8 @@ class Rank:
         if self._iteration > self._options.warmup:
             self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
-            # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
-            self._wrong += self._expected.wrong_blocks(self._results(), self._epoch)
+            # The array is overwritten soon, so this check must run inside the timed part.
+            self._wrong += self._expected.wrong_elements(self._results(), self._epoch)
             self._begin_epoch()
         else:
             self.size_done = True

@@ -77,7 +77,7 @@ class WorkerMessage:
     resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
     checked, by rank; none before the first size. still: its NICs have stopped (waiting.py), and this is what its
     ranks wait for; nothing if they have finished. moving: they are not still any more. waits: what its ranks wait for
-    now, because the parent process asked.
+    now, or which NICs have dropped frames for another MAC, because the parent process asked.
     """
 
     ready: bool = False

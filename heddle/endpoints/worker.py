@@ -49,7 +49,7 @@ from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan
-from heddle.wire.layout import TOS_ANSWER, TOS_DATA
+from heddle.wire.layout import TOS_ANSWER
 
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
 _NICE: Final = 5
@@ -62,6 +62,7 @@ _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
 _WAITS: Final = b'"waits"'
+_FOREIGN: Final = b'"foreign"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,13 @@ class Worker:
     def _connect(self, ranks: tuple[int, ...], keys: Mapping[int, int]) -> None:
         """Open the QP ends of these ranks, and give each rank its sending ends."""
         plan, loop = self._plan, self.loop
-        ends, slow = plan.endpoints, dict(plan.options.slow)
+        ends, slow, tos = plan.endpoints, dict(plan.options.slow), plan.options.tos
         paths: dict[int, dict[int, list[int]]] = {r: defaultdict(list) for r in ranks}
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
-                header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
-                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, TOS_DATA) for sport in q.sports[1:])
+                header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, tos)
+                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, tos) for sport in q.sports[1:])
                 more = (header, *sprayed) if sprayed else ()
                 here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more, q.rtt_s)
                 paths[src][dst].append(loop.sender(src, here))
@@ -179,7 +180,7 @@ class Worker:
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
-                raise self._failed(error) from None
+                raise CheckError(*self._failed(error).problems, *self._foreign()) from None
 
     def _failed(self, error: NicError) -> RankError:
         """The error of a rank; if no QP failed but its port, also the QPs of the messages that it waits for."""
@@ -205,6 +206,8 @@ class Worker:
                 self._turning, self._owes = list(self._ranks.values()), True
             elif _WAITS in line:
                 send(WorkerMessage(waits=self._waits(still=False)))
+            elif _FOREIGN in line:
+                send(WorkerMessage(waits=self._foreign()))
             self._stopped = _STOP in line
         return self._stopped or not chunk
 
@@ -245,7 +248,18 @@ class Worker:
         if not waiting:
             return ()
         last = min(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))
-        return (waiting_problem(self._plan, last, waiting[last], self._standings(), still),)
+        return (waiting_problem(self._plan, last, waiting[last], self._standings(), still), *self._foreign())
+
+    def _foreign(self) -> tuple[Problem, ...]:
+        """The NICs that have dropped frames for another MAC, with the port that sent them."""
+        found = []
+        for rank in self._ranks:
+            end, frames = self._plan.endpoints[rank], self.loop.foreign(rank)
+            switch, _, port = end.first_hop.partition(":")
+            why = f"{frames} frames for another MAC were dropped, which {end.first_hop} sent"
+            hint = f"run ./inv exec {switch} ip neigh show dev {port}: the NIC has MAC {end.mac}"
+            found += [Problem("", f"rank {rank} on {end.nic}:", why, hint)] if frames else []
+        return tuple(found)
 
     def report(self) -> WorkerReport:
         """The report of this worker: per QP the packets, per NIC the frames for no QP."""

@@ -44,6 +44,7 @@ from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
+from heddle.wire.layout import DSCP_DATA
 
 _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
@@ -97,10 +98,9 @@ def up(
             observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
-        for line in _shown(lab.blueprint.warnings):
+        queues = lab.fabric.policy.queues
+        for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
             observer.warn(line)
-        for warning in lab.fabric.policy.queues.late_marks:
-            observer.warn(warning)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)

@@ -44,6 +44,7 @@ from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
+from heddle.traffic.admission import NOT_PREDICTED
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.workload import Workload
 
@@ -323,6 +324,8 @@ class _Forecast:
         if any(traffic.job.options.admission for traffic, _ in self._jobs):
             yield "with admission, a run also has CTS packets and their ACKs: 0.3 % of a link, and not counted here"
         yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)
+        if any(traffic.job.options.admission for traffic, _ in self._jobs):
+            yield NOT_PREDICTED
 
     def _idle(self) -> Iterator[str]:
         """For each job the number of QPs that carry nothing, and the reason."""

@@ -160,6 +160,7 @@ class Prediction:
                         "name": each.job.name, "ranks": len(each.endpoints), "flows": each.connections.flows,
                         "bytes": each.bytes, "size": max(each.job.options.sizes),
                         "options": typed_options(each.job.options),
+                        "class": fabric.policy.queues.class_of_dscp[each.job.options.dscp],
                     }
                     for each in self.jobs
                 ],

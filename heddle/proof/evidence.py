@@ -22,6 +22,7 @@ from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.queues.queuestate import Tallies, Tally, tallies_since
 from heddle.traffic.flow import Flow, Sent
+from heddle.wire.layout import DSCP_DATA
 
 # Of both snapshots. What BGP drains is kept too, if the caller has read it.
 PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER
@@ -273,5 +274,6 @@ def _sent(row: Mapping[str, Any]) -> Sent:
     src, dst, src_ip, dst_ip, first_hop = (str(row[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop"))
     sport, qpn, dport, *ranks = (int(row[key]) for key in ("sport", "qpn", "dport", "src_rank", "dst_rank"))
     job = str(row.get("job", ""))
-    flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job)
+    dscp = int(row.get("dscp", DSCP_DATA))
+    flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job, dscp)
     return Sent(flow, int(row["packets"]), int(row["bytes"]), bool(row.get("planned", True)))

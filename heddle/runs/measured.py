@@ -109,6 +109,13 @@ class MeasuredRun:
             None if nic.counters is None else nic.counters.stray for report in self.reports for nic in report.nics
         )
 
+    @property
+    def foreign(self) -> int | None:
+        """Packets for another MAC that NICs dropped; None: the hosts' own stack does not report it."""
+        return sum_known(
+            None if nic.counters is None else nic.counters.foreign for report in self.reports for nic in report.nics
+        )
+
 
 def sum_known(counts: Iterable[int | None]) -> int | None:
     """The sum; None when one of them is not known."""

@@ -68,9 +68,9 @@ class ProofSummary:
 class RunOutcome(RunParts):
     """The measured part of a finished run, as it is stored. proof: None where no verdict was possible.
 
-    counters: of the transport, summed over all queue pairs. icrc_errors, stray: None where the hosts' own stack does
-    not report them. fabric_state: before and after the run. exit_code: of a program. span_s: of a job, from when to
-    when it ran, in seconds after the first barrier of all jobs.
+    counters: of the transport, summed over all queue pairs. icrc_errors, stray, foreign (packets for another MAC): None
+    where the hosts' own stack does not report them, or the run is older. fabric_state: before and after the run.
+    exit_code: of a program. span_s: of a job, from when to when it ran, in seconds after the first barrier of all jobs.
     """
 
     rows: tuple[SizeRow, ...]
@@ -82,6 +82,7 @@ class RunOutcome(RunParts):
     proof: ProofSummary | None = None
     fabric_state: FabricState | None = None
     exit_code: int | None = None
+    foreign: int | None = None
     span_s: tuple[float, float] | None = None
 
     @property
@@ -116,6 +117,7 @@ class RunResult(RunHead, RunOutcome):
             flows=measured.flows,
             icrc_errors=measured.icrc_errors,
             stray=measured.stray,
+            foreign=measured.foreign,
             transport=Carrier.of_run(measured),
             counters=measured.counters,
             nic_loop=", ".join(dict.fromkeys(report.loop for report in measured.reports)),
@@ -161,6 +163,7 @@ class RunResult(RunHead, RunOutcome):
             "unreliable": [asdict(cause) for cause in self.doubts],
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
+            "for_another_mac": self.foreign,
             **self._parts_json(),
             "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
@@ -203,6 +206,7 @@ class RunResult(RunHead, RunOutcome):
         """What was counted beside the data, and warnings."""
         events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
+        events += [(self.foreign, "for another MAC")] if self.foreign else []
         if any(count for count, _ in events):
             yield "#packets  : " + ", ".join(f"{'-' if count is None else count} {text}" for count, text in events)
         for part in self.parts.values():

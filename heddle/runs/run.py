@@ -28,6 +28,7 @@ from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled, why_not_compiled
 from heddle.fabric.model import Fabric
+from heddle.fabric.policy import QueuePolicy
 from heddle.host import capacity as machine
 from heddle.lab import agents, health
 from heddle.lab.cutlinks import TunnelSpan
@@ -106,7 +107,7 @@ def run_workload(
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for each in jobs for e in each.plan.endpoints}
     workers = [worker_count(each.plan) for each in jobs]
-    for warning in _warnings(jobs):
+    for warning in _warnings(jobs, lab.fabric.policy.queues):
         observer.warn(warning)
     check_memory(lab, [each.plan for each in jobs], workers)
     with (
@@ -369,13 +370,14 @@ def total_packets(plan: Plan) -> int:
     return each * (o.iters + o.warmup) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
-def _warnings(jobs: Sequence[PlannedJob]) -> Iterator[str]:
+def _warnings(jobs: Sequence[PlannedJob], queues: QueuePolicy) -> Iterator[str]:
     """What the user may not expect, before the first packet."""
     wanted = sum(each.budget.wanted_pps for each in jobs)
     budget = machine.PacketBudget(wanted, min(each.budget.budget_pps for each in jobs))
     packets = sum(total_packets(each.plan) for each in jobs)
     if budget.exceeded and packets > budget.budget_pps:  # a shorter run ends before a backlog builds up
         yield f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks"
+    yield from queues.lossy_data(*dict.fromkeys(each.plan.options.dscp for each in jobs))
     for each in jobs:
         if short := shortfall(each.plan.options, each.plan.propagation.bdp_packets):
             yield short

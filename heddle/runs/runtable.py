@@ -180,7 +180,7 @@ class RunHead:
         return self._short() if short else self._long(self._narrow(narrow, look), look)
 
     def row(self, row: SizeRow, narrow: bool = False, look: TableLook = _USUAL) -> str:
-        """The line of one size, in the same columns."""
+        """The line of one size, in the same columns; below it, what its `#wrong` cannot show."""
         pattern = self.options.pattern
         narrow = self._narrow(narrow, look)
         wide = (10, 9) if narrow else (12, 12)
@@ -190,7 +190,13 @@ class RunHead:
             columns += _NOT_MEASURED if each is None else each.columns()
             if look.per_iter:
                 columns += _NO_ITERATIONS if each is None else each.iteration_columns(look.skip)
-        return "  ".join(columns)
+        return "\n".join(["  ".join(columns), *self._unseen(row)])
+
+    def _unseen(self, row: SizeRow) -> list[str]:
+        pattern, ranks = self.options.pattern, len(self.communicators[0] if self.communicators else self.ranks)
+        many = pattern.unseen(ranks, row.size // pattern.element_bytes)
+        what = f"{many} of {ranks} ranks decide no element at this size, so #wrong does not show if one is missing"
+        return [f"#unseen   : {what}"] if many else []
 
     def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:
         """What was measured out of place, and what in place."""

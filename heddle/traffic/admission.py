@@ -38,6 +38,11 @@ ADMISSION_TUNABLES: Final = (
     Tunable("cts_timeout", 0, 0, 3600, "s", "longest wait of a sender for any CTS; 0: by the length of the run"),
 )
 
+NOT_PREDICTED: Final = (
+    "with admission, switches count ACKs of CTS packets with the data of the same queue pair: at most one for each"
+    " message, which is not part of these figures"
+)
+
 _NAMES: Final = tuple(each.name for each in ADMISSION_TUNABLES)
 
 

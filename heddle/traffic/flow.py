@@ -49,7 +49,8 @@ class Flow:
 
     qpn: the destination's QP. Of other flows protocol << 24 | destination port, as the counters number them.
     src, dst: hosts. first_hop: the switch port where its packets enter the fabric, `rtsw1:eth5`. src_rank, dst_rank:
-    within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several.
+    within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several. data_dscp:
+    of the data of a QP.
     """
 
     src: str
@@ -63,6 +64,7 @@ class Flow:
     src_rank: int = NO_RANK
     dst_rank: int = NO_RANK
     job: str = ""
+    data_dscp: int = DSCP_DATA
 
     @classmethod
     def counted(cls, key: FlowKey, src: str, dst: str, first_hop: str) -> Flow:
@@ -99,7 +101,7 @@ class Flow:
     @property
     def dscp(self) -> int:
         """Of its packets, unless its program sets another one."""
-        return DSCP_DATA if self.has_qp else 0
+        return self.data_dscp if self.has_qp else 0
 
     def to_json(self) -> dict[str, Any]:
         """The first columns of a run's `flows`."""
@@ -108,6 +110,7 @@ class Flow:
             "src": self.src, "dst": self.dst, "src_rank": self.src_rank, "dst_rank": self.dst_rank,
             "src_ip": self.src_ip, "dst_ip": self.dst_ip, "sport": self.sport, "dport": self.dport,
             "qpn": self.qpn, "first_hop": self.first_hop,
+            **({"dscp": self.data_dscp} if self.data_dscp != DSCP_DATA else {}),
         }  # fmt: skip
 
 

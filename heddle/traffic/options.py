@@ -30,6 +30,7 @@ from heddle.traffic.readers import (
 )
 from heddle.traffic.sequence import PartSequence
 from heddle.traffic.tunables import pairs
+from heddle.wire.layout import DSCP_DATA, ECT0
 
 Kind = TypeVar("Kind")
 QpMode = Literal["split", "round-robin"]
@@ -119,6 +120,10 @@ class RunOptions(AdmissionOptions):
         reads=parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
         words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
     )] = _BY_NUMBERS  # fmt: skip
+    dscp: Annotated[int, Declared(
+        "DSCP of the data, which queues.dscp maps to a class", _TRANSPORT, value="N", least=0, most=63,
+        hint="the default is 24",
+    )] = DSCP_DATA  # fmt: skip
     # One message; NCCL's P2P net chunk.
     chunk: Annotated[int, Declared("bytes per message", _SIZES, reads=parse_chunk, typed="128K")] = 1 << 17
     # Unacknowledged packets of a QP; default: 64 per connection, shared by its QPs.
@@ -188,6 +193,11 @@ class RunOptions(AdmissionOptions):
             return PartSequence(steps=self.steps, **dict(self.parameters))  # type: ignore[arg-type]
         return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
 
+    @property
+    def tos(self) -> int:
+        """The traffic class of the data: DSCP and ECT(0)."""
+        return self.dscp << 2 | ECT0
+
     def inside_gbps(self, pattern: Pattern) -> int:
         """Gb/s on hardware between ranks of one host; 0: they use their NICs."""
         return pattern.inside_gbps if self.nvlink is None else self.nvlink
@@ -225,6 +235,7 @@ def describe(options: RunOptions) -> Sequence[str]:
         *([f"inside hosts: {gbps} Gb/s"] if (gbps := options.inside_gbps(options.pattern)) else []),
         f"QPs: {options.qps} ({options.qp_mode})",
         f"source ports: {options.source_ports.mode}",
+        *([f"DSCP: {options.dscp}"] if options.dscp != DSCP_DATA else []),
         f"placement: {options.placement}",
         f"transport: {options.transport}",
         *([f"posting: {options.posting.text}"] if options.posting is not None else []),

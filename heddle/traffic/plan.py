@@ -30,7 +30,7 @@ from heddle.traffic.placement import place
 from heddle.traffic.qpnumbers import QpNumbers, qpn_before_first, source_port
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.tunables import Control
-from heddle.wire.layout import DSCP_DATA, LAYOUTS
+from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
@@ -187,7 +187,7 @@ def build_plan(
             sport = source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, spread)
             answer_sport = source_port(options.source_ports, index, peer, own)
-            flow = _flow(endpoints[src], endpoints[dst], sport, peer, job)
+            flow = _flow(endpoints[src], endpoints[dst], sport, peer, job, options.dscp)
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
     fan_in = int(np.bincount([dst for _, dst in connections]).max())
@@ -235,9 +235,10 @@ def grouped(
     return pattern, communicators, replace(options, parameters=parameters, chunk=chunk)
 
 
-def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int, job: str) -> Flow:
+def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int, job: str, dscp: int) -> Flow:
     return Flow(
-        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank, job=job
+        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank, job=job,
+        data_dscp=dscp,
     )  # fmt: skip
 
 
@@ -303,7 +304,7 @@ def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, p
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
     nic = min(port.rate_bps for port in fabric.nics)
-    number = queues.class_of_dscp[DSCP_DATA]
+    number = queues.class_of_dscp[options.dscp]
     wait = propagation.rtt_s + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes

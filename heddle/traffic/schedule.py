@@ -64,18 +64,23 @@ class Receive:
     buffer: Buffer = "output"
     divide: int = 1
 
+    @property
+    def range(self) -> tuple[Buffer, int, int]:
+        """The bytes that it writes."""
+        return self.buffer, self.lo, self.hi
+
 
 class Divisors:
     """The divisor of each receive of one iteration: of receives that average the same bytes, only the last divides."""
 
     def __init__(self, receives: Mapping[Key, Receive]) -> None:
-        self._missing = Counter(each.lo for each in receives.values() if each.divide > 1)
+        self._missing = Counter(each.range for each in receives.values() if each.divide > 1)
 
     def of(self, receive: Receive) -> int:
         """The divisor of the next receive that is complete."""
         if receive.divide > 1:
-            self._missing[receive.lo] -= 1
-        return 1 if self._missing[receive.lo] else receive.divide
+            self._missing[receive.range] -= 1
+        return 1 if self._missing[receive.range] else receive.divide
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,11 @@ class PartSequence(Pattern):
         """Of the widest part."""
         return max((p.pattern.added(len(p.ranks)) for p in self.parts if p.pattern is not None), default=1)
 
+    def unseen(self, ranks: int, count: int) -> int:
+        """Of the part that has most."""
+        found = ((each.part.pattern, len(each.part.ranks), each.elements) for each in _placed(self))
+        return max((pattern.unseen(many, length) for pattern, many, length in found if pattern is not None), default=0)
+
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """The operations of all parts of this rank, in the order of the list."""
         return [*_programs(self, ranks)[rank]]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
+from heddle.fabric.model import Fabric
 from heddle.offline.demand import Traffic
 from heddle.offline.result import ModeResult, Prediction
 from heddle.offline.wires import Wires
@@ -16,6 +17,7 @@ from heddle.traffic.matrixrows import names_bytes
 from heddle.traffic.options import TRANSPORT
 from heddle.traffic.sequence import PartSequence
 from heddle.views.style import WIDTH
+from heddle.wire.layout import DSCP_DATA
 
 _LINKS = 8  # rows in the table of the busiest links
 
@@ -47,11 +49,11 @@ def _head(result: Prediction) -> Iterator[str]:
         yield f"{result.workload.name}: {len(result.jobs)} jobs, one iteration of each"
         width = max(len(job.job.name) for job in result.jobs)
         for job in result.jobs:
-            yield from wrapped(f"{job.job.name:<{width}}  {_job(job)}; {format_bytes(job.bytes)}", width + 2)
+            yield from wrapped(f"{job.job.name:<{width}}  {_job(job, fabric)}; {format_bytes(job.bytes)}", width + 2)
         if any(job.job.after for job in result.jobs):
             yield "jobs that run one after the other are added up: bytes are those of the whole workload"
     else:
-        yield from wrapped(_job(result.jobs[0]))
+        yield from wrapped(_job(result.jobs[0], fabric))
     yield from dict.fromkeys(job.split for job in result.jobs if job.split)
     for job in result.jobs:
         pattern = job.job.options.pattern
@@ -73,7 +75,7 @@ def _head(result: Prediction) -> Iterator[str]:
     )
 
 
-def _job(traffic: Traffic) -> str:
+def _job(traffic: Traffic, fabric: Fabric) -> str:
     """What a job runs, on how many ranks, with how many flows."""
     job, options = traffic.job, traffic.job.options
     what = " ".join(job.runs) if job.runs[0] in ("matrix", "msccl") else f"{options.algorithm} {options.collective}"
@@ -88,7 +90,9 @@ def _job(traffic: Traffic) -> str:
     flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}{sprayed}"
     placement = options.placement if len(options.placement) <= 24 else f"{options.placement[:21]}..."
     placed = f"{len(traffic.endpoints):,} ranks placed {placement}"
-    return f"{what}{size}, {placed}; {flows} ({options.qp_mode})"
+    number = fabric.policy.queues.class_of_dscp[options.dscp]
+    where = f"; class {number} (DSCP {options.dscp})" if options.dscp != DSCP_DATA else ""
+    return f"{what}{size}, {placed}; {flows} ({options.qp_mode}){where}"
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:

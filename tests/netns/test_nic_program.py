@@ -225,6 +225,19 @@ def test_only_roce_gets_in_and_not_what_goes_out(cable: Wire) -> None:
     assert cable.near.recv()[1] == []
 
 
+def test_frames_for_another_mac_are_counted_even_if_nothing_reads_them(cable: Wire) -> None:
+    other = FlowHeader(
+        src_mac=MAC[NEAR], dst_mac="02:00:00:00:00:99", src_ip=IP[NEAR], dst_ip=IP[FAR], sport=50000, dqpn=7
+    )
+    with PacketSocket(NETNS_DIR / FAR, "eth1", IB_MTU, foreign=True) as counter:
+        for turn in range(8):  # more than its buffer has room for
+            assert cable.near.send(filled(SendBatch(IB_MTU), other, 64 * turn), 64) == 64
+        assert cable.near.send(a_batch(5), 64) == 64
+        (got,) = cable.arrived(64)
+        assert got.psns == list(range(5, 69)), "only those for its own MAC"
+        assert counter.passed() == counter.passed() == 8 * 64
+
+
 def test_a_socket_takes_roce_of_its_own_ip_only(cable: Wire) -> None:
     flow = FlowHeader(src_mac=MAC[NEAR], dst_mac=MAC[FAR], src_ip="fd09::1", dst_ip="fd09::2", sport=50000, dqpn=8)
     batch = filled(SendBatch(IB_MTU, version=6), flow, 5)

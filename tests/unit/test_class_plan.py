@@ -64,6 +64,19 @@ def test_thresholds_with_which_pfc_acts_before_ecn_are_named_with_both_numbers()
     assert len(replace(usual, lossless=(3, 4), ecn=EcnPolicy(classes={4: ClassCurve(kmin=60_000)})).late_marks) == 1
 
 
+def test_data_in_a_class_that_is_not_paused_is_named_where_others_are() -> None:
+    usual, moved = QueuePolicy(), QueuePolicy(dscp={24: 0})
+    assert usual.lossy_data(24) == ()
+    assert moved.lossy_data(24) == (
+        "data with DSCP 24 is in class 0 (lossy): a full queue drops it, and nothing is paused; set"
+        " queues.dscp.24=3, or use a DSCP of a lossless class",
+    )
+    assert len(usual.lossy_data(24, 8, 26, 48)) == 2  # 8 is best effort, 48 is control
+    assert "class 6 (control)" in usual.lossy_data(48)[0]
+    assert replace(moved, lossless=()).lossy_data(24) == ()
+    assert replace(moved, pfc=replace(moved.pfc, enabled=False)).lossy_data(24) == ()
+
+
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
     queues = fabric().policy.queues
     one = 25_000_000 * 10 // 8000 + 2 * 4214  # 10 ms at the port's rate, and two frames

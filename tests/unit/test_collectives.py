@@ -42,7 +42,7 @@ from heddle.traffic.collectives.tree import double_tree
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import build_plan
-from heddle.traffic.schedule import build_schedule
+from heddle.traffic.schedule import Divisors, Receive, build_schedule
 
 ALL = [pytest.param(pattern, id="-".join(name)) for name, pattern in patterns().items()]
 REDUCING = [name for name, pattern in patterns().items() if isinstance(pattern, ReducingPattern)]
@@ -374,7 +374,26 @@ def test_a_root_that_is_no_rank_and_an_inexact_sum_are_refused() -> None:
     for dtype, exact in (("bfloat16", 256), ("float16", 2048)):
         for ranks in (2, 3, 33, 64, exact // 3):
             elements = Elements.of(find_pattern("all-reduce", dtype=dtype), ranks)
-            assert ranks * (elements.values - 1 + elements.epochs - 1) <= exact, "every sum is exact"
             assert elements.values > 1 and elements.epochs > 2, "an array of two epochs ago is wrong"
     plan = build_plan(tiny, RunOptions("all-gather", parameters=(("dtype", "bfloat16"),), sizes=(1000,)))
     assert plan.options.sizes == (960,), "chunks are multiples of 16 bytes"
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_receives_that_average_have_equal_ranges_or_none_in_common(name: tuple[str, str]) -> None:
+    """So the last one of a range is known by the range."""
+    averaging = find_pattern(*name, operation="avg")
+    for ranks, count in ((2, 6), (3, 100), (4, 4000), (5, 333), (8, 4096), (16, 5000)):
+        for pattern in variants(averaging, ranks):
+            for rank in range(ranks):
+                schedule = build_schedule(pattern, ranks, rank, pattern.whole(ranks, count), 512)
+                ranges = {each.range for each in schedule.receives.values() if each.divide > 1}
+                for buffer, lo, hi in ranges:
+                    assert not any(b == buffer and lo < h and o < hi and (o, h) != (lo, hi) for b, o, h in ranges)
+
+
+def test_two_buffers_are_averaged_apart() -> None:
+    one = Receive((0, 0), 1, 0, 64, "sum", "input", 4)
+    two, again = replace(one, key=(1, 0), buffer="output"), replace(one, key=(2, 0))
+    divisors = Divisors({each.key: each for each in (one, two, again)})
+    assert [divisors.of(each) for each in (one, two, again)] == [1, 4, 4]

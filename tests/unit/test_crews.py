@@ -9,9 +9,8 @@ from typing import Final
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import MachineError
+from heddle.base.problems import CheckError, MachineError
 from heddle.endpoints import crew, crewmembers
-from heddle.endpoints.nic.packetsocket import _filter
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_workload
@@ -82,36 +81,6 @@ def test_ranks_of_one_nic_have_qp_numbers_of_their_own_and_sockets_that_see_no_o
     assert qpns_of(a.plan.endpoints[0]) is None
 
 
-@pytest.mark.parametrize("version", [4, 6])
-def test_the_filter_of_a_shared_nic_takes_its_own_range_of_qp_numbers(version: int) -> None:
-    """Classic BPF, run here: what a socket takes of packets for the numbers around a range."""
-    own = range(5000, 6000)
-
-    def taken(qpn: int, port: int = 4791) -> bool:
-        at = {4: {12: 0x0800, 23: 17, 20: 0, 36: port, 46: qpn}, 6: {12: 0x86DD, 20: 17, 56: port, 66: qpn}}[version]
-        total = index = 0
-        pc, program = 0, _filter(version, own)
-        while True:
-            code, yes, no, value = program[pc]
-            pc += 1
-            if code == 0x06:
-                return bool(value)
-            if code == 0xB1:
-                index = 20
-            elif code in (0x28, 0x30, 0x20):
-                total = at[value]
-            elif code in (0x48, 0x40):
-                total = at[value + index]
-            elif code == 0x54:
-                total &= value
-            else:
-                hit = {0x15: total == value, 0x45: bool(total & value), 0x35: total >= value}[code]
-                pc += yes if hit else no
-
-    assert [taken(qpn) for qpn in (4999, 5000, 5999, 6000, 5000 | 0x40 << 24)] == [False, True, True, False, True]
-    assert not taken(5000, port=4792)
-
-
 def test_a_repetition_becomes_part_of_the_row_of_its_size() -> None:
     first = SizeRow(64, 10.0, 6.4, 12.8, 0, (10.0,))
     both = first.again(SizeRow(64, 20.0, 3.2, 6.4, 1, (20.0, 20.0)))
@@ -127,3 +96,12 @@ def test_the_job_in_which_a_worker_ends_is_named(monkeypatch: pytest.MonkeyPatch
     with crew.crews_of(triples, {}, [1]) as running, pytest.raises(MachineError, match="job first  the worker of rank"):
         running.run(Silent())
     assert running.failed == "first"
+
+
+def test_when_a_rank_fails_the_nics_of_the_others_tell_what_they_have_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINEWORKER_FAILS", "1")
+    planned, _ = plan_workload(TINY, Workload((Job("", OPTIONS),), "some"))
+    triples = [(each.job, each.plan, find_transport("rc").of(each.plan)) for each in planned]
+    with crew.crews_of(triples, {}, [2]) as running, pytest.raises(CheckError) as failed:
+        running.run(Silent())
+    assert str(failed.value) == "rank 0: no acknowledgement\nrank 1: frames for another MAC"

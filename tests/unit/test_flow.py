@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from heddle.base import state
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
@@ -27,6 +27,7 @@ from heddle.lab.rehash import LiveHashing, live_hashing
 from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
 from heddle.predict.flowarrays import FlowTable
 from heddle.proof.evidence import Evidence
+from heddle.proof.evidence import _sent as read_sent
 from heddle.proof.verdict import prove
 from heddle.runs.measured import flow_rows
 from heddle.switch.counters import FlowCount, SwitchCounters
@@ -50,6 +51,19 @@ def test_a_flow_has_its_ranks_and_is_one_flat_row_and_a_proof_has_that_very_flow
         "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",
         "sport": 50000, "dport": 4791, "qpn": 7, "first_hop": "rtsw1:eth3", "packets": 10, "bytes": 1000,
     }  # fmt: skip
+
+
+def test_the_dscp_of_a_run_is_that_of_its_flows_packets_and_class_also_when_evidence_is_read_again() -> None:
+    options = run_options(dscp=8)
+    plan = job_plan(FABRIC, options)
+    assert (options.dscp, options.tos, {flow.dscp for flow in plan.flows()}) == (8, 0x22, {8})
+    assert {flow.dscp for flow in job_plan(FABRIC, run_options()).flows()} == {24}
+    with pytest.raises(InputError, match="--dscp 64 is outside 0 to 63"):
+        run_options(dscp=64)
+    sent = Sent(plan.flows()[0], 3, 300)
+    assert sent.to_json()["dscp"] == 8 and read_sent(sent.to_json()).flow == sent.flow
+    assert plan.timeout_s != job_plan(FABRIC, run_options()).timeout_s, "of another class, which is never paused"
+    assert job_plan(FABRIC, run_options(transport="rxe", dscp=8)).options.tos == 0x22
 
 
 def test_flows_are_those_of_the_ends_and_source_ports_outside_the_plan_are_named() -> None:

@@ -82,6 +82,19 @@ def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: 
     assert "no path" not in capsys.readouterr().out
 
 
+def test_a_job_has_its_class_and_admission_its_acks_in_words(inv: Inv, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    words = ["inv", "predict", "tiny"]
+    assert main(vars(tasks), [*words, "--workload", "ring,dscp=8,admission=on"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "class 0 (DSCP 8)" in said and "ACKs of CTS packets" in said
+    assert main(vars(tasks), [*words, "--workload", "ring"]) == 0
+    said = capsys.readouterr().out
+    assert "(DSCP" not in said and "ACKs of CTS" not in said
+    assert inv("predict", "tiny", "--workload", "ring,dscp=8")[1]["workload"]["jobs"][0]["class"] == 0
+
+
 def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     result = forecast(load_fabric("tiny").fabric, load_workload("ring,qps=64,size=16K").workload, Ask(), Silent())
     text = render(result)

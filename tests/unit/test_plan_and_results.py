@@ -206,6 +206,16 @@ def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
         assert line[1] == ("16" if collective == "all-reduce" else "4"), "elements, or those of one of four chunks"
 
 
+def test_a_row_says_how_many_ranks_a_maximum_of_few_elements_does_not_show() -> None:
+    def below(**parameters: str) -> list[str]:
+        head = samples.header(RunOptions(sizes=(8,), parameters=tuple(parameters.items())))
+        return head.row(SizeRow(8, 10.0, 0.1, 0.2, 0)).split("\n")[1:]
+
+    said = "#unseen   : 2 of 4 ranks decide no element at this size, so #wrong does not show if one is missing"
+    assert below(operation="max") == below(operation="min") == [said]
+    assert below() == below(operation="max", dtype="bfloat16") == below(operation="avg") == []
+
+
 @pytest.mark.parametrize(
     ("size", "step"),
     [("64K", "1(factor)"), ("64K:1M:x4", "4(factor)"), ("64K:256K:64K", "65536(bytes)"), ("64K:128K", "2(factor)")],

@@ -16,7 +16,7 @@ from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
-from heddle.runs.parts.queues import QueueUse
+from heddle.runs.parts.queues import ClassUse, QueueUse
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import QueueRecord, QueueTotals, Series
 from heddle.switch.pfc.rows import reaction_bin
@@ -225,6 +225,14 @@ def test_a_run_s_footer_is_a_line_or_two() -> None:
         "#queues   : 4,304 pause frames; 7 ports paused, 3 of them of hosts, 18,439 ms in all; 1 storm",
     ]
     assert busy.to_json()["drops"] == 12
+    # By class where data use several.
+    two = replace(quiet, classes=(ClassUse(0, 0, 7, 90_000), ClassUse(3, 12, 0, 511_000)), own=3)
+    assert two.lines()[1:] == [
+        "#queues   : class 0: 0 marked, 7 dropped, deepest 90 KB",
+        "#queues   : class 3 (this job's data): 12 marked, 0 dropped, deepest 511 KB",
+    ]
+    assert replace(two, classes=two.classes[:1]).lines() == quiet.lines()
+    assert two.to_json()["classes"][0] == {"number": 0, "marks": 0, "drops": 7, "deepest": 90_000}
 
 
 def test_moments_of_another_shard_are_on_the_clock_of_the_first() -> None:

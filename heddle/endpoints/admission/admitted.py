@@ -149,7 +149,7 @@ class Admitted:
         if (rank, qp.qpn) not in self._by_receiver:
             return end
         as_data = self._admission.cts_class == "data"
-        flow = qp.flow.with_tos(wire.TOS_DATA) if as_data else qp.flow
+        flow = qp.flow.with_tos(self._plan.options.tos) if as_data else qp.flow
         rkey = rkey_of(self._plan.lab, self._plan.endpoints[rank].nic)
         return GrantingReceiver(end, self._params, qp, flow, as_data, rkey, self._admission.slots)
 

@@ -296,7 +296,11 @@ class FastLoop(NicLoop):
         """The frames of each NIC that were for no queue pair."""
         for nic in self.nics:
             malformed, icrc_errors, stray, _ = nic.counters("hd_nic_counters", 4)
-            yield NicReport(NicCounters(malformed, icrc_errors, stray), nic.data.drops())
+            yield NicReport(NicCounters(malformed, icrc_errors, stray, nic.answers.passed()), nic.data.drops())
+
+    def foreign(self, rank: int) -> int:
+        """Those that the second socket has counted."""
+        return self.nics[self._by_rank[rank]].answers.passed()
 
     def close(self) -> None:
         """Free memory and close sockets. No method may be called afterwards."""

@@ -41,6 +41,7 @@ class NicCounters:
     malformed: int = 0
     icrc_errors: int = 0
     stray: int = 0  # for no QP of this NIC, not from the QP's peer, or of a kind unknown to its transport
+    foreign: int = 0  # unicast, for another MAC
 
 
 class QueuePair:
@@ -114,7 +115,7 @@ class Nic:
         self._sent = 0
         self._round: deque[QueuePair] = deque()
         self._answering: deque[QueuePair] = deque()
-        self._answer_socket = answers
+        self.answers = answers
         self._answer_batch = SendBatch(answer_bytes, slots=FILL, version=version)
         self._answer_filled = self._answer_sent = 0
         self._late = FrameBuffer(frame_bytes_for(ib_mtu, version), version=version)  # frames taken from `_lines`
@@ -225,7 +226,7 @@ class Nic:
                 while self._answering and self._answer_filled < FILL:
                     self._answer(self._answering.popleft())
             waiting = self._answer_filled - self._answer_sent
-            took = self._answer_socket.send(self._answer_batch, waiting, first=self._answer_sent)
+            took = self.answers.send(self._answer_batch, waiting, first=self._answer_sent)
             self._answer_sent += took
             if took < waiting:
                 return
@@ -258,7 +259,7 @@ class Nic:
     def close(self) -> None:
         """Close its sockets."""
         self.socket.close()
-        self._answer_socket.close()
+        self.answers.close()
 
     # receiving
 

@@ -2,7 +2,8 @@
 
 In:  frames in a SendBatch, for `send`. Out: frames in a FrameBuffer with their lengths, from `recv`, for a Parser.
 Frames sent by AF_PACKET go through the port's queues. It receives the frames that the port's programs have passed, also
-those that bpf/nic.c hides from the host's IP stack. Linux 4.20 or newer, 64 bits.
+those that bpf/nic.c hides from the host's IP stack. As in a NIC, unicast frames must have the interface's own MAC: a
+packet socket would also receive others (PACKET_OTHERHOST), since veth has no filter. Linux 4.20 or newer, 64 bits.
 """
 
 from __future__ import annotations
@@ -71,9 +72,22 @@ _DQPN_WORD: Final[dict[int, _Op]] = {
 }  # ld; x as above
 
 
-def _filter(version: int, qpns: range | None) -> list[_Op]:
-    """The filter of a socket that receives RoCEv2; with `qpns` only what is for these queue pairs."""
-    program = [*_ROCE[version]]
+def _filter(version: int, qpns: range | None, mac: bytes, foreign: bool) -> list[_Op]:
+    """The filter of a socket that receives RoCEv2; with `qpns` only what is for these queue pairs.
+
+    mac: of the interface. foreign: only unicast frames for other MACs; else all but these.
+    """
+    own, group = (_DROP, _DROP) if foreign else (0, 4)
+    other = 2 if foreign else _DROP
+    program = [
+        (0x30, 0, 0, 0),  # ldb [0]: the bit of group addresses
+        (0x45, group, 0, 1),
+        (0x20, 0, 0, 0),  # ld [0]
+        (0x15, 0, other, int.from_bytes(mac[:4], "big")),
+        (0x28, 0, 0, 4),  # ldh [4]
+        (0x15, own, 0 if foreign else _DROP, int.from_bytes(mac[4:], "big")),
+        *_ROCE[version],
+    ]
     if qpns is not None:
         program += [
             _DQPN_WORD[version],
@@ -122,6 +136,7 @@ class PacketSocket:
         receive_bytes: int = _RECEIVE_BYTES,
         version: int = 4,
         qpns: range | None = None,
+        foreign: bool = False,
     ) -> None:
         """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
 
@@ -130,13 +145,14 @@ class PacketSocket:
         receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
         version:       of the received IP packets, 4 or 6.
         qpns:          numbers of the queue pairs whose packets it receives, where a port has several sockets.
+        foreign:       counts frames for other MACs, and receives nothing else.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
         """
         self.interface = interface
         self._version, self._qpns = version, qpns
         self.errno = 0
         self.queue_drops = 0
-        self._drops = 0
+        self._drops = self._passed = 0
         self._received = FrameBuffer(frame_bytes_for(mtu_bytes, version), version=version)
         self._lengths = self._received.messages["len"]
         with ExitStack() as stack:
@@ -145,20 +161,25 @@ class PacketSocket:
             # Protocol 0 receives nothing, so no frame can arrive before the filter is attached.
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
             try:
-                self._set_up(receive_bytes, send_frames * true_bytes(frame_bytes_for(mtu_bytes, version)))
+                self._set_up(
+                    1 if foreign else receive_bytes,
+                    foreign,
+                    send_frames * true_bytes(frame_bytes_for(mtu_bytes, version)),
+                )
             except OSError:
                 self.close()
                 raise
         self._fd = self._socket.fileno()
 
-    def _set_up(self, receive_bytes: int, send_bytes: int) -> None:
+    def _set_up(self, receive_bytes: int, foreign: bool, send_bytes: int) -> None:
         # The FORCE options override net.core.rmem_max; the kernel doubles the given value.
         if send_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, send_bytes // 2)
+        self._socket.bind((self.interface, 0))
         if not receive_bytes:
-            self._socket.bind((self.interface, 0))
             return
-        _attach(self._socket, _filter(self._version, self._qpns))
+        mac = self._socket.getsockname()[4]
+        _attach(self._socket, _filter(self._version, self._qpns, mac, foreign))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         # For one protocol: such sockets get a frame after clsact ingress (__netif_receive_skb_core), where a queue that
         # marks at dequeue has already written CE; and they do not get frames that the host itself sends.
@@ -208,10 +229,20 @@ class PacketSocket:
 
     def drops(self) -> int:
         """Frames that were dropped because the receive buffer was full, since the socket was opened."""
-        # The kernel resets its own count with every read.
-        answer = self._socket.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
-        self._drops += _STATISTICS.unpack(answer)[1]
+        self._count()
         return self._drops
+
+    def passed(self) -> int:
+        """Frames that have passed its filter, also those that were dropped, since the socket was opened."""
+        self._count()
+        return self._passed
+
+    def _count(self) -> None:
+        # The kernel resets its own counts with every read. That of packets includes drops (packet_getsockopt).
+        answer = self._socket.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        packets, drops = _STATISTICS.unpack(answer)
+        self._passed += packets
+        self._drops += drops
 
     def fileno(self) -> int:
         """The file descriptor, for select and epoll."""

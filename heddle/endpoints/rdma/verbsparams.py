@@ -8,7 +8,6 @@ from typing import Self
 
 from heddle.endpoints.connections import part_bytes
 from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
-from heddle.wire.layout import TOS_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +16,13 @@ class VerbsParams:
 
     timeout: int
     retries: int
-    traffic_class: int = TOS_DATA
+    traffic_class: int
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Those of a plan, in the three and five bits that verbs have for them."""
         exponent = round(math.log2(plan.timeout_s / ACK_TIMEOUT_UNIT_S))
-        return cls(max(1, min(31, exponent)), min(7, plan.options.retries))
+        return cls(max(1, min(31, exponent)), min(7, plan.options.retries), plan.options.tos)
 
 
 def message_bytes(plan: Plan) -> int:

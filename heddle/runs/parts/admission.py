@@ -53,7 +53,7 @@ def _time(seconds: float) -> str:
 @dataclass(frozen=True, slots=True)
 class AdmissionUse(RunPart):
     """Admission in one run. parameters: all of them; settings: those that were set. budget_bytes: in flight to a
-    receiver, at most.
+    receiver, at most. cts_acks: ACKs of CTS packets, which switches count with the data of the same queue pair.
 
     on: False for a run that has slow hosts only. cts_path: why the paths of CTS packets are not part of the proof.
     slow: host -> share of its NIC's rate at which its ranks process data.
@@ -71,6 +71,7 @@ class AdmissionUse(RunPart):
     waits: WaitFigures | None
     slow: Mapping[str, float]
     cts_path: str = ""
+    cts_acks: int = 0
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> AdmissionUse | None:
@@ -85,7 +86,7 @@ class AdmissionUse(RunPart):
         return cls(
             True, values, described(values, ADMISSION_TUNABLES), admission.cts_class, admission.budget_bytes,
             admission.text(), counted["cts_sent"], counted["cts_received"], counted["cts_resent"], waits, slow,
-            _NO_PROOF,
+            _NO_PROOF, counted["cts_acks"],
         )  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -94,7 +95,8 @@ class AdmissionUse(RunPart):
         if self.on and self.waits is not None:
             again = f", {self.cts_resent:,} of them again" if self.cts_resent else ""
             cts = f"{self.cts_sent:,} CTS sent{again}, {self.cts_received:,} received, in the {self.cts_class} class"
-            lines += [self.text, f"{cts}; their paths are not proven", self.waits.text()]
+            acks = f"{self.cts_acks:,} ACKs of CTS are counted with the data, and not predicted"
+            lines += [self.text, f"{cts}; their paths are not proven", acks, self.waits.text()]
             if self.settings:
                 lines.append(f"set: {self.settings}")
         lines = [f"#admission: {line}" for line in lines]

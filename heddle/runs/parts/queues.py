@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from heddle.base.ethernet import CLASSES
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUse:
+    """One class at all ports of switches: marks, drops of all causes, maximum bytes of an egress queue."""
+
+    number: int
+    marks: int
+    drops: int
+    deepest: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueUse(RunPart):
     """Totals of one run over all ports and classes.
 
@@ -23,6 +33,7 @@ class QueueUse(RunPart):
     ports whose gate was closed at some time; paused_hosts: those of hosts among them; paused_ms: the sum of their
     pauses. deepest: maximum bytes of any egress queue of a switch; deepest_at: its port and class. Queues of hosts do
     not count: they hold what sockets send, which is no congestion. bucket_ms: of the series that is kept.
+    classes: those that carried data, of all jobs; own: that of this job's data. Older runs have neither.
     """
 
     marks: int
@@ -35,14 +46,17 @@ class QueueUse(RunPart):
     deepest: int
     deepest_at: str
     bucket_ms: float
+    classes: tuple[ClassUse, ...] = ()
+    own: int | None = None
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self:
         """From what was recorded during the run."""
-        return cls.of(measured.queues)
+        queues = measured.queues.fabric.policy.queues
+        return cls.of(measured.queues, queues.class_of_dscp[measured.plan.options.dscp])
 
     @classmethod
-    def of(cls, seen: QueueRecord) -> Self:
+    def of(cls, seen: QueueRecord, own: int | None = None) -> Self:
         """The change of the counters, and the deepest queue of the series."""
         import numpy as np
 
@@ -54,7 +68,8 @@ class QueueUse(RunPart):
         fabric, series = seen.fabric, seen.series
         change = np.maximum(0, seen.after.counts - seen.before.counts)
         column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
-        drops = np.maximum(0, seen.after.drops - seen.before.drops).sum(axis=0)
+        lost = np.maximum(0, seen.after.drops - seen.before.drops)
+        drops = lost.sum(axis=0)
         paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
         ports = dict(numbered_ports(fabric))
         hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
@@ -63,7 +78,18 @@ class QueueUse(RunPart):
         peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
         at = int(peaks.argmax()) if peaks.any() else -1
         deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
+        data = [
+            number
+            for number in fabric.policy.queues.numbers
+            if fabric.policy.queues.kind(number) != "control" and column["out_bytes"][number::CLASSES].any()
+        ]
+        highest = {number: int(peaks[series.rows % CLASSES == number].max(initial=0)) for number in data}
         return cls(
+            classes=tuple(
+                ClassUse(n, int(column["marks"][n::CLASSES].sum()), int(lost[n::CLASSES].sum()), highest[n])
+                for n in data
+            ),
+            own=own,
             marks=int(column["marks"].sum()),
             drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
             pauses=int(column["pfc_sent"].sum()),
@@ -88,6 +114,7 @@ class QueueUse(RunPart):
             "pfc_sent": self.pauses, "paused_ports": self.paused_ports, "paused_hosts": self.paused_hosts,
             "paused_ms": self.paused_ms, "storms": self.storms,
             "deepest": self.deepest, "deepest_at": self.deepest_at, "bucket_ms": self.bucket_ms,
+            "class": self.own, "classes": [asdict(each) for each in self.classes],
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -108,6 +135,10 @@ class QueueUse(RunPart):
             lines.append(
                 f"{self.pauses:,} pause frames; {ports} paused{hosts}, {self.paused_ms:,.0f} ms in all{storms}"
             )
+        for each in self.classes if len(self.classes) > 1 else ():
+            own = " (this job's data)" if each.number == self.own else ""
+            counts = [f"{each.marks:,} marked, {each.drops:,} dropped", f"deepest {format_bytes(each.deepest)}"]
+            lines.append(f"class {each.number}{own}: {', '.join(counts)}")
         return [f"#queues   : {line}" for line in lines]
 
     def lost(self) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from heddle.base.units import format_bytes
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import Card, RunPart
 from heddle.runs.stations import SPLIT, PortWait, Station
-from heddle.wire.layout import DSCP_DATA, LAYOUTS
+from heddle.wire.layout import LAYOUTS
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -80,7 +80,7 @@ class Slowest(RunPart):
             flows.setdefault((qp.flow.src_rank, qp.flow.dst_rank), []).append(qp.flows)
         proof = measured.proof
         paths = {} if proof is None else {each.flow.key: each.measured or each.expected for each in proof.flows}
-        number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
+        number = fabric.policy.queues.class_of_dscp[plan.options.dscp]
         names = {at: port.ref for at, port in numbered_ports(fabric)}
         rows = {names[at // CLASSES]: row for row, at in enumerate(series.rows.tolist()) if at % CLASSES == number}
         frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-EXACT: Final[Mapping[DType, int]] = {"bfloat16": 256, "float16": 2048}  # whole numbers up to this one are exact
+# Whole numbers up to this one are exact, and so are their sums; in float32 also the difference of two quotients.
+EXACT: Final[Mapping[DType, int]] = {"bfloat16": 256, "float16": 2048, "float32": 1 << 23, "int32": (1 << 31) - 1}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ReducingPattern(Pattern):
 
     def unfit(self, ranks: int) -> str:
         """A sum that is not exact, so that its check would need a tolerance."""
-        most = EXACT.get(self.dtype, 3 * ranks) // 3  # of each rank: an input of 0 or 1, and up to 2 by the iteration
+        most = EXACT[self.dtype] // 3  # of each rank: an input of 1, and up to 2 by the iteration
         if self.operation in ("sum", "avg") and ranks > most:
             return f"has sums of {ranks} ranks, which are not exact in {self.dtype}: {most} are"
         return super().unfit(ranks)

@@ -68,7 +68,7 @@ class Pattern:
     """A collective with one algorithm, and its parameters. dtype: type of an element.
 
     in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
-    replaces: it can also be in one array with the input (endpoints/rankarrays.py). by_chunk: nccl-tests prints as
+    replaces: it can also be in one array with the input (endpoints/expected.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
@@ -130,6 +130,13 @@ class Pattern:
     def added(self, ranks: int) -> int:
         """The most inputs that are added up in one element of a result."""
         return ranks if self.redop in ("sum", "avg") else 1
+
+    def unseen(self, ranks: int, count: int) -> int:
+        """How many ranks decide no element of a maximum or minimum, so that the result does not show if one is missing.
+
+        The inputs of endpoints/elements.py let each rank decide one, if there are as many elements.
+        """
+        return max(0, ranks - count) if self.redop in ("max", "min") else 0
 
     def placed(self, asked: InPlace) -> tuple[bool, ...]:
         """Whether each measurement of a size is in place. auto: as the operations are."""

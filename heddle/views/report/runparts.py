@@ -146,6 +146,7 @@ def _transport(run: StoredRun) -> list[Table]:
     more = [
         ("with a wrong ICRC", "packets", counted(outcome.icrc_errors)),
         ("stray", "packets", counted(outcome.stray)),
+        ("for another MAC", "packets", counted(outcome.foreign)),
     ]
     caption = f"Transport {outcome.transport.name}, all queue pairs together"
     return [Table(caption, ("what", "unit", ">count"), (*rows, *more))]
