@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 from heddle.base.problems import InputError
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import main_process
 from heddle.lab.imported.copy import copy_data
-from heddle.lab.imported.grammar import only_waits
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
 from heddle.render.dialects import RenderOptions
@@ -85,34 +88,122 @@ def test_another_engine_is_refused_for_containers_and_makes_no_difference_in_nam
         import_topology(path, "containerlab")
 
 
+SED = "sed -i 's/^bgpd=no/bgpd=yes/' /etc/frr/daemons"
+
+
 @pytest.mark.parametrize(
-    ("command", "waits"),
+    ("command", "runs"),
     [
-        ("sleep infinity", True),
-        ("/bin/sh", True),
-        ("tail -f /dev/null", True),
-        ('sh -c "tail -f /dev/null"', True),
-        ('ash -c "sleep 9999"', True),
-        ('/bin/bash -c "while true; do sleep 1d; done"', True),
-        ('-c "tail -f /dev/null"', True),
-        ("bash -l", True),
-        ("sh /start.sh", False),
-        ("tini -- /bin/server", False),
-        ('sh -c "date > /tmp/time & sh"', False),
-        ("python3 -m http.server", False),
-        ("--config.file=/etc/loki.yml", False),
+        ("sleep infinity", ""),
+        ("/bin/sh", ""),
+        ("tail -f /dev/null", ""),
+        ('sh -c "tail -f /dev/null"', ""),
+        ('ash -c "sleep 9999"', ""),
+        ('/bin/bash -c "while true; do sleep 1d; done"', ""),
+        ('-c "tail -f /dev/null"', ""),
+        ("bash -l", ""),
+        ("/usr/lib/frr/docker-start", ""),
+        ("/sbin/tini -- /usr/lib/frr/docker-start", ""),
+        ("tini -g -- service frr start", ""),
+        ('sh -c "/usr/lib/frr/frrinit.sh start; sleep infinity"', ""),
+        ('bash -c "/usr/lib/frr/docker-start & wait"', ""),
+        ('bash -c "service frr start && exec tail -f /dev/null"', ""),
+        (f'sh -c "{SED} && /usr/lib/frr/docker-start"', f"sh -c {quote(SED + ' && /usr/lib/frr/docker-start')}"),
+        (f'/bin/bash -ec "{SED}; service frr start; sleep inf"', f"/bin/bash -ec {quote(SED + '; service frr start')}"),
+        (f'-c "{SED}; /usr/lib/frr/docker-start"', f"sh -c {quote(SED + '; /usr/lib/frr/docker-start')}"),
+        ("sh /start.sh", "sh /start.sh"),
+        ("tini -- /usr/bin/env date", "/usr/bin/env date"),
+        ('sh -c "sleep 5; ip link set eth1 up"', "sh -c 'sleep 5; ip link set eth1 up'"),
+        ('sh -c "cat x | sh"', "sh -c 'cat x | sh'"),
+        ('sh -c "date > /tmp/time & sh"', "sh -c 'date > /tmp/time'"),
+        ("python3 -m http.server", "python3 -m http.server"),
     ],
 )
-def test_a_command_that_only_keeps_a_container_running_is_not_needed_in_a_namespace(
-    command: str, waits: bool, write: Write
+def test_a_namespace_runs_of_a_containers_command_what_is_not_waiting_and_not_the_start_of_frr(
+    command: str, runs: str
 ) -> None:
-    assert only_waits(command) == waits
-    path = write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, cmd: '{command}'}}}}}}\n")
-    if waits:
-        assert import_topology(path, "netns").notes[0] == "left out: cmd (a namespace needs no main process)"
-    else:
-        with pytest.raises(InputError, match="is the main process of a container"):
-            import_topology(path, "netns")
+    assert main_process(command) == runs
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cmd", "sleep infinity", "left out: cmd (a namespace needs no main process)"),
+        ("entrypoint", "[bash, -c, 'sleep 1d']", "left out: entrypoint (a namespace needs no main process)"),
+        ("cmd", "date -u", "a background process of a is the container's; its output: exec NODE cat"),
+        ("entrypoint", '["sh", "-c", "date; wait"]', "a background process of a is the container's"),
+    ],
+)
+def test_a_main_process_is_left_out_or_started_in_the_background(key: str, value: str, said: str, write: Write) -> None:
+    made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, {key}: {value}}}}}}}\n"), "netns")
+    assert any(note.startswith(said) for note in made.notes), made.notes
+    topology = read_topology(made.write(write("").parent / "out", RenderOptions()))
+    assert (
+        topology.nodes["a"].exec == () if "left out" in said else "/run/heddle-cmd.log" in topology.nodes["a"].exec[0]
+    )
+    warned = "runs as root of this machine" in " ".join(made.warnings)
+    assert warned == ("left out" not in said)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/sbin/init", "x.clab.yml:2  cmd: /sbin/init starts a whole system, which needs a container of its own"),
+        ("--config.file=/etc/loki.yml", "has options only, for the program that the image starts"),
+        ("sh /heddle/start.sh", "needs the program /heddle/start.sh, which this machine does not have"),
+        ("/heddle/server --now", "needs the program /heddle/server, which this machine does not have"),
+        ("heddle-no-such-program", "needs the program heddle-no-such-program"),
+        ("sh -c 'a", "no closing quotation"),
+        ("{a: b}", "is a group of keys, but must be a command"),
+    ],
+)
+def test_a_main_process_that_a_namespace_cannot_have_is_refused(command: str, said: str, write: Write) -> None:
+    value = command if command.startswith("{") else f'"{command}"'
+    text = f"name: x\ntopology: {{nodes: {{a: {{kind: linux, cmd: {value}}}, b: {{kind: linux, cmd: {value}}}}}}}\n"
+    with pytest.raises(InputError, match=re.escape(said)):
+        import_topology(write(text), "netns")
+
+
+# The command of FRR's own image after an edit of its daemons, by name and in a script.
+STARTED = """name: x
+topology:
+  defaults: {kind: linux, image: "quay.io/frrouting/frr:10.3.1"}
+  nodes:
+    edited: {cmd: "sh -c \\"SED && /usr/lib/frr/docker-start\\"", binds: [frr.conf:/etc/frr/frr.conf]}
+    script: {entrypoint: bash, cmd: /setup.sh, binds: [setup.sh:/setup.sh], exec: [ip link set lo up]}
+    image: {cmd: /sbin/tini -- /usr/lib/frr/docker-start}
+    host: {image: alpine, cmd: "sh -c 'ip addr add 10.1.1.2/24 dev eth1; sleep infinity'"}
+  links:
+    - endpoints: ["edited:eth1", "script:eth1"]
+    - endpoints: ["edited:eth2", "host:eth1"]
+""".replace("SED", SED)
+
+
+def test_frr_that_a_main_process_starts_is_a_switch_with_the_daemons_that_it_enables(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "setup.sh").write_text(f"#!/bin/bash\n{SED.replace('bgpd', 'ospfd')}\nexec /usr/lib/frr/docker-start\n")
+    (tmp_path / "frr.conf").write_text("")
+    made = import_topology(write(STARTED), "netns")
+    assert {node.name for node in made.fabric.switches} == {"edited", "script", "image"}
+    assert [str(port.address) for port in made.fabric.by_name["host"].ports] == ["10.1.1.2/24"]
+    assert {name: made.daemons(name) for name in ("edited", "script", "image")} == {
+        "edited": ("zebra", "bgpd"), "script": ("zebra", "ospfd"), "image": ("zebra",),
+    }  # fmt: skip
+    nodes = read_topology(made.write(tmp_path / "out", RenderOptions())).nodes
+    assert [shlex.split(line)[:2] for line in nodes["script"].exec] == [
+        ["sh", "-c"], ["ip", "link"], ["sh", frr.START],
+    ]  # fmt: skip
+    assert nodes["edited"].exec[1] == f"sh {frr.START} bgpd" and len(nodes["edited"].exec) == 2
+    assert [bind.target for bind in nodes["edited"].binds if bind.source.name == "start.sh"] == [
+        frr.START, frr.DOCKER_START,
+    ]  # fmt: skip
+    assert not any(bind.target == frr.DOCKER_START for bind in nodes["image"].binds)
+    assert nodes["image"].exec == (f"sh {frr.START}",)
+    engine = import_topology(write(STARTED), "containerlab")
+    assert {node.name for node in engine.fabric.switches} == {"edited", "script", "image"}
+    data = copy_data(engine.description, engine.fabric, Path("/out"), RenderOptions(), "containerlab")  # type: ignore[arg-type]
+    assert data["topology"]["nodes"]["edited"]["cmd"] == f'sh -c "{SED} && /usr/lib/frr/docker-start"'
 
 
 REACHING = """name: x

@@ -200,7 +200,8 @@ _WAITING: Final = re.compile(
 def only_waits(command: str) -> bool:
     """True for a container's command that does nothing but keep the container running, also inside `sh -c`."""
     words = [word.strip("\"'") for word in re.split(r"[\s;&]+", command)]
-    return words[0].rpartition("/")[2] in _READERS or all(_WAITING.fullmatch(word) for word in words)
+    alone = words[0].rpartition("/")[2] in _READERS and not re.search(r"[;&|\n]", command)
+    return alone or all(_WAITING.fullmatch(word) for word in words)
 
 
 def node_key(key: str, runtime: str, value: Any = None) -> KeySupport | None:

@@ -31,6 +31,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
+from heddle.lab.imported.commands import OUTPUT
 from heddle.lab.imported.copy import (
     copy_data,
     daemons_by_commands,
@@ -299,6 +300,8 @@ def _notes(
         notes.append(
             f"no SYS_ADMIN, which FRR needs, on {some_of(less)}: where the image has FRR, set cap-add: [SYS_ADMIN]"
         )
+    if runtime == "netns" and (mains := [node.name for node in description.nodes.values() if node.main]):
+        notes.append(f"a background process of {some_of(mains)} is the container's; its output: exec NODE cat {OUTPUT}")
     started = [n for n in description.nodes.values() if n.frr and heddle_starts(n, runtime)]
     if started and any(not is_heddles(node.image) for node in started):
         notes.append(f"Heddle starts this machine's FRR on {len(started)} switches, instead of an image's")

@@ -20,8 +20,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.kernel.devicetypes import HINT, created, missing
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import command_lines
 from heddle.lab.imported.copy import is_heddles
-from heddle.lab.imported.decisions import command_lines
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.lab.lab import Lab
@@ -41,7 +41,7 @@ def missing_devices(nodes: Iterable[NodeDescription]) -> tuple[list[Problem], li
     """Commands that must fail, one for each type, with its nodes; and warnings for those inside a shell script."""
     found: dict[tuple[str, ...], dict[str, _Use]] = {}
     for node in nodes:
-        for command in node.exec:
+        for command in node.commands:
             for words in command_lines(command, node.sources):
                 if (kind := created(words)) and missing(*kind):
                     certain = command.split()[:1] == words[:1]
