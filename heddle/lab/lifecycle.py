@@ -252,7 +252,9 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = blueprint.fabric.name
     journal = Journal()
-    for line in (*blueprint.notes, *blueprint.warnings):
+    problems, more = blueprint.kernel_faults()
+    failing = (f"up fails here: {each.what} {each.why}; {each.hint}" for each in problems)
+    for line in (*blueprint.notes, *blueprint.warnings, *more, *failing):
         journal.comment(line)
     limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:

@@ -216,6 +216,11 @@ def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
     return {**frr.configured_addresses(text), **frr.command_addresses(node.commands)}
 
 
+def addresses_of(node: NodeDescription) -> list[IPv4Interface]:
+    """All addresses of any interface, in files and commands."""
+    return [*frr.all_addresses(node.text("frr.conf") or ""), *frr.command_addresses(node.commands).values()]
+
+
 def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:
     """`a` is on the lower level."""
     a, b = sorted(link.ends, key=lambda end: levels[end.node])

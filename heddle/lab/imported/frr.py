@@ -95,6 +95,14 @@ def configured_addresses(text: str) -> dict[str, IPv4Interface]:
     return found
 
 
+def all_addresses(text: str) -> list[IPv4Interface]:
+    """The addresses of all interfaces in an frr.conf."""
+    found: dict[str, IPv4Interface] = {}
+    for address in _ADDRESS.findall(text):
+        _note(found, address, address)
+    return [*found.values()]
+
+
 def command_addresses(commands: Iterable[str]) -> dict[str, IPv4Interface]:
     """Interface -> its first address, from `ip addr add` and `ifconfig`, also inside `sh -c`."""
     found: dict[str, IPv4Interface] = {}

@@ -250,7 +250,7 @@ def kind_refused(kind: str) -> tuple[str, str]:
         return "is an object of this machine, which Heddle does not change", _INSIDE
     if kind == "frr":
         return "is containerlab's FRR node, new in 0.80", "use kind: linux, and bind frr.conf and daemons"
-    why = "is not supported: Heddle runs only kind: linux, in every runtime"
+    why = "is not supported: Heddle runs nodes of kind linux, bridge and ovs-bridge"
     return why, "use containerlab deploy, without Heddle"
 
 
