@@ -12,7 +12,7 @@ from shlex import quote
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.imported import frr
+from heddle.lab.imported import frr, missing
 from heddle.lab.imported.commands import main_process
 from heddle.lab.imported.copy import copy_data
 from heddle.lab.imported.imported import import_topology
@@ -338,6 +338,75 @@ def test_nodes_that_route_only_with_their_image_are_named_before_anything_starts
         f"namespaces do not use the image quay.io/frrouting/frr:10.2; {engine}",
     ]
     assert not [line for line in import_topology(path, "containerlab").warnings if "namespaces" in line]
+
+
+LATER = """name: x
+topology:
+  defaults: {kind: linux, image: "quay.io/frrouting/frr:10.7.1"}
+  nodes:
+    sw1: {binds: &binds [daemons:/etc/frr/daemons, b:/etc/config/02-bgp, a.sh:/etc/config/01-initial.sh, daemons:/x]}
+    sw2: {binds: *binds}
+    ran: {binds: *binds, exec: [sh /etc/config/01-initial.sh]}
+    read: {binds: *binds, exec: [cat /etc/config/01-initial.sh]}
+    h1: {image: alpine, binds: [b:/etc/config/net]}
+    h2: {image: alpine, binds: [b:/etc/config/net], exec: [ip addr add 10.1.1.2/24 dev eth1]}
+  links:
+    - endpoints: ["sw1:eth1", "sw2:eth1"]
+"""
+
+
+def test_scripts_that_no_command_runs_are_named_with_the_commands_that_run_them(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "daemons").write_text("bgpd=yes\n")
+    (tmp_path / "a.sh").write_text("vtysh -c 'conf t'\n")
+    (tmp_path / "b").write_text("#!/bin/bash\ntrue\n")
+    made = import_topology(write(LATER), "netns")
+    assert made.bare == ("sw1", "sw2", "read") and import_topology(write(LATER), "containerlab").bare == ()
+    head = "will not route: no command of the file runs the bound scripts. After up, run on each, as"
+    said = [line for line in made.warnings if "scripts" in line]
+    assert said == [
+        f"sw1, sw2, read {head} ./inv exec sw1 -- sh /etc/config/01-initial.sh; ./inv exec sw1 -- bash "
+        "/etc/config/02-bgp",
+        f"h1 {head} ./inv exec h1 -- bash /etc/config/net",
+    ]
+
+
+APART = """name: x
+topology:
+  defaults: {kind: linux}
+  nodes:
+    leaf1: {binds: [frr.conf:/etc/frr/frr.conf], exec: ["sh -c 'ip addr add 10.3.0.1/24 dev br3'"]}
+    leaf2: {binds: [frr.conf:/etc/frr/frr.conf]}
+    h1: {exec: [ip addr add 10.1.0.1/24 dev eth1]}
+    h2: {exec: [ip addr add 10.1.0.2/24 dev eth1]}
+    h3: {exec: [ip addr add 10.2.0.1/24 dev eth1]}
+    h4: {exec: [ip addr add 10.3.0.2/24 dev eth1]}
+  links:
+    - endpoints: ["leaf1:eth1", "h1:eth1"]
+    - endpoints: ["leaf2:eth1", "h2:eth1"]
+    - endpoints: ["leaf2:eth2", "h3:eth1"]
+    - endpoints: ["leaf2:eth3", "h4:eth1"]
+"""
+
+
+def test_hosts_in_whose_subnet_no_switch_has_an_address_are_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "frr.conf").write_text("interface br2\n ip address 10.0.0.1/24\n ip address 10.2.0.254/24\n")
+    (said,) = import_topology(write(APART), "netns").warnings[:1]
+    assert said == (
+        "h1:eth1, h2:eth1 are in 10.1.0.0/24, behind leaf1, leaf2: the file gives no switch an address there, so no "
+        "route to them comes, and up waits for none; an overlay can connect them"
+    )
+
+
+def test_a_dry_run_says_what_the_kernel_does_not_have_and_a_vrf_reads_no_files(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "ip link add red type vrf table 10"
+    made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, exec: [{line}]}}}}}}\n"), "netns")
+    assert made.warnings == ()
+    monkeypatch.setattr(missing, "missing", lambda *kind: f"this kernel has no {kind[0]}")
+    assert f"# up fails here: exec: {line} is not possible here: this kernel has no vrf; nodes: a;" in script_of(made)
+    beyond = write("name: x\ntopology: {nodes: {a: {kind: linux, exec: [ip vrf exec red reboot]}}}\n")
+    assert "runs as root of this machine" in import_topology(beyond, "netns").warnings[0]
 
 
 def test_commands_decide_which_daemons_heddle_starts_where_no_file_is_bound(write: Write, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class Sessions:
 class Look:
     """The lab at one moment: its sessions, hosts that switches have no route to, and all routes.
 
-    igp: neighbours that are not up, and ports without one. awaited: those of them that must come up.
+    igp: neighbours that are not up, and ports without one. awaited: those of them that must come up. idle: switches
+    that are not waited for.
     """
 
     bgp: Sessions
@@ -86,6 +87,7 @@ class Look:
     fibs: Mapping[str, Fib]
     igp: tuple[Adjacency, ...] = ()
     awaited: tuple[Adjacency, ...] = ()
+    idle: frozenset[str] = frozenset()
 
     @property
     def complete(self) -> bool:
@@ -145,7 +147,7 @@ def look(lab: Lab, expected: Expected) -> Look:
     routes = tuple(row for row in unreached(fabric, now, expected.apart) if row[0] not in idle)
     beside = {port.ref for s in fabric.switches for port in s.ports if {s.name, port.peer_node} & idle}
     igp = tuple(each for each in now.adjacencies if each.port not in beside)
-    return Look(replace(found, sessions=sessions), routes, now.fibs, igp, awaited(fabric, igp))
+    return Look(replace(found, sessions=sessions), routes, now.fibs, igp, awaited(fabric, igp), idle)
 
 
 def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
@@ -274,7 +276,7 @@ def _summary(lab: Lab, last: Look | None, expected: Expected) -> str:
         parts.append("neighbours of OSPF and IS-IS")
     if hosts or not parts:
         parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
-    left = [f"{some_of(expected.bare)} without a configuration"] if expected.bare else []
+    left = [f"{some_of(sorted(last.idle))} without a configuration"] if last.idle else []
     left += [f"routes to {some_of(expected.apart)}, since no switch has an address there"] if expected.apart else []
     return ", ".join(parts) + (f"; not waited for: {'; '.join(left)}" if left else "")
 
