@@ -22,11 +22,7 @@ SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "busybox", ".", "source"
 _BEFORE: Final = frozenset({"then", "else", "do", "{", "(", "!", "sudo", "exec", "command"})  # a command follows
 _REAPER: Final = re.compile(r"(\S*/)?(tini|tini-static|dumb-init|catatonit)(\s+-\S+)*\s+")  # starts the next words
 _SYSTEMS: Final = frozenset({"init", "systemd", "openrc-init", "runit-init", "s6-svscan"})
-# The end of a script that only keeps its container running.
-_WAITS: Final = re.compile(
-    r"\s*(?:(?:^|[;&\n])[\s;&]*(?:exec\s+)?(?:\S*/)?"
-    r"(?:sleep\s+(?:infinity|inf|\d+[smhd]?)|tail\s+-[fF]\s+/dev/null|cat|wait|bash|sh))+[\s;]*$"
-)
+_LAST: Final = re.compile(r"(?:^|[;&\n]+)\s*([^;&\n'\"]*)[\s;]*$")  # command of a script
 _SCRIPT: Final = r"-\w*c"
 _WAITED_S: Final = 5  # until `exec` follows, where the main process prepares FRR
 
@@ -46,7 +42,9 @@ def main_process(text: str) -> str:
         raise ValueError("starts a whole system, which needs a container of its own")
     inner = next((i + 1 for i, word in enumerate(words[1:4], 1) if re.fullmatch(_SCRIPT, word)), len(words))
     if program in SHELLS and inner < len(words):
-        script = words[inner] = _WAITS.sub("", words[inner])
+        script = words[inner]
+        while script and (last := _LAST.search(script)) and only_waits(last[1]):
+            script = words[inner] = script[: last.start()].rstrip()
     else:
         script = shlex.join(words)
     return "" if not script.strip() or frr.is_service(script) or only_waits(script) else shlex.join(words)

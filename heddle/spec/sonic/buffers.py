@@ -24,7 +24,6 @@ _POOL: Final = "BUFFER_POOL"
 _DEFAULT: Final = "DEFAULT_LOSSLESS_BUFFER_PARAMETER"  # of the dynamic model, in which the switch computes profiles
 _DEFAULT_TH: Final = "default_dynamic_th"
 _NULL: Final = "NULL"  # the profile of a group whose profile the switch computes
-_ONE_ALPHA: Final = "Heddle has one alpha, the one of lossless classes"
 _COMPUTED: Final = "the switch computes it, and it is not in the file"
 
 
@@ -149,17 +148,14 @@ def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricS
 
 def _reserve(db: ConfigDb, name: str) -> None:
     """The guaranteed bytes of a lossless group. On NVIDIA's switches `size` is xon + xoff: headroom is in it."""
-    size, headroom, xon = (db.number(_PROFILE, name, key, 0, 2**31) for key in ("size", "xoff", "xon"))
-    if size is None:
-        return
-    trail, within = (_PROFILE, name, "size"), bool(headroom) and size >= (headroom or 0) + (xon or 0)
-    if not size and not headroom:
+    size, headroom, xon = (db.number(_PROFILE, name, key, 0, 2**31) or 0 for key in ("size", "xoff", "xon"))
+    trail = (_PROFILE, name, "size")
+    if not size and not headroom and db.text(*trail) is not None:
         db.leave([trail], f"is 0, and the profile has no xoff: {_COMPUTED}")
-    elif within and headroom:
-        why = f"of each lossless class of each port: size, less xoff, {headroom}, which is the headroom"
-        db.apply([trail], {"queues.pfc.reserve": size - headroom}, why)
-    else:
-        db.apply([trail], {"queues.pfc.reserve": size}, "of each lossless class of each port")
+    elif db.text(*trail) is not None:
+        within = headroom if size >= headroom + xon else 0
+        why = "of each lossless class of each port" + (f": size, less xoff, {within}, the headroom" if within else "")
+        db.apply([trail], {"queues.pfc.reserve": size - within}, why)
 
 
 def _alpha(db: ConfigDb, trail: tuple[str, str, str], size: int | None, xoff: int, *, paused: bool = True) -> int:
@@ -171,7 +167,7 @@ def _alpha(db: ConfigDb, trail: tuple[str, str, str], size: int | None, xoff: in
         db.leave([trail], f"alpha would be {2**power}, and {_ALPHA} is the most")
         return xoff
     settings: dict[str, float] = {"queues.alpha": 2.0**power}
-    why = f"alpha = 2^{trail[2].removeprefix('default_')}, for lossless classes"
+    why = f"alpha = 2^{trail[2]}"
     if paused and size:
         settings["queues.pfc.xoff"] = xoff = int(size * 2**power / (1 + 2**power))
         why += "; Xoff is the most that one port can hold: alpha / (1 + alpha) of the pool"
@@ -186,18 +182,13 @@ def _lossy(db: ConfigDb, name: str, *, alone: bool) -> None:
     if (size := db.number(_PROFILE, name, "size", 0, 2**31)) is not None:
         why = "of each class of each port" if alone else "of each lossy class of each port"
         db.apply([(_PROFILE, name, "size")], {"queues.reserve": size}, why)
-    power = db.number(_PROFILE, name, "dynamic_th", -8, 7)
-    if alone and power is not None and 2**power <= _ALPHA:
-        db.apply([(_PROFILE, name, "dynamic_th")], {"queues.alpha": 2.0**power}, "alpha = 2^dynamic_th")
-    elif power is not None:
-        why = f"alpha would be {2**power}, and {_ALPHA} is the most" if alone else _ONE_ALPHA
-        db.leave([(_PROFILE, name, "dynamic_th")], why)
-    for key, why in (
-        ("static_th", "a lossy class has a dynamic threshold"),
-        ("pool", "lossy classes share the buffer"),
-    ):
-        if db.text(_PROFILE, name, key) is not None:
-            db.leave([(_PROFILE, name, key)], why)
+    left = [key for key in ("pool", "static_th") if db.text(_PROFILE, name, key) is not None]
+    if alone:
+        _alpha(db, (_PROFILE, name, "dynamic_th"), None, 0, paused=False)
+    elif db.text(_PROFILE, name, "dynamic_th") is not None:
+        db.leave([(_PROFILE, name, "dynamic_th")], "Heddle has one alpha, the one of lossless classes")
+    if left:
+        db.leave_keys((_PROFILE, name), left, "lossy classes share the buffer, and have a dynamic threshold")
 
 
 def _proportion(db: ConfigDb, onto: FabricSpec) -> None:
