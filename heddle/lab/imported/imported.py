@@ -98,7 +98,7 @@ class ImportedLab(Blueprint):
     """The expected state, as far as the files of the topology define it.
 
     known_daemons: switch -> daemons that its files enable; settings: node -> sysctls that its configuration sets;
-    owners: address -> node; parts: values that distinguish two labs. bare, apart: see Expected in reachability.py.
+    owners: address -> node; parts: values that distinguish two labs. bare, apart: see WaitScope in reachability.py.
     description: None for a reopened lab.
     """
 
@@ -207,7 +207,7 @@ class ImportedLab(Blueprint):
         """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
         for line in refused_lines(lab, self.description.nodes) if self.description else ():
             observer.warn(line)
-        convergence.wait(lab, convergence.Expected(self.owners, self.bare, self.apart), observer, timeout)
+        convergence.wait(lab, convergence.WaitScope(self.owners, self.bare, self.apart), observer, timeout)
 
     @property
     def gap_parts(self) -> LabPart:
@@ -218,7 +218,7 @@ class ImportedLab(Blueprint):
         """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now, self.apart)
         routes = [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
-        idle = sorted(convergence.Expected(self.owners, self.bare).idle(now))
+        idle = sorted(convergence.WaitScope(self.owners, self.bare).idle(now))
         routes += [f"{switch}: has neither an address nor a BGP session: no configuration was run" for switch in idle]
         return [*(each.text() for each in awaited(self.fabric, now.adjacencies)), *routes]
 

@@ -122,7 +122,7 @@ def _and_more(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class WaitScope:
     """What `up` can wait for. owners: address -> node, for all addresses in the lab.
 
     bare: switches without a configuration in the file. apart: addresses of hosts in whose subnet no switch has one.
@@ -138,13 +138,13 @@ class Expected:
         return frozenset(self.bare) - configured
 
 
-def look(lab: Lab, expected: Expected) -> Look:
+def look(lab: Lab, scope: WaitScope) -> Look:
     """Read daemons and kernels now."""
     now, fabric = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS | LabPart.ADJACENCIES), lab.fabric
-    idle, asked = expected.idle(now), [s.name for s in fabric.switches if "bgpd" in lab.blueprint.daemons(s.name)]
-    found = sessions_of(fabric, asked, expected.owners, now)
+    idle, asked = scope.idle(now), [s.name for s in fabric.switches if "bgpd" in lab.blueprint.daemons(s.name)]
+    found = sessions_of(fabric, asked, scope.owners, now)
     sessions = tuple(each for each in found.sessions if not {each.switch, each.node} & idle)
-    routes = tuple(row for row in unreached(fabric, now, expected.apart) if row[0] not in idle)
+    routes = tuple(row for row in unreached(fabric, now, scope.apart) if row[0] not in idle)
     beside = {port.ref for s in fabric.switches for port in s.ports if {s.name, port.peer_node} & idle}
     igp = tuple(each for each in now.adjacencies if each.port not in beside)
     return Look(replace(found, sessions=sessions), routes, now.fibs, igp, awaited(fabric, igp), idle)
@@ -234,7 +234,7 @@ def _owner(fabric: Fabric, switch: str, peer: str, owners: Mapping[str, str]) ->
         return ports.get(peer, "")
 
 
-def wait(lab: Lab, expected: Expected, observer: Observer, timeout: float | None) -> None:
+def wait(lab: Lab, scope: WaitScope, observer: Observer, timeout: float | None) -> None:
     """Return when nothing is missing and nothing has changed for _STILL_S; CheckError after `timeout` seconds.
 
     The observer gets the reason while it waits.
@@ -247,7 +247,7 @@ def wait(lab: Lab, expected: Expected, observer: Observer, timeout: float | None
     since = time.monotonic()
     asked = since
     while total:
-        now = look(lab, expected)
+        now = look(lab, scope)
         moment = time.monotonic()
         if last is None or now.fibs != last.fibs or not now.complete:
             since = moment
@@ -262,14 +262,14 @@ def wait(lab: Lab, expected: Expected, observer: Observer, timeout: float | None
             asked = moment
             observer.waiting(STEP, "routes still change" if now.complete else now.reason())
         time.sleep(_PAUSE_S)
-    observer.end(STEP, _summary(lab, last, expected))
+    observer.end(STEP, _summary(lab, last, scope))
 
 
-def _summary(lab: Lab, last: Look | None, expected: Expected) -> str:
+def _summary(lab: Lab, last: Look | None, scope: WaitScope) -> str:
     """The message at the end: what was waited for, and what not."""
     if last is None:
         return "no switch, so nothing to wait for"
-    hosts = sum(str(address) not in expected.apart for address, _ in host_addresses(lab.fabric))
+    hosts = sum(str(address) not in scope.apart for address, _ in host_addresses(lab.fabric))
     sessions = len(pairs_of(lab.fabric, last.bgp))
     parts = [f"{sessions} BGP sessions"] if sessions else []
     if any(daemon in IGP_DAEMONS for switch in lab.fabric.switches for daemon in lab.blueprint.daemons(switch.name)):
@@ -277,7 +277,7 @@ def _summary(lab: Lab, last: Look | None, expected: Expected) -> str:
     if hosts or not parts:
         parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
     left = [f"{some_of(sorted(last.idle))} without a configuration"] if last.idle else []
-    left += [f"routes to {some_of(expected.apart)}, since no switch has an address there"] if expected.apart else []
+    left += [f"routes to {some_of(scope.apart)}, since no switch has an address there"] if scope.apart else []
     return ", ".join(parts) + (f"; not waited for: {'; '.join(left)}" if left else "")
 
 
