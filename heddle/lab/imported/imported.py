@@ -179,20 +179,17 @@ class ImportedLab(Blueprint):
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
         while True:
-            found, networks = self._alive(handles)
+            found = self._alive(handles)
             here = {port.ref for node in found.fabric.nodes for port in node.ports if port.address is not None}
             if promised <= here or time.monotonic() > end:
-                hosts = [address for address, _ in convergence.host_addresses(found.fabric)]
-                apart = (str(each) for each in hosts if not any(each in network for network in networks))
-                return replace(found, apart=tuple(apart))
+                return found
             time.sleep(_PAUSE_S)
 
     def refreshed(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         """With the addresses and MACs of now: a user may have changed them."""
-        return self._alive(handles)[0]
+        return replace(self._alive(handles), apart=self.apart)
 
-    def _alive(self, handles: Mapping[str, NodeHandle]) -> tuple[ImportedLab, set[IPv4Network]]:
-        """As the nodes are now, and the networks of switches."""
+    def _alive(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         owners: dict[str, str] = {}
         nodes, networks = [], set[IPv4Network]()
         for node in self.fabric.nodes:
@@ -201,7 +198,10 @@ class ImportedLab(Blueprint):
             nodes.append(replace(node, ports=tuple(_as_running(port, now) for port in node.ports)))
             if node.role is Role.SWITCH:
                 networks |= {each.network for rows in now.addresses.values() for each in rows}
-        return replace(self, fabric=replace(self.fabric, nodes=tuple(nodes)), owners=owners), networks
+        fabric = replace(self.fabric, nodes=tuple(nodes))
+        hosts = [address for address, _ in convergence.host_addresses(fabric)]
+        apart = tuple(str(each) for each in hosts if not any(each in network for network in networks))
+        return replace(self, fabric=fabric, owners=owners, apart=apart)
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
