@@ -10,18 +10,26 @@ from heddle.base.events import Silent
 
 @dataclass
 class Listener(Silent):
-    """said, warnings, reasons: lines in their order. begun: names of steps. at: what to do when a step begins."""
+    """said, warnings, reasons: lines in their order. begun: names of steps; ended: their last lines.
+
+    at: what to do when a step begins.
+    """
 
     at: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     begun: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     def begin(self, step: str, total: int | None = None) -> None:
         """Keep the step's name, then act."""
         self.begun.append(step)
         self.at.get(step, lambda: None)()
+
+    def end(self, step: str, text: str = "") -> None:
+        """Keep the step's last line."""
+        self.ended.append(text)
 
     def say(self, text: str) -> None:
         """Keep it."""

@@ -25,6 +25,7 @@ def import_(
     up. Without it, the command with --set is printed. docs/sonic.md lists the keys.
     """
     from heddle.fabric.fromsonic import import_sonic
+    from heddle.traffic.inflight import xoff_not_reached
     from heddle.views.graph import check_target, write_file
     from heddle.views.importtext import fabric_yaml, import_text, up_command
 
@@ -33,7 +34,11 @@ def import_(
     if out_ is not None:
         check_target(real(out_), out_)
     found = import_sonic(file, onto, set_)
-    data = {"onto": onto, "out": out_, "settings": found.settings, "keys": [each.to_json() for each in found.rows]}
+    warnings = [*found.fabric.policy.queues.late_marks, *xoff_not_reached(found.fabric)]
+    for each in warnings:
+        out.observer.warn(each)
+    rows = [each.to_json() for each in found.rows]
+    data = {"onto": onto, "out": out_, "settings": found.settings, "keys": rows, "warnings": warnings}
     if out_ is None:
         end = up_command(onto, found.data, found.settings, set_)
     else:

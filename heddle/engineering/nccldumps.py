@@ -24,7 +24,8 @@ from heddle.fabric.model import Port
 
 _FILE_BYTES: Final = 16 << 20
 _MOST_RANK: Final = 1 << 20
-_VERSION: Final = "1"  # NCCL_GRAPH_XML_VERSION, NCCL_TOPO_XML_VERSION
+# NCCL_GRAPH_XML_VERSION and NCCL_TOPO_XML_VERSION. RCCL writes systems of version 2, with the same elements.
+_VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {"graphs": ("1",), "system": ("1", "2")}
 _SYSTEM_BIT: Final = 56  # a device of a graph: the number of its host above, its own below
 _RING: Final = 0  # id of the graph of rings
 _WRONG: Final = -1  # a number that has a Problem
@@ -215,12 +216,13 @@ class _Reader:
 
     def _top(self, name: str, says: Mapping[str, str]) -> None:
         self._root = name
-        if name not in ("graphs", "system"):
+        if name not in _VERSIONS:
             hint = "use a file of NCCL_GRAPH_DUMP_FILE (<graphs>) or NCCL_TOPO_DUMP_FILE (<system>)"
             self._wrong(f"<{name}>", "is not a dump of NCCL", hint)
             self._problems.raise_if_any()
-        if says.get("version") != _VERSION:
-            self._wrong(f"version={says.get('version', '')!r}", f"is not {_VERSION}, the only one that is known")
+        if says.get("version") not in _VERSIONS[name]:
+            known = " or ".join(_VERSIONS[name])
+            self._wrong(f"version={says.get('version', '')!r}", f"is not {known}, which is known of <{name}>")
 
     def _number(self, name: str, says: Mapping[str, str], key: str, *, base: int = 10) -> int:
         text = says.get(key)

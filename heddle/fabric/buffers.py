@@ -7,6 +7,7 @@ This module only computes the numbers; bpf/queue.c decides by them which packets
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,7 @@ def buffer_bytes(queues: QueuePolicy, level: int, ports: Sequence[tuple[int, int
     """The layout of a switch of a level with these ports: (rate in bit/s, mtu) each. is_edge: of that level."""
     pauses = len(queues.paused)
     headroom = pauses * sum(queues.pfc.headroom_bytes(rate, mtu) for rate, mtu in ports)
-    reserved = len(ports) * len(queues.numbers) * queues.reserve
+    reserved = len(ports) * sum(map(queues.reserve_of, queues.numbers))
     given = queues.buffer.at_level(level)
     a_port = SHALLOW if is_edge else DEEP
     total = headroom + len(ports) * a_port if given == "auto" else given
@@ -50,7 +51,8 @@ def buffer_bytes(queues: QueuePolicy, level: int, ports: Sequence[tuple[int, int
 def too_small(queues: QueuePolicy, name: str, ports: int, found: Budget, mtu: int) -> tuple[str, str]:
     """The reason that a switch's buffer is too small, and a hint. name: of the switch, or its level."""
     frame = mtu + HEADER
-    parts = [f"reserve {shown(queues.reserve)} x {len(queues.numbers)} classes x {ports} ports"]
+    alike = Counter(map(queues.reserve_of, queues.numbers))
+    parts = [f"reserve {shown(size)} x {count} classes x {ports} ports" for size, count in alike.items()]
     if found.headroom:
         pauses = "" if len(queues.lossless) == 1 else f" x {len(queues.lossless)} lossless classes"
         each = found.headroom // ports // len(queues.lossless)

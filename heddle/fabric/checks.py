@@ -8,6 +8,7 @@ This module names no level itself: a complaint takes the word from `Fabric.level
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -232,11 +233,15 @@ def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Co
         why, hint = too_small(queues, name, len(ports), found, mtu)
         yield Complaint(path, why, hint, given, counts=True)
         return
-    each = f"x {len(queues.numbers)} classes x {len(ports)} ports of {name}"
-    left = found.buffer - found.headroom
-    why = f"{each} = {found.reserved} bytes leaves less than one frame of {mtu + HEADER}: auto gives {left} in all"
-    hint = f"try {round_down(left // 2 // len(queues.numbers) // len(ports))}, or set queues.buffer"
-    yield Complaint("queues.reserve", why, hint, (*given, path), counts=True)
+    alike = Counter(map(queues.reserve_of, queues.numbers))
+    size, count = max(alike.items(), key=lambda each: each[0] * each[1])
+    bytes_of = size * count * len(ports)
+    left = found.buffer - found.headroom - found.reserved + bytes_of
+    each = f"x {count} classes x {len(ports)} ports of {name} = {bytes_of} bytes"
+    why = f"{each} leaves less than one frame of {mtu + HEADER}: auto gives {left} in all"
+    hint = f"try {round_down(left // 2 // count // len(ports))}, or set queues.buffer"
+    key = "queues.reserve" if size == queues.reserve else "queues.pfc.reserve"
+    yield Complaint(key, why, hint, (*given, path), counts=True)
 
 
 def _path(fabric: Fabric, level: Level) -> str:

@@ -146,7 +146,8 @@ class WatchdogPolicy:
 class PfcPolicy:
     """When a switch asks the peer of a link to pause a lossless class, in bytes of an ingress port.
 
-    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`.
+    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`. reserve: bytes
+    guaranteed to each lossless class of each port; `auto`: as other classes.
     """
 
     enabled: bool = True
@@ -155,6 +156,7 @@ class PfcPolicy:
     quanta: AutoSize = "auto"
     reaction: int = 5 * 10**7
     headroom: AutoSize = "auto"
+    reserve: AutoSize = "auto"
     watchdog: WatchdogPolicy = WatchdogPolicy()
 
     def headroom_bytes(self, rate_bps: int, mtu: int) -> int:
@@ -226,6 +228,11 @@ class QueuePolicy:
     def paused(self) -> tuple[int, ...]:
         """Classes that PFC may pause."""
         return self.lossless if self.pfc.enabled else ()
+
+    def reserve_of(self, number: int) -> int:
+        """Guaranteed bytes of a class in use, at each port."""
+        own = self.pfc.reserve if number in self.paused else "auto"
+        return self.reserve if own == "auto" else own
 
     @property
     def late_marks(self) -> tuple[str, ...]:

@@ -96,6 +96,10 @@ class Blueprint(ABC):
         """This blueprint, completed with data that only running nodes provide."""
         return self
 
+    def refreshed(self, handles: Mapping[str, NodeHandle]) -> Blueprint:
+        """This blueprint, with what users may have changed in running nodes."""
+        return self
+
     @abstractmethod
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons that must answer on a switch."""

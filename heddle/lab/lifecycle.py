@@ -252,16 +252,17 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = blueprint.fabric.name
     journal = Journal()
-    for line in (*blueprint.notes, *blueprint.warnings):
+    problems, more = blueprint.kernel_faults()
+    more += [f"up fails here: {each.what} {each.why}; {each.hint}" for each in problems]
+    for line in (*blueprint.notes, *blueprint.warnings, *more):
         journal.comment(line)
     limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = blueprint.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
         where = "./inv render FABRIC --out DIR writes them to another directory for reading."
-        journal.comment(
-            where if blueprint.rendered else "a copy of the topology, with all inherited values written out."
-        )
+        copied = "a copy of the topology, with all inherited values written out."
+        journal.comment(where if blueprint.rendered else copied)
         get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
     _script_of_ports(blueprint.fabric, handles, journal)

@@ -150,7 +150,9 @@ def open_lab(name: str | None = None) -> Lab:
     if (lost := lab.missing_nodes()) and len(lost) == len(lab.handles()):
         why = "is not up: all of its nodes are missing or stopped"
         raise InputError(Problem("", f"lab {name}", why, _again(name)))
-    return lab
+    if lost or lab.blueprint.rendered:
+        return lab
+    return lab_from(lab.blueprint.refreshed(lab.handles()), lab.runtime)
 
 
 def _again(name: str) -> str:

@@ -25,7 +25,15 @@ _VERSION: Final = 3
 _NAME: Final = re.compile(r"# Collective test starting: (\S+)")
 _RANK: Final = re.compile(r"#\s+Rank\s+\d+")
 _ROW: Final = re.compile(r"\s*\d+(\s+\d|\s*$)")
-_TAG: Final = re.compile(r"\[[\d,]+\]<std\w+>:\s?")  # of mpirun --tag-output
+# What other programs write before a line, each once or together with others; and colours of a terminal.
+_BEFORE: Final = re.compile(
+    r"\s*(?:\[[^\]]{0,200}\](?:<\w+>)?:?"  # [1,0]<stdout>: of mpirun, [pod/x/y] of kubectl logs --prefix, [0] of hydra
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s|$)"  # kubectl logs --timestamps
+    r"|(?:[A-Z][a-z]{2} +\d+ )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s|$)(?: \S+ [\w.-]+\[\d+\]:)?"  # ts, journalctl
+    r"|[\w.,/-]+:(?=\s|$)"  # srun --label, pdsh
+    r"|[\w./-]+ *\|(?=\s|$))"  # docker compose
+)
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BUSBW: Final = "busbw"
 _AGAIN: Final = "run nccl-tests again with its output to a file, or with -J FILE.json"
 
@@ -36,7 +44,8 @@ def read_curve(typed: str) -> BusbwCurve:
         data = read_regular(real(typed), _MOST)
     except OSError as error:
         raise InputError(Problem("", typed, f"cannot be read: {error.strerror}", "name another file")) from None
-    text = data.decode(errors="replace")
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")  # of a shell that writes UTF-16
+    text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
     if not text.strip():
         _refuse(typed, "is empty", _AGAIN)
     return _of_json(typed, text) if text.lstrip().startswith("{") else _of_text(typed, text)
@@ -73,7 +82,7 @@ def _of_json(typed: str, text: str) -> BusbwCurve:
 
 
 def _of_text(typed: str, text: str) -> BusbwCurve:
-    lines = [_TAG.sub("", line) for line in text.splitlines()]
+    lines = [_bare(line) for line in text.splitlines()]
     names = next((_columns(line) for line in lines if _columns(line)), [])
     if not names:
         why = "has no table of nccl-tests: no line begins with # and names size, time, algbw and busbw"
@@ -85,6 +94,14 @@ def _of_text(typed: str, text: str) -> BusbwCurve:
             points[size].append(busbw)
     program = next((match[1] for line in lines if (match := _NAME.match(line))), "")
     return _curve(typed, points, program, sum(bool(_RANK.match(line)) for line in lines))
+
+
+def _bare(line: str) -> str:
+    """A line without what other programs wrote before it."""
+    line = _COLOUR.sub("", line)
+    while found := _BEFORE.match(line):
+        line = line[found.end() :]
+    return line.lstrip()
 
 
 def _columns(line: str) -> list[str]:

@@ -156,7 +156,8 @@ class WatchdogSpec(Strict):
 class PfcSpec(Strict):
     """When a switch asks the peer of a link to pause a lossless class, in bytes of an ingress port.
 
-    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`.
+    headroom `auto`: rate x reaction + 2 frames. quanta `auto`: a quarter of the watchdog's `detect`. reserve: bytes
+    guaranteed to each lossless class of each port; `auto`: `queues.reserve`.
     """
 
     enabled: bool = True
@@ -165,6 +166,7 @@ class PfcSpec(Strict):
     quanta: Quanta = "auto"
     reaction: Duration = Field(default=5 * 10**7, ge=10**4, le=10**10)
     headroom: Headroom = "auto"
+    reserve: Headroom = "auto"
     watchdog: WatchdogSpec = WatchdogSpec()
 
     @model_validator(mode="after")

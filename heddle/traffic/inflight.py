@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from heddle.fabric.model import Fabric
+from heddle.base.units import format_bytes
+from heddle.fabric.model import BACKEND, Fabric
 from heddle.fabric.pathdelay import PathDelays
+from heddle.switch.queues.classes import budget_of
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS
@@ -49,6 +51,26 @@ def shortfall(options: RunOptions, bdp_packets: int) -> str:
         f"--window {options.window}{whose} keeps {packets} packet{'' if packets == 1 else 's'} in flight, but the"
         f" bandwidth-delay product of the longest path is {bdp_packets} packets: a connection reaches at most {share} %"
         f" of the line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
+    )
+
+
+def xoff_not_reached(fabric: Fabric) -> tuple[str, ...]:
+    """A sentence if no port can hold Xoff bytes of a job with default windows: PFC then never acts.
+
+    Of n NICs, a link is between s that send and the rest: at most s (n - s) <= n^2 / 4 connections pass a port.
+    """
+    policy, nics = fabric.policy, sum(port.network == BACKEND for port in fabric.nics)
+    connections = nics * nics // 4
+    each = WINDOW_PACKETS * (policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes)
+    most, xoff = connections * each, policy.queues.pfc.xoff
+    budgets = [budget_of(fabric, node, policy.queues) for node in fabric.switches]
+    free = min((budget.shared for budget in budgets), default=0) - nics * (nics - 1) * each
+    if not policy.queues.paused or most >= min(xoff, policy.queues.alpha * free):
+        return ()
+    held = f"{format_bytes(most)}: {connections} connections with {WINDOW_PACKETS} packets in flight each"
+    return (
+        f"PFC does not act: pfc.xoff pauses a port from {format_bytes(xoff)} on, and no port holds more than {held};"
+        " use a larger window, or a smaller queues.pfc.xoff",
     )
 
 

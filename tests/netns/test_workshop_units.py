@@ -79,6 +79,9 @@ def go_through(
     solved = inv("workshop", "solve", unit.number, "--yes", cwd=cwd, ends=0)
     assert {step["state"] for step in solved["steps"]} == {"ok"} and solved["solved"], solved
 
+    learners = {unit.spec.file, *unit.solution().files, *(each for step in unit.spec.steps.values()
+                for wrong in step.wrong.values() for each in wrong.files)}  # fmt: skip
+    assert {each.name for each in cwd.iterdir()} <= learners, "a unit writes into the learner's directory"
     assert inv("workshop", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
     assert not leftovers(name)
     handed_in(unit, cwd)

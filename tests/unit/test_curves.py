@@ -56,9 +56,34 @@ def test_text_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
     assert read(tmp_path, cycles).busbw == {65536: pytest.approx(1.14)}, "-N 2: the mean"
     in_place = TEXT.replace(" 30 2.18 1.09 0 ", " N/A N/A N/A N/A ")
     assert read(tmp_path, in_place).busbw[65536] == 1.11
-    tagged = "[host:1] of another program\n1,2: and another\n"
-    tagged += "".join(f"[1,0]<stdout>:{line}\n" for line in TEXT.splitlines())
-    assert read(tmp_path, tagged).busbw == CURVE, "mpirun --tag-output"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-host-71@1,0]<stdout>: ",  # mpirun --tag-output
+        "2026-03-04T05:06:07.123456789Z ", "2026-03-04T05:06:07+01:00 ",  # kubectl logs --timestamps
+        "[pod/nccl-test-launcher-x7/main] ", "[pod/a/b] 2026-03-04T05:06:07.1Z ",  # kubectl logs --prefix
+        "0: ", " 0: ", "00: ",  # srun -l
+        "node-1.lab: ", "[0] ", "[default0]:", "launcher-1  | ",  # pdsh, hydra, torchrun, docker compose
+        "Mar  4 05:06:07 ", "Mar 04 05:06:07 node1 srun[123]: ", "05:06:07 ",  # ts, journalctl
+        "    ", "\t", "\x1b[32m", "\x1b[0;1m  ",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n"])
+def test_lines_may_have_what_other_programs_write_before_them(tmp_path: Path, before: str, end: str) -> None:
+    others = "[host:1] of another program\n1,2: and another\n[node0:12] 3 more processes have sent help\n1: \n"
+    tagged = others + "".join(f"{before}{line}{end}" for line in TEXT.splitlines())
+    found = read(tmp_path, tagged)
+    assert (found.busbw, found.ranks, found.collective) == (CURVE, 2, "all-gather")
+    cut = "".join(f"{before}{line}{end}" for line in TEXT[: TEXT.index("3 2.18 0")].splitlines())
+    assert said_of(tmp_path, cut).startswith("out.txt:8  the row has 6 columns")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_text_in_another_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "out.txt").write_bytes(TEXT.encode(encoding))
+    assert read_curve(str(tmp_path / "out.txt")).busbw == CURVE
 
 
 def test_a_run_is_read_back_from_its_own_table_and_json(tmp_path: Path) -> None:

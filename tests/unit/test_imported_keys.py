@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.imported import frr
+from heddle.lab.imported import frr, missing
+from heddle.lab.imported.commands import main_process
 from heddle.lab.imported.copy import copy_data
-from heddle.lab.imported.grammar import only_waits
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
 from heddle.render.dialects import RenderOptions
@@ -85,34 +88,122 @@ def test_another_engine_is_refused_for_containers_and_makes_no_difference_in_nam
         import_topology(path, "containerlab")
 
 
+SED = "sed -i 's/^bgpd=no/bgpd=yes/' /etc/frr/daemons"
+
+
 @pytest.mark.parametrize(
-    ("command", "waits"),
+    ("command", "runs"),
     [
-        ("sleep infinity", True),
-        ("/bin/sh", True),
-        ("tail -f /dev/null", True),
-        ('sh -c "tail -f /dev/null"', True),
-        ('ash -c "sleep 9999"', True),
-        ('/bin/bash -c "while true; do sleep 1d; done"', True),
-        ('-c "tail -f /dev/null"', True),
-        ("bash -l", True),
-        ("sh /start.sh", False),
-        ("tini -- /bin/server", False),
-        ('sh -c "date > /tmp/time & sh"', False),
-        ("python3 -m http.server", False),
-        ("--config.file=/etc/loki.yml", False),
+        ("sleep infinity", ""),
+        ("/bin/sh", ""),
+        ("tail -f /dev/null", ""),
+        ('sh -c "tail -f /dev/null"', ""),
+        ('ash -c "sleep 9999"', ""),
+        ('/bin/bash -c "while true; do sleep 1d; done"', ""),
+        ('-c "tail -f /dev/null"', ""),
+        ("bash -l", ""),
+        ("/usr/lib/frr/docker-start", ""),
+        ("/sbin/tini -- /usr/lib/frr/docker-start", ""),
+        ("tini -g -- service frr start", ""),
+        ('sh -c "/usr/lib/frr/frrinit.sh start; sleep infinity"', ""),
+        ('bash -c "/usr/lib/frr/docker-start & wait"', ""),
+        ('bash -c "service frr start && exec tail -f /dev/null"', ""),
+        (f'sh -c "{SED} && /usr/lib/frr/docker-start"', f"sh -c {quote(SED + ' && /usr/lib/frr/docker-start')}"),
+        (f'/bin/bash -ec "{SED}; service frr start; sleep inf"', f"/bin/bash -ec {quote(SED + '; service frr start')}"),
+        (f'-c "{SED}; /usr/lib/frr/docker-start"', f"sh -c {quote(SED + '; /usr/lib/frr/docker-start')}"),
+        ("sh /start.sh", "sh /start.sh"),
+        ("tini -- /usr/bin/env date", "/usr/bin/env date"),
+        ('sh -c "sleep 5; ip link set eth1 up"', "sh -c 'sleep 5; ip link set eth1 up'"),
+        ('sh -c "cat x | sh"', "sh -c 'cat x | sh'"),
+        ('sh -c "date > /tmp/time & sh"', "sh -c 'date > /tmp/time'"),
+        ("python3 -m http.server", "python3 -m http.server"),
     ],
 )
-def test_a_command_that_only_keeps_a_container_running_is_not_needed_in_a_namespace(
-    command: str, waits: bool, write: Write
+def test_a_namespace_runs_of_a_containers_command_what_is_not_waiting_and_not_the_start_of_frr(
+    command: str, runs: str
 ) -> None:
-    assert only_waits(command) == waits
-    path = write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, cmd: '{command}'}}}}}}\n")
-    if waits:
-        assert import_topology(path, "netns").notes[0] == "left out: cmd (a namespace needs no main process)"
-    else:
-        with pytest.raises(InputError, match="is the main process of a container"):
-            import_topology(path, "netns")
+    assert main_process(command) == runs
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cmd", "sleep infinity", "left out: cmd (a namespace needs no main process)"),
+        ("entrypoint", "[bash, -c, 'sleep 1d']", "left out: entrypoint (a namespace needs no main process)"),
+        ("cmd", "date -u", "a background process of a is the container's; its output: exec NODE cat"),
+        ("entrypoint", '["sh", "-c", "date; wait"]', "a background process of a is the container's"),
+    ],
+)
+def test_a_main_process_is_left_out_or_started_in_the_background(key: str, value: str, said: str, write: Write) -> None:
+    made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, {key}: {value}}}}}}}\n"), "netns")
+    assert any(note.startswith(said) for note in made.notes), made.notes
+    topology = read_topology(made.write(write("").parent / "out", RenderOptions()))
+    assert (
+        topology.nodes["a"].exec == () if "left out" in said else "/run/heddle-cmd.log" in topology.nodes["a"].exec[0]
+    )
+    warned = "runs as root of this machine" in " ".join(made.warnings)
+    assert warned == ("left out" not in said)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("/sbin/init", "x.clab.yml:2  cmd: /sbin/init starts a whole system, which needs a container of its own"),
+        ("--config.file=/etc/loki.yml", "has options only, for the program that the image starts"),
+        ("sh /heddle/start.sh", "needs the program /heddle/start.sh, which this machine does not have"),
+        ("/heddle/server --now", "needs the program /heddle/server, which this machine does not have"),
+        ("heddle-no-such-program", "needs the program heddle-no-such-program"),
+        ("sh -c 'a", "no closing quotation"),
+        ("{a: b}", "is a group of keys, but must be a command"),
+    ],
+)
+def test_a_main_process_that_a_namespace_cannot_have_is_refused(command: str, said: str, write: Write) -> None:
+    value = command if command.startswith("{") else f'"{command}"'
+    text = f"name: x\ntopology: {{nodes: {{a: {{kind: linux, cmd: {value}}}, b: {{kind: linux, cmd: {value}}}}}}}\n"
+    with pytest.raises(InputError, match=re.escape(said)):
+        import_topology(write(text), "netns")
+
+
+# The command of FRR's own image after an edit of its daemons, by name and in a script.
+STARTED = """name: x
+topology:
+  defaults: {kind: linux, image: "quay.io/frrouting/frr:10.3.1"}
+  nodes:
+    edited: {cmd: "sh -c \\"SED && /usr/lib/frr/docker-start\\"", binds: [frr.conf:/etc/frr/frr.conf]}
+    script: {entrypoint: bash, cmd: /setup.sh, binds: [setup.sh:/setup.sh], exec: [ip link set lo up]}
+    image: {cmd: /sbin/tini -- /usr/lib/frr/docker-start}
+    host: {image: alpine, cmd: "sh -c 'ip addr add 10.1.1.2/24 dev eth1; sleep infinity'"}
+  links:
+    - endpoints: ["edited:eth1", "script:eth1"]
+    - endpoints: ["edited:eth2", "host:eth1"]
+""".replace("SED", SED)
+
+
+def test_frr_that_a_main_process_starts_is_a_switch_with_the_daemons_that_it_enables(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "setup.sh").write_text(f"#!/bin/bash\n{SED.replace('bgpd', 'ospfd')}\nexec /usr/lib/frr/docker-start\n")
+    (tmp_path / "frr.conf").write_text("")
+    made = import_topology(write(STARTED), "netns")
+    assert {node.name for node in made.fabric.switches} == {"edited", "script", "image"}
+    assert [str(port.address) for port in made.fabric.by_name["host"].ports] == ["10.1.1.2/24"]
+    assert {name: made.daemons(name) for name in ("edited", "script", "image")} == {
+        "edited": ("zebra", "bgpd"), "script": ("zebra", "ospfd"), "image": ("zebra",),
+    }  # fmt: skip
+    nodes = read_topology(made.write(tmp_path / "out", RenderOptions())).nodes
+    assert [shlex.split(line)[:2] for line in nodes["script"].exec] == [
+        ["sh", "-c"], ["ip", "link"], ["sh", frr.START],
+    ]  # fmt: skip
+    assert nodes["edited"].exec[1] == f"sh {frr.START} bgpd" and len(nodes["edited"].exec) == 2
+    assert [bind.target for bind in nodes["edited"].binds if bind.source.name == "start.sh"] == [
+        frr.START, frr.DOCKER_START,
+    ]  # fmt: skip
+    assert not any(bind.target == frr.DOCKER_START for bind in nodes["image"].binds)
+    assert nodes["image"].exec == (f"sh {frr.START}",)
+    engine = import_topology(write(STARTED), "containerlab")
+    assert {node.name for node in engine.fabric.switches} == {"edited", "script", "image"}
+    data = copy_data(engine.description, engine.fabric, Path("/out"), RenderOptions(), "containerlab")  # type: ignore[arg-type]
+    assert data["topology"]["nodes"]["edited"]["cmd"] == f'sh -c "{SED} && /usr/lib/frr/docker-start"'
 
 
 REACHING = """name: x
@@ -247,6 +338,75 @@ def test_nodes_that_route_only_with_their_image_are_named_before_anything_starts
         f"namespaces do not use the image quay.io/frrouting/frr:10.2; {engine}",
     ]
     assert not [line for line in import_topology(path, "containerlab").warnings if "namespaces" in line]
+
+
+LATER = """name: x
+topology:
+  defaults: {kind: linux, image: "quay.io/frrouting/frr:10.7.1"}
+  nodes:
+    sw1: {binds: &binds [daemons:/etc/frr/daemons, b:/etc/config/02-bgp, a.sh:/etc/config/01-initial.sh, daemons:/x]}
+    sw2: {binds: *binds}
+    ran: {binds: *binds, exec: [sh /etc/config/01-initial.sh]}
+    read: {binds: *binds, exec: [cat /etc/config/01-initial.sh]}
+    h1: {image: alpine, binds: [b:/etc/config/net]}
+    h2: {image: alpine, binds: [b:/etc/config/net], exec: [ip addr add 10.1.1.2/24 dev eth1]}
+  links:
+    - endpoints: ["sw1:eth1", "sw2:eth1"]
+"""
+
+
+def test_scripts_that_no_command_runs_are_named_with_the_commands_that_run_them(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "daemons").write_text("bgpd=yes\n")
+    (tmp_path / "a.sh").write_text("vtysh -c 'conf t'\n")
+    (tmp_path / "b").write_text("#!/bin/bash\ntrue\n")
+    made = import_topology(write(LATER), "netns")
+    assert made.bare == ("sw1", "sw2", "read") and import_topology(write(LATER), "containerlab").bare == ()
+    head = "will not route: no command of the file runs the bound scripts. After up, run on each, as"
+    said = [line for line in made.warnings if "scripts" in line]
+    assert said == [
+        f"sw1, sw2, read {head} ./inv exec sw1 -- sh /etc/config/01-initial.sh; ./inv exec sw1 -- bash "
+        "/etc/config/02-bgp",
+        f"h1 {head} ./inv exec h1 -- bash /etc/config/net",
+    ]
+
+
+APART = """name: x
+topology:
+  defaults: {kind: linux}
+  nodes:
+    leaf1: {binds: [frr.conf:/etc/frr/frr.conf], exec: ["sh -c 'ip addr add 10.3.0.1/24 dev br3'"]}
+    leaf2: {binds: [frr.conf:/etc/frr/frr.conf]}
+    h1: {exec: [ip addr add 10.1.0.1/24 dev eth1]}
+    h2: {exec: [ip addr add 10.1.0.2/24 dev eth1]}
+    h3: {exec: [ip addr add 10.2.0.1/24 dev eth1]}
+    h4: {exec: [ip addr add 10.3.0.2/24 dev eth1]}
+  links:
+    - endpoints: ["leaf1:eth1", "h1:eth1"]
+    - endpoints: ["leaf2:eth1", "h2:eth1"]
+    - endpoints: ["leaf2:eth2", "h3:eth1"]
+    - endpoints: ["leaf2:eth3", "h4:eth1"]
+"""
+
+
+def test_hosts_in_whose_subnet_no_switch_has_an_address_are_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "frr.conf").write_text("interface br2\n ip address 10.0.0.1/24\n ip address 10.2.0.254/24\n")
+    (said,) = import_topology(write(APART), "netns").warnings[:1]
+    assert said == (
+        "h1:eth1, h2:eth1 are in 10.1.0.0/24, behind leaf1, leaf2: the file gives no switch an address there, so no "
+        "route to them comes, and up waits for none; an overlay can connect them"
+    )
+
+
+def test_a_dry_run_says_what_the_kernel_does_not_have_and_a_vrf_reads_no_files(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "ip link add red type vrf table 10"
+    made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, exec: [{line}]}}}}}}\n"), "netns")
+    assert made.warnings == ()
+    monkeypatch.setattr(missing, "missing", lambda *kind: f"this kernel has no {kind[0]}")
+    assert f"# up fails here: exec: {line} is not possible here: this kernel has no vrf; nodes: a;" in script_of(made)
+    beyond = write("name: x\ntopology: {nodes: {a: {kind: linux, exec: [ip vrf exec red reboot]}}}\n")
+    assert "runs as root of this machine" in import_topology(beyond, "netns").warnings[0]
 
 
 def test_commands_decide_which_daemons_heddle_starts_where_no_file_is_bound(write: Write, tmp_path: Path) -> None:

@@ -72,6 +72,31 @@ def test_a_topology_gives_the_nearest_nic_where_the_rings_do_not_say(tmp_path: P
         read_dumps(files)
 
 
+# As RCCL writes it: a link to the other GPU in each, and the NIC beside its PCI bridge.
+RCCL = """<system version="2">
+  <cpu numaid="0" affinity="ff" arch="x86_64" vendor="AuthenticAMD" familyid="25" modelid="17">
+{}  </cpu>
+</system>
+"""
+RCCL_GPU = """    <pci busid="0000:{0}1:00.0" class="0x060400" link_speed="16 GT/s" link_width="16">
+      <pci busid="0000:{0}2:00.0" class="0x038000" link_speed="16 GT/s" link_width="16">
+        <gpu dev="{0}" sm="90" gcn="942" arch="38911" rank="{0}" gdr="1">
+          <xgmi target="0000:{1}2:00.0" count="1" tclass="0x038000"/></gpu>
+      </pci>
+      <nic><net name="ionic_{0}" dev="{0}" speed="400000" port="1" guid="0x1" maxconn="65536" gdr="1"/></nic>
+    </pci>
+"""
+
+
+def test_a_system_of_rccl_is_one_of_nccl(tmp_path: Path) -> None:
+    text = RCCL.format(RCCL_GPU.format(0, 1) + RCCL_GPU.format(1, 0))
+    assert [dict(host.nics) for host in read_dumps(written(tmp_path, r=text), 8)] == [
+        {rank: 0, rank + 1: 1} for rank in (0, 2, 4, 6)
+    ]
+    older = read_dumps(written(tmp_path, n=text.replace('version="2"', 'version="1"')), 8)
+    assert [host.nics for host in older] == [host.nics for host in read_dumps(written(tmp_path, r=text), 8)]
+
+
 def test_ranks_that_share_a_nic_get_one_each(tmp_path: Path) -> None:
     assert nics(written(tmp_path, a=graph("0:0,1:0"))) == ["host1:eth1", "host1:eth2"]
 
@@ -89,7 +114,8 @@ def test_two_hosts_of_one_graph_are_told_apart_by_the_number_above_the_device(tm
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('<graphs version="2"/>', "x.xml:1  version='2' is not 1, the only one that is known"),
+        ('<graphs version="2"/>', "x.xml:1  version='2' is not 1, which is known of <graphs>"),
+        ('<system version="3"/>', "x.xml:1  version='3' is not 1 or 2, which is known of <system>"),
         ("<algo/>", "x.xml:1  <algo> is not a dump of NCCL"),
         (graph("0:0,1:0")[:-12], "x.xml:9  the file is not well-formed XML: unclosed token"),
         (graph("0:0,0:0"), "x.xml:6  rank=0 is in the channel twice"),

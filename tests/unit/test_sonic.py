@@ -12,6 +12,8 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.fromsonic import SonicFabric, import_sonic
 from heddle.spec.jsonfile import parse_json
+from heddle.switch.queues.classes import budget_of
+from heddle.traffic.inflight import xoff_not_reached
 from heddle.views.importtext import fabric_yaml
 
 QOS = {"Ethernet0": {"pfc_enable": "3"}}
@@ -102,7 +104,8 @@ def test_a_dynamic_threshold_is_alpha_and_xoff_follows_from_the_pool(imported: A
     found = imported(profile("30000000", dynamic_th="1", xoff="50000", xon_offset="3000", size="9000")).settings
     assert found["queues.alpha"] == 2 and found["queues.buffer"] == 30_000_000
     assert found["queues.pfc.xoff"] == 20_000_000 and found["queues.pfc.xon"] == 19_997_000
-    assert found["queues.pfc.headroom"] == 50_000 and found["queues.reserve"] == 9000
+    assert found["queues.pfc.headroom"] == 50_000 and found["queues.pfc.reserve"] == 9000
+    assert "queues.reserve" not in found  # it is of the lossless classes
     assert imported(profile(static_th="30000")).settings["queues.pfc.xon"] == 20_000  # as in tiny: 40 of 60 KB
     static = imported(profile(static_th="90000", xon="20000")).settings
     assert static["queues.pfc.xoff"] == 90_000 and static["queues.pfc.xon"] == 20_000
@@ -130,6 +133,113 @@ def test_a_deep_buffer_is_not_applied_and_without_a_lossless_profile_the_largest
         "BUFFER_PROFILE": {"L": {"pool": "c", "size": "0", "dynamic_th": "0", "static_th": "5"}},
     }  # fmt: skip
     assert imported(tables).settings == {"queues.buffer": 3_000_000, "queues.reserve": 0, "queues.alpha": 1}
+
+
+def dynamic(**more: Any) -> Tables:
+    """Tables of an NVIDIA switch whose profiles the switch computes."""
+    return {
+        "PORT_QOS_MAP": {"E0": {"pfc_enable": "3,4"}},
+        "BUFFER_POOL": {
+            "ingress_lossless_pool": {"type": "ingress", "mode": "dynamic"},
+            "egress_lossless_pool": {"type": "egress", "mode": "dynamic", "size": "60817408"},
+        },
+        "BUFFER_PROFILE": {
+            "q_lossy_profile": {"pool": "egress_lossy_pool", "size": "0", "dynamic_th": "3"},
+            "ingress_lossless_profile": {"pool": "ingress_lossless_pool", "size": "0", "dynamic_th": "7"},
+        },
+        "BUFFER_PG": {"E0|3-4": {"profile": "NULL"}},
+        "BUFFER_QUEUE": {"E0|0-2": {"profile": "q_lossy_profile"}},
+        "DEFAULT_LOSSLESS_BUFFER_PARAMETER": {"AZURE": {"default_dynamic_th": "0", "over_subscribe_ratio": "2"}},
+        **more,
+    }
+
+
+def test_the_dynamic_model_gives_the_alpha_of_lossless_classes_and_no_egress_pool(imported: Any) -> None:
+    found = imported(dynamic())
+    assert found.settings["queues.alpha"] == 1 and "queues.buffer" not in found.settings
+    assert why(found, "BUFFER_POOL|ingress_lossless_pool").startswith("has no size: the switch computes it")
+    assert why(found, "BUFFER_PROFILE|q_lossy_profile|dynamic_th").startswith("Heddle has one alpha")
+    assert why(found, "DEFAULT_LOSSLESS_BUFFER_PARAMETER").startswith("profiles that the switch computes")
+    pools = {"P": {"type": "egress", "size": "60817408"}, "lossless": {"type": "ingress", "size": "0"}}
+    zero = imported(dynamic(BUFFER_POOL=pools))
+    assert "queues.buffer" not in zero.settings and "computes it" in why(zero, "BUFFER_POOL|lossless|size")
+    assert "queues.buffer" not in imported(dynamic(BUFFER_POOL={"P": pools["P"]})).settings
+    pools["lossless"] = {"type": "ingress", "size": "30000000"}
+    whole = imported(dynamic(BUFFER_POOL=pools)).settings
+    assert whole["queues.buffer"] == 30_000_000 and whole["queues.pfc.xoff"] == 15_000_000
+    assert whole["queues.pfc.xon"] == 10_000_000  # in proportion, as 40 of 60 KB
+    without = imported(dynamic(DEFAULT_LOSSLESS_BUFFER_PARAMETER={}))
+    assert "queues.alpha" not in without.settings and without.settings["queues.reserve"] == 0
+    assert why(without, "BUFFER_PG|E0|3-4|profile") == "no profile"
+    model = imported({**dynamic(), "BUFFER_PG": {}, "DEVICE_METADATA": {"localhost": {"buffer_model": "dynamic"}}})
+    assert model.settings["queues.alpha"] == 1
+
+
+def test_a_profile_of_the_dynamic_model_with_a_threshold_of_its_own_has_priority(imported: Any) -> None:
+    own = {"own": {"pool": "[BUFFER_POOL|ingress_lossless_pool]", "dynamic_th": "2", "headroom_type": "dynamic",
+                   "size": "0"}}  # fmt: skip
+    found = imported(dynamic(BUFFER_PROFILE=own, BUFFER_PG={"E0|3-4": {"profile": "[BUFFER_PROFILE|own]"}}))
+    assert found.settings["queues.alpha"] == 4 and "queues.pfc.reserve" not in found.settings
+    assert "the switch computes it" in why(found, "BUFFER_PROFILE|own|size")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reserve"),
+    [
+        ({"size": "192512", "xon": "38912", "xoff": "153600"}, 38_912),  # size = xon + xoff
+        ({"size": "192512", "xoff": "153600", "xon_offset": "9000"}, 38_912),
+        ({"size": "38912", "xon": "38912", "xoff": "153600"}, 38_912),  # with shared headroom
+        ({"size": "1248", "xon": "0", "xoff": "40000"}, 1248),
+    ],
+)
+def test_a_size_that_has_the_headroom_in_it_does_not_count_it_twice(
+    imported: Any, fields: dict[str, str], reserve: int
+) -> None:
+    lossy = {"L": {"pool": "E", "size": "0", "dynamic_th": "3"}}
+    tables = profile("47149056", dynamic_th="0", **fields)
+    tables["BUFFER_PROFILE"] |= lossy
+    found = imported({**tables, "BUFFER_QUEUE": {"E0|0-2": {"profile": "L"}}})
+    assert found.settings["queues.pfc.headroom"] == int(fields["xoff"])
+    assert found.settings["queues.pfc.reserve"] == reserve and found.settings["queues.reserve"] == 0
+    queues = found.fabric.policy.queues
+    assert [queues.reserve_of(n) for n in (0, 3, 6)] == [0, reserve, 0]
+    leaf = next(node for node in found.fabric.switches if found.fabric.level_of(node).is_edge)
+    budget = budget_of(found.fabric, leaf, queues)
+    assert budget.reserved == reserve * len(leaf.ports) and budget.headroom == int(fields["xoff"]) * len(leaf.ports)
+
+
+def test_a_dump_of_the_data_base_is_the_same_as_the_file(imported: Any) -> None:
+    tables = {**dynamic(), **hashed("SRC_IP", "DST_IP")}
+    same = imported(tables).settings
+    flat = {f"{table}|{name}": fields for table, group in tables.items() for name, fields in group.items()}
+    assert imported(flat).settings == same
+    flat["SWITCH_HASH|GLOBAL"] = {"ecmp_hash@": "SRC_IP,DST_IP"}
+    dump = {key: {"expireat": 1.5, "ttl": -0.001, "type": "hash", "value": fields} for key, fields in flat.items()}
+    dump["CONFIG_DB_INITIALIZED"] = {"type": "string", "value": "1", "ttl": -0.001}
+    found = imported(dump)
+    assert found.settings == same
+    typed = f"admin@sonic:~$ sonic-db-dump -n CONFIG_DB -y\n{json.dumps(dump, indent=1)}\nadmin@sonic:~$ "
+    shown = imported(typed)
+    assert shown.settings == same
+    lines = typed.splitlines()
+    for row in (row for row in shown.rows if row.key.endswith(("|profile", "|dynamic_th", "|pfc_enable"))):
+        assert f'"{row.key.rpartition("|")[2]}"' in lines[row.line - 1]
+    assert "c.json:2  PORT|E0: x is not a group of keys" in wrong(
+        imported, '{"PORT|E4": {"speed": "1"},\n"PORT|E0": "x"}'
+    )
+    assert "PORT: x is not a group of keys" in wrong(imported, '{"PORT": "x",\n"PORT|E0": {"speed": "1"}}')
+
+
+def test_what_pfc_and_ecn_cannot_do_together_or_at_all_is_said_with_both_numbers(imported: Any) -> None:
+    large = profile("47149056", dynamic_th="0", xoff="153600")
+    (sentence,) = xoff_not_reached(imported(large).fabric)
+    assert "pauses a port from 23.6 MB on" in sentence and "4 connections with 64 packets in flight" in sentence
+    assert xoff_not_reached(imported(large, "queues.pfc.xoff=1MB", "queues.pfc.xon=9KB").fabric) == ()
+    assert xoff_not_reached(imported(large, "queues.pfc.enabled=false").fabric) == ()
+    assert xoff_not_reached(imported(large, "queues.alpha=0.01").fabric) == ()  # alpha times the free bytes is less
+    tables = {**profile(static_th="60000"), **wred(ecn_green_min_threshold="400000", ecn_green_max_threshold="1600000")}
+    (late,) = imported(tables).fabric.policy.queues.late_marks
+    assert "from 60KB on" in late and "from 400KB on" in late
 
 
 def test_ports_that_are_down_do_not_count(imported: Any) -> None:
@@ -190,7 +300,7 @@ def test_a_strict_scheduler_is_for_the_control_class_only(imported: Any) -> None
     assert why(found, "SCHEDULER") == "no queue has a rate of its own"
 
 
-def test_times_are_multiplied_by_k_or_left_where_they_are_too_long(imported: Any) -> None:
+def test_times_are_multiplied_by_k_and_the_longest_is_said(imported: Any) -> None:
     watchdog = {"PFC_WD": {"E0": {"action": "forward", "detection_time": "200", "restoration_time": "5000"}}}
     found = imported({**watchdog, "PORT": {"E0": {"speed": "1000"}}})  # tiny: 100 Mb/s
     assert found.settings["scale"] == 10
@@ -198,8 +308,9 @@ def test_times_are_multiplied_by_k_or_left_where_they_are_too_long(imported: Any
         found.settings["queues.pfc.watchdog.detect"] == "2s" and found.settings["queues.pfc.watchdog.restore"] == "50s"
     )
     slow = imported(watchdog)  # k = 4000
-    assert "queues.pfc.watchdog.detect" not in slow.settings
-    assert why(slow, "PFC_WD|E0|detection_time").startswith("200 ms x k = 4,000 is 800 s, and the longest is 100 s")
+    assert slow.settings["queues.pfc.watchdog.detect"] == "100s" == slow.settings["queues.pfc.watchdog.restore"]
+    (row,) = [row for row in slow.rows if row.key == "PFC_WD|E0|detection_time"]
+    assert row.why == "200 ms x k = 4,000 is 800 s; the longest is 100 s, 8 times sooner"
     own = imported({**watchdog, "PORT": {"E0": {"speed": "400000"}}}, "scale=10")
     assert own.settings["queues.pfc.watchdog.detect"] == "2s" and own.data["scale"] == 10
     assert why(own, "PORT|E0|speed") == "--set scale=10 has priority" and "scale" not in own.settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -167,6 +168,22 @@ class TestSimAI:
     )
     def test_errors_name_the_line(self, tmp_path: Path, old: str, new: str, says: str) -> None:
         assert says in refused(written(tmp_path, "x.txt", f"{HEADER}\n{LAYERS}".replace(old, new)))
+
+    def test_too_many_operations_are_counted_and_the_hint_works(self, tmp_path: Path) -> None:
+        head = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 16 pp: 12 vpp: 8 ga: 24 all_gpus: 9216 "
+        layer = "mlp -1 1000 ALLGATHER 8192 1000 REDUCESCATTER 8192 1000 ALLTOALL_EP 8192 100"
+
+        def text(layers: int) -> str:
+            return f"{head}checkpoints: 0 checkpoint_initiates: 0 pp_comm 50331648\n{layers}\n" + f"{layer}\n" * layers
+
+        why = refused(written(tmp_path, "x.txt", text(1789)))
+        operations = 1789 * (2 * 9216 // 2 + 9216 // 16)  # of each layer two in pairs, one in groups of 16
+        assert f"has 1,789 layers, whose collectives are {operations:,} operations among 9,216 ranks" in why
+        (left,) = re.findall(r"shorten the file to (\d+) layers, with ranks: 384, the fewest", why)
+        assert read(written(tmp_path, "x.txt", text(int(left))), ranks=384)[0].ranks == 384
+        (ranks,) = re.findall(r"set ranks to ([\d,]+) or less", refused(written(tmp_path, "x.txt", text(23))))
+        most = int(ranks.replace(",", ""))
+        assert most > 2000 and read(written(tmp_path, "x.txt", text(23)), ranks=most)[0].ranks == most
 
     def test_fewer_ranks_than_the_trace(self, tmp_path: Path) -> None:
         trace, _ = read(written(tmp_path, "x.txt", f"{HEADER}\n{LAYERS}"), ranks=8)

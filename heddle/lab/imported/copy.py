@@ -17,6 +17,7 @@ from heddle.base.problems import machine_errors
 from heddle.base.userfiles import as_caller
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import as_main, command_lines
 from heddle.lab.imported.decisions import forwarding
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.grammar import literal
@@ -120,6 +121,10 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
     if starts:
         binds.append(f"{out / _START}:{frr.START}:ro")
         commands = _with_start(commands, daemons_by_commands(node))
+    if node.main:
+        commands = [as_main(node.main, waits=node.frr), *commands]
+        if starts and frr.DOCKER_START not in node.sources:
+            binds.append(f"{out / _START}:{frr.DOCKER_START}:ro")
     image = node.image or image_names()["switch" if switch else "host"]
     data: dict[str, Any] = {"kind": "linux", "group": node.group, "image": image}
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls, **forwarding(node)}
@@ -142,7 +147,10 @@ def without_admin(node: NodeDescription) -> bool:
 
 def daemons_by_commands(node: NodeDescription) -> tuple[str, ...]:
     """Daemons that Heddle starts because commands configure or enable them: the topology binds no file `daemons`."""
-    return frr.daemons_in(node.exec) if frr.bound_file(node.sources, "daemons") is None else ()
+    if frr.bound_file(node.sources, "daemons") is not None:
+        return ()
+    lines = (" ".join(words) for line in node.commands for words in command_lines(line, node.sources))
+    return frr.daemons_in((*node.commands, *lines))
 
 
 def _with_start(commands: list[str], daemons: tuple[str, ...]) -> list[str]:

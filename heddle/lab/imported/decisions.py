@@ -8,16 +8,13 @@ the configuration sets has priority over Heddle's.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from heddle.base.files import read_regular
-from heddle.kernel.devicetypes import SEPARATORS
+from heddle.lab.imported.commands import command_lines, text_of
 from heddle.lab.imported.description import NodeDescription
-from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
 from heddle.lab.lab import Setting
 
 # zebra sets these when it reads the line (zebra/ipforward_proc.c).
@@ -26,8 +23,6 @@ _FRR_LINE: Final = re.compile(r"^(no[ \t]+)?(ip|ipv6)[ \t]+forwarding[ \t]*$", r
 _FRR_FILES: Final = ("frr.conf", "zebra.conf")
 # Both are one variable (net/ipv4/devinet.c, devinet_sysctl_forward).
 _SAME: Final = ("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding")
-_SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "busybox", ".", "source"})
-_BEFORE: Final = frozenset({"then", "else", "do", "{", "(", "!", "sudo", "exec", "command"})  # a command follows
 _KEY: Final = re.compile(r"net([./][A-Za-z0-9_-]+)+")
 _VALUE: Final = re.compile(r"[A-Za-z0-9_\s-]+")
 _PROC: Final = "/proc/sys/"
@@ -66,44 +61,9 @@ def _forwarding(match: re.Match[str], source: str) -> tuple[str, str, str]:
 
 
 def _command_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
-    for command in node.exec:
+    for command in node.commands:
         for line in command_lines(command, node.sources):
             yield from _line_settings(line, node.sources)
-
-
-def command_lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
-    """The words of each command line, including those inside `sh -c` and inside bound scripts."""
-    words = _words(command)
-    shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
-    if shell and "-c" in words[:-1]:
-        words = _words(words[words.index("-c") + 1], comments=True)
-    yield from _split(words)
-    for script in (word for word in (words if shell else words[:1]) if word in sources):
-        for line in (_text(sources[script]) or "").splitlines():
-            if len(line) <= LONGEST_LINE:  # the time of shlex grows with the square
-                yield from _split(_words(line, comments=True))
-
-
-def _split(words: list[str]) -> Iterator[list[str]]:
-    part: list[str] = []
-    for word in words:
-        if SEPARATORS.fullmatch(word):
-            yield part
-            part = []
-        elif part or word not in _BEFORE:
-            part.append(word)
-    yield part
-
-
-def _words(text: str, *, comments: bool = False) -> list[str]:
-    """Words as a shell reads them, separators and redirections as words; none where quotes do not match."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|><\n")
-    lexer.whitespace = " \t\r"
-    lexer.commenters = "#" if comments else ""
-    try:
-        return list(lexer)
-    except ValueError:
-        return []
 
 
 def _line_settings(words: list[str], sources: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
@@ -113,7 +73,7 @@ def _line_settings(words: list[str], sources: Mapping[str, Path]) -> Iterator[tu
     if program == "sysctl":
         yield from _assignments(words[1:], line)
         for option, file in pairwise(words):
-            if option in ("-p", "--load") and file in sources and (text := _text(sources[file])) is not None:
+            if option in ("-p", "--load") and file in sources and (text := text_of(sources[file])) is not None:
                 rows = (row.partition("#")[0] for row in text.splitlines())
                 yield from _assignments(rows, line)
     elif program == "vtysh":
@@ -132,10 +92,3 @@ def _assignments(words: Iterable[str], source: str) -> Iterator[tuple[str, str, 
         key, equals, value = (part.strip() for part in word.partition("="))
         if equals and _KEY.fullmatch(key) and _VALUE.fullmatch(value):
             yield key.replace("/", "."), value, source
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return read_regular(path, MOST_BYTES).decode()
-    except (OSError, UnicodeDecodeError):
-        return None

@@ -25,6 +25,7 @@ from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.seeds import switch_seed
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import command_lines
 from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 
@@ -45,8 +46,10 @@ class BindDescription:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A node of kind linux. passed: keys that only a container engine uses, unchanged from the file. reach: what of the
-    node reaches this machine (reach.py).
+    """A node of kind linux. command: of the container, by entrypoint and cmd; main: what of it a namespace runs.
+
+    passed: keys that only a container engine uses, unchanged from the file. reach: what of the node reaches this
+    machine (reach.py).
     """
 
     name: str
@@ -58,7 +61,8 @@ class NodeDescription:
     env: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
     image: str = ""
-    command: str = ""  # entrypoint and cmd: the command of the container
+    command: str = ""
+    main: str = ""
     isolated: bool = False  # network-mode: none
     passed: Mapping[str, Any] = field(default_factory=dict)
     reach: tuple[tuple[str, str], ...] = ()
@@ -68,13 +72,20 @@ class NodeDescription:
         """Target of each bind -> its source."""
         return {bind.target: bind.source for bind in self.binds}
 
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """All commands, in the order in which they start."""
+        return (*([self.command] if self.command else []), *self.exec)
+
     @cached_property
     def frr(self) -> bool:
         """True when FRR runs in the node, which makes it a switch."""
         below = any(t == frr.FRR_DIR or t.startswith(f"{frr.FRR_DIR}/") for t in self.sources)
         # An image of FRR starts it; in namespaces it is needed where commands configure it.
         typed = frr.routes(self.image) and any("vtysh" in line for line in self.exec)
-        return below or typed or any(frr.is_service(line) for line in (*self.exec, self.command))
+        service = any(frr.is_service(line) for line in self.commands)
+        main = (" ".join(words) for words in command_lines(self.command, self.sources))
+        return below or typed or service or any(map(frr.starts_frr, main))
 
     @cached_property
     def starts_itself(self) -> bool:
@@ -202,7 +213,12 @@ def _levels(description: TopologyDescription, hosts: Collection[str]) -> dict[st
 def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
     """Interface -> address, for addresses in files and commands."""
     text = node.text("frr.conf") or ""
-    return {**frr.configured_addresses(text), **frr.command_addresses(node.exec)}
+    return {**frr.configured_addresses(text), **frr.command_addresses(node.commands)}
+
+
+def addresses_of(node: NodeDescription) -> list[IPv4Interface]:
+    """All addresses of any interface, in files and commands."""
+    return [*frr.all_addresses(node.text("frr.conf") or ""), *frr.command_addresses(node.commands).values()]
 
 
 def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:

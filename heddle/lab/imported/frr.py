@@ -15,6 +15,7 @@ from typing import Final
 
 FRR_DIR: Final = "/etc/frr"
 START: Final = "/run/frr/heddle-start.sh"  # path of Heddle's start script: /run/frr is separate for each node
+DOCKER_START: Final = "/usr/lib/frr/docker-start"  # the start script of FRR's own images
 REFUSED: Final = "/var/log/frr/heddle-refused"  # what vtysh reported of lines of frr.conf that it could not load
 # All of FRR's daemons, in the order in which its own scripts start them.
 DAEMONS: Final = (
@@ -39,6 +40,11 @@ _ASSIGNED: Final = re.compile(r"^[ \t]*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
 def is_service(command: str) -> bool:
     """True for a command that only starts or restarts FRR as a service."""
     return bool(_SERVICE.search(command.strip())) and not re.search(r"[;&|]", command)
+
+
+def starts_frr(line: str) -> bool:
+    """True for a command line that starts FRR's daemons, as a service or by name."""
+    return bool(_BY_HAND.search(line)) or is_service(line)
 
 
 def starts_itself(command: str, bound: Iterable[str]) -> bool:
@@ -87,6 +93,14 @@ def configured_addresses(text: str) -> dict[str, IPv4Interface]:
         if match := _ADDRESS.search(own):
             _note(found, name, match[1])
     return found
+
+
+def all_addresses(text: str) -> list[IPv4Interface]:
+    """The addresses of all interfaces in an frr.conf."""
+    found: dict[str, IPv4Interface] = {}
+    for address in _ADDRESS.findall(text):
+        _note(found, address, address)
+    return [*found.values()]
 
 
 def command_addresses(commands: Iterable[str]) -> dict[str, IPv4Interface]:

@@ -200,7 +200,8 @@ _WAITING: Final = re.compile(
 def only_waits(command: str) -> bool:
     """True for a container's command that does nothing but keep the container running, also inside `sh -c`."""
     words = [word.strip("\"'") for word in re.split(r"[\s;&]+", command)]
-    return words[0].rpartition("/")[2] in _READERS or all(_WAITING.fullmatch(word) for word in words)
+    alone = words[0].rpartition("/")[2] in _READERS and not re.search(r"[;&|\n]", command)
+    return alone or all(_WAITING.fullmatch(word) for word in words)
 
 
 def node_key(key: str, runtime: str, value: Any = None) -> KeySupport | None:
@@ -249,7 +250,7 @@ def kind_refused(kind: str) -> tuple[str, str]:
         return "is an object of this machine, which Heddle does not change", _INSIDE
     if kind == "frr":
         return "is containerlab's FRR node, new in 0.80", "use kind: linux, and bind frr.conf and daemons"
-    why = "is not supported: Heddle runs only kind: linux, in every runtime"
+    why = "is not supported: Heddle runs nodes of kind linux, bridge and ovs-bridge"
     return why, "use containerlab deploy, without Heddle"
 
 

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +26,12 @@ from heddle.base.tables import some_of
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
-from heddle.fabric.model import Bridge, Fabric, Node, Port
+from heddle.fabric.model import Bridge, Fabric, Port, Role
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
+from heddle.lab.imported.commands import OUTPUT
 from heddle.lab.imported.copy import (
     copy_data,
     daemons_by_commands,
@@ -41,7 +42,7 @@ from heddle.lab.imported.copy import (
 )
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
-from heddle.lab.imported.missing import missing_devices, refused_lines, unrouted
+from heddle.lab.imported.missing import missing_devices, refused_lines, unconfigured, unrouted, unserved
 from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import Interfaces, read_interfaces
@@ -70,8 +71,10 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     settings = {name: settings_of(node) for name, node in description.nodes.items()}
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
     notes = (*description.notes, *_notes(description, fabric, settings, runtime))
+    bare = unconfigured(description) if runtime == "netns" else ()
+    parts = _parts(description, fabric, runtime)
     return ImportedLab(
-        fabric, runtime, daemons, settings, owners, _parts(description, fabric, runtime), notes, description
+        fabric, runtime, daemons, settings, owners, parts, bare=bare, notes=notes, description=description
     )
 
 
@@ -83,6 +86,8 @@ class _Own:
     settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
     owners: Mapping[str, str]
     parts: Mapping[str, str]
+    bare: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
 
 _OWN: Final = TypeAdapter(_Own)
@@ -93,7 +98,8 @@ class ImportedLab(Blueprint):
     """The expected state, as far as the files of the topology define it.
 
     known_daemons: switch -> daemons that its files enable; settings: node -> sysctls that its configuration sets;
-    owners: address -> node; parts: values that distinguish two labs. description: None for a reopened lab.
+    owners: address -> node; parts: values that distinguish two labs. bare, apart: see WaitScope in reachability.py.
+    description: None for a reopened lab.
     """
 
     runtime: str
@@ -101,6 +107,8 @@ class ImportedLab(Blueprint):
     settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
     owners: Mapping[str, str]
     parts: Mapping[str, str]
+    bare: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     description: TopologyDescription | None = None
 
@@ -110,6 +118,7 @@ class ImportedLab(Blueprint):
         if self.description is None:
             return ()
         silent = unrouted(self.description) if self.runtime == "netns" else []
+        silent += unserved(self.description, self.fabric, self.bare)
         return (*silent, *lines_of({name: node.reach for name, node in self.description.nodes.items()}))
 
     @classmethod
@@ -118,7 +127,8 @@ class ImportedLab(Blueprint):
         try:
             own = _OWN.validate_python(record.imported)
             fabric = fabric_from_json(record.imported["fabric"])
-            return cls(fabric, record.runtime, own.known_daemons, own.settings, own.owners, own.parts)
+            rest = (own.known_daemons, own.settings, own.owners, own.parts, own.bare, own.apart)
+            return cls(fabric, record.runtime, *rest)
         except (ValueError, KeyError, TypeError, AttributeError):
             why = "was created by another version of Heddle, and this one cannot read its fabric"
             raise MachineError(
@@ -131,7 +141,7 @@ class ImportedLab(Blueprint):
 
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""
-        own = _Own(self.known_daemons, self.settings, self.owners, self.parts)
+        own = _Own(self.known_daemons, self.settings, self.owners, self.parts, self.bare, self.apart)
         return {"fabric": fabric_to_json(self.fabric), **_OWN.dump_python(own, mode="json")}
 
     def write(self, out: Path, options: RenderOptions) -> Path:
@@ -169,36 +179,47 @@ class ImportedLab(Blueprint):
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
         while True:
-            nodes, owners = self._alive(handles)
-            here = {port.ref for node in nodes for port in node.ports if port.address is not None}
+            found = self._alive(handles)
+            here = {port.ref for node in found.fabric.nodes for port in node.ports if port.address is not None}
             if promised <= here or time.monotonic() > end:
-                return replace(self, fabric=replace(self.fabric, nodes=nodes), owners=owners)
+                return found
             time.sleep(_PAUSE_S)
 
-    def _alive(self, handles: Mapping[str, NodeHandle]) -> tuple[tuple[Node, ...], dict[str, str]]:
+    def refreshed(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
+        """With the addresses and MACs of now: a user may have changed them."""
+        return replace(self._alive(handles), apart=self.apart)
+
+    def _alive(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         owners: dict[str, str] = {}
-        nodes = []
+        nodes, networks = [], set[IPv4Network]()
         for node in self.fabric.nodes:
             now = read_interfaces(handles[node.name])
             owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
             nodes.append(replace(node, ports=tuple(_as_running(port, now) for port in node.ports)))
-        return tuple(nodes), owners
+            if node.role is Role.SWITCH:
+                networks |= {each.network for rows in now.addresses.values() for each in rows}
+        fabric = replace(self.fabric, nodes=tuple(nodes))
+        hosts = [address for address, _ in convergence.host_addresses(fabric)]
+        apart = tuple(str(each) for each in hosts if not any(each in network for network in networks))
+        return replace(self, fabric=fabric, owners=owners, apart=apart)
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
         for line in refused_lines(lab, self.description.nodes) if self.description else ():
             observer.warn(line)
-        convergence.wait(lab, self.owners, observer, timeout)
+        convergence.wait(lab, convergence.WaitScope(self.owners, self.bare, self.apart), observer, timeout)
 
     @property
     def gap_parts(self) -> LabPart:
-        """Routes, to find hosts without one, and neighbours."""
-        return LabPart.FIBS | LabPart.ADJACENCIES
+        """Routes, to find hosts without one, neighbours, and sessions, without which a switch may be idle."""
+        return LabPart.FIBS | LabPart.ADJACENCIES | LabPart.SESSIONS
 
     def gaps(self, now: Snapshot) -> list[str]:
         """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
-        unreached = convergence.unreached(self.fabric, now)
+        unreached = convergence.unreached(self.fabric, now, self.apart)
         routes = [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+        idle = sorted(convergence.WaitScope(self.owners, self.bare).idle(now))
+        routes += [f"{switch}: has neither an address nor a BGP session: no configuration was run" for switch in idle]
         return [*(each.text() for each in awaited(self.fabric, now.adjacencies)), *routes]
 
     def routes_checked(self) -> str:
@@ -299,6 +320,8 @@ def _notes(
         notes.append(
             f"no SYS_ADMIN, which FRR needs, on {some_of(less)}: where the image has FRR, set cap-add: [SYS_ADMIN]"
         )
+    if runtime == "netns" and (mains := [node.name for node in description.nodes.values() if node.main]):
+        notes.append(f"a background process of {some_of(mains)} is the container's; its output: exec NODE cat {OUTPUT}")
     started = [n for n in description.nodes.values() if n.frr and heddle_starts(n, runtime)]
     if started and any(not is_heddles(node.image) for node in started):
         notes.append(f"Heddle starts this machine's FRR on {len(started)} switches, instead of an image's")

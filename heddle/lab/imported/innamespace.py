@@ -15,6 +15,7 @@ from pathlib import Path
 
 from heddle.host import packages
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import SHELLS
 from heddle.runtimes.netns_root import DEVICES
 from heddle.runtimes.netns_space import PROVIDED, shown
 
@@ -63,6 +64,17 @@ def absent_program(command: str, earlier: Sequence[str], targets: Iterable[str])
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     bound = any(target in places or os.path.basename(target) == name for target in targets)  # noqa: PTH119
     return "" if bound or any(re.search(rf"\b{re.escape(name)}\b", line) for line in earlier) else name
+
+
+def absent_in_main(main: str, targets: Sequence[str]) -> str:
+    """The program or script that a main process needs, and that no bind and not this machine has; else empty."""
+    words = shlex.split(main)
+    shell = words[0].rpartition("/")[2] in SHELLS
+    for path in words[: 2 if shell else 1]:
+        bound = path == frr.DOCKER_START or any(f"{path}/".startswith(f"{target}/") for target in targets)
+        if path.startswith("/") and not bound and not Path(path).exists():
+            return path
+    return absent_program(main, (), targets)
 
 
 @lru_cache(4096)  # all nodes often have the same commands

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from ipaddress import IPv4Interface, IPv4Network
 from typing import Final, NamedTuple
 
 from heddle.base.files import read_regular
 from heddle.base.problems import MachineError, Problem
 from heddle.base.tables import some_of
+from heddle.fabric.model import Fabric, Port, Role
 from heddle.kernel.devicetypes import HINT, created, missing
 from heddle.lab.imported import frr
+from heddle.lab.imported.commands import command_lines, text_of
 from heddle.lab.imported.copy import is_heddles
-from heddle.lab.imported.decisions import command_lines
-from heddle.lab.imported.description import NodeDescription, TopologyDescription
+from heddle.lab.imported.description import NodeDescription, TopologyDescription, addresses_of
 from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.lab.lab import Lab
 
@@ -41,7 +43,7 @@ def missing_devices(nodes: Iterable[NodeDescription]) -> tuple[list[Problem], li
     """Commands that must fail, one for each type, with its nodes; and warnings for those inside a shell script."""
     found: dict[tuple[str, ...], dict[str, _Use]] = {}
     for node in nodes:
-        for command in node.exec:
+        for command in node.commands:
             for words in command_lines(command, node.sources):
                 if (kind := created(words)) and missing(*kind):
                     certain = command.split()[:1] == words[:1]
@@ -57,20 +59,54 @@ def missing_devices(nodes: Iterable[NodeDescription]) -> tuple[list[Problem], li
     return problems, warnings
 
 
+def unconfigured(description: TopologyDescription) -> tuple[str, ...]:
+    """Switches whose FRR starts without a configuration."""
+    nodes = description.nodes.values()
+    return tuple(node.name for node in nodes if node.frr and not node.starts_itself and not _configured(node))
+
+
+def unserved(description: TopologyDescription, fabric: Fabric, bare: Collection[str]) -> list[str]:
+    """A line for each subnet of hosts in which no switch has an address. bare: switches that another line is about."""
+    own = [each.network for node in fabric.switches for each in addresses_of(description.nodes[node.name])]
+    found: dict[IPv4Network, list[Port]] = {}
+    for port in fabric.host_ports:
+        if port.address is not None and port.peer_node not in bare and isinstance(port.address, IPv4Interface):
+            found.setdefault(port.address.network, []).append(port)
+    return [
+        f"{some_of([port.ref for port in ports])} are in {network}, behind {some_of(switches)}: the file gives no"
+        " switch an address there, so no route to them comes, and up waits for none; an overlay can connect them"
+        for network, ports in found.items()
+        if (switches := [*dict.fromkeys(p.peer_node for p in ports if fabric.by_name[p.peer_node].role is Role.SWITCH)])
+        and not any(port.address.ip in each for port in ports if port.address is not None for each in own)
+    ]
+
+
 _ENGINE: Final = "use --runtime containerlab, which starts the image"
 
 
 def unrouted(description: TopologyDescription) -> list[str]:
     """`leaf1, leaf2 will not route: ...`: nodes without FRR that an image makes routers, and FRR without a file."""
     links = Counter(end.node for link in description.links for end in link.ends)
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in description.nodes.values():
-        for why in _reasons(node, links[node.name]):
-            found.setdefault((why, node.image), []).append(node.name)
-    return [
-        f"{some_of(names)} {why}, and namespaces do not use the image {image}; {_ENGINE}"
-        for (why, image), names in found.items()
-    ]
+    found: dict[str, list[str]] = {}
+    for name, node in description.nodes.items():
+        scripts = "; ".join(f"./inv exec {{}} -- {each}" for each in _scripts(node))
+        image = f", and namespaces do not use the image {node.image}; {_ENGINE}"
+        whys = [f"{_UNRUN} {scripts}"] if scripts else [f"{why}{image}" for why in _reasons(node, links[name])]
+        for why in whys:
+            found.setdefault(why, []).append(name)
+    return [f"{some_of(names)} {why.replace('{}', names[0])}" for why, names in found.items()]
+
+
+_UNRUN: Final = "will not route: no command of the file runs the bound scripts. After up, run on each, as"
+
+
+def _scripts(node: NodeDescription) -> list[str]:
+    """`sh /etc/config/01-initial.sh`, in the order of their names: scripts of a node that nothing configures."""
+    if node.main or (_configured(node) if node.frr else node.exec):
+        return []
+    texts = {target: (text_of(source) or "").partition("\n")[0] for target, source in sorted(node.sources.items())}
+    shells = {target: "bash" if "bash" in first else "sh" for target, first in texts.items()}
+    return [f"{shells[t]} {t}" for t, first in texts.items() if first.startswith("#!") or t.endswith(".sh")]
 
 
 def _reasons(node: NodeDescription, links: int) -> Iterator[str]:
@@ -85,10 +121,14 @@ def _reasons(node: NodeDescription, links: int) -> Iterator[str]:
         yield "will start FRR without a configuration: the file binds no frr.conf, and no command runs vtysh"
 
 
+_CONFIGURES: Final = re.compile(rf"vtysh|{frr.FRR_DIR}/(?!daemons)")
+
+
 def _configured(node: NodeDescription) -> bool:
     names = ("frr.conf", *(f"{daemon}.conf" for daemon in frr.DAEMONS))
     bound = any(frr.bound_file(node.sources, name) is not None for name in names)
-    return bound or any("vtysh" in line or f"{frr.FRR_DIR}/" in line for line in node.exec)
+    lines = (" ".join(words) for command in node.commands for words in command_lines(command, node.sources))
+    return bound or any(_CONFIGURES.search(line) for line in (*node.commands, *lines))
 
 
 _LINE: Final = re.compile(r"^line (\d+): (.*?)(?:\[\d+\])?(?: to (\w+), line)?: ?(.*)$")

@@ -17,7 +17,8 @@ from typing import Any, Final
 from heddle.base.printable import printable
 from heddle.base.tables import some_of
 from heddle.lab.imported import frr
-from heddle.lab.imported.grammar import DIRECTORIES, magic, resolved
+from heddle.lab.imported.commands import as_text
+from heddle.lab.imported.grammar import DIRECTORIES, magic, only_waits, resolved
 
 Reach = tuple[str, str]  # what the file has, as `key: value`; and what that means
 _SHOWN: Final = 100  # characters of a value
@@ -37,7 +38,7 @@ _COMMAND: Final[Mapping[bool, str]] = {
 }
 # Programs that work on the network of their own namespace only, unless one of the words below is there.
 _NETWORK: Final = frozenset({"ip", "bridge", "ifconfig", "route", "sleep"})
-_BEYOND: Final = ("netns", "vrf", "exec", "-n", "-b", "-force", "-a")  # how ip's words begin that lead elsewhere
+_BEYOND: Final = ("netns", "exec", "-n", "-b", "-force", "-a")  # how ip's words begin that lead elsewhere
 
 
 def reach_of(keys: Mapping[str, Any], node: str, lab: str, directory: Path, runtime: str) -> tuple[Reach, ...]:
@@ -49,9 +50,10 @@ def reach_of(keys: Mapping[str, Any], node: str, lab: str, directory: Path, runt
         if source and not any(word in source for word in DIRECTORIES) and _outside(source, directory):
             verb = "read" if here or "ro" in rest.partition(":")[2].split(",") else "read and write"
             found.append((f"binds: {text}", f"the node can {verb} what is outside the topology's directory"))
-    for text in keys.get("exec", ()):
-        if not _only_network(text):
-            found.append((f"exec: {text}", _COMMAND[here]))
+    mains = [(key, as_text(keys[key])) for key in ("entrypoint", "cmd") if keys.get(key)]
+    for key, text in (*mains, *(("exec", text) for text in keys.get("exec", ()))):
+        if not _only_network(text) and not (key != "exec" and only_waits(text)):
+            found.append((f"{key}: {text}", _COMMAND[here]))
     return tuple((_line(what), why) for what, why in found)
 
 

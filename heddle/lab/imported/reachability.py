@@ -4,19 +4,22 @@ In:  a running lab, and which daemons must answer on which switch.
 Out: nothing once every BGP session with both ends in the lab is established, every neighbour of OSPF and IS-IS is up,
 every switch has a route to every host's address, and no route has changed for a while. Otherwise: what is missing, and
 where. While it waits, the observer gets the reason: sessions, neighbours, hosts.
+What cannot come is not waited for: anything of a switch without a configuration, and routes to a host in whose subnet
+no switch has an address, as behind an overlay that a script sets up.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.events import Observer
 from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.lab.convergence import STEP
@@ -75,7 +78,8 @@ class Sessions:
 class Look:
     """The lab at one moment: its sessions, hosts that switches have no route to, and all routes.
 
-    igp: neighbours that are not up, and ports without one. awaited: those of them that must come up.
+    igp: neighbours that are not up, and ports without one. awaited: those of them that must come up. idle: switches
+    that are not waited for.
     """
 
     bgp: Sessions
@@ -83,6 +87,7 @@ class Look:
     fibs: Mapping[str, Fib]
     igp: tuple[Adjacency, ...] = ()
     awaited: tuple[Adjacency, ...] = ()
+    idle: frozenset[str] = frozenset()
 
     @property
     def complete(self) -> bool:
@@ -116,14 +121,33 @@ def _and_more(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def look(lab: Lab, owners: Mapping[str, str]) -> Look:
-    """Read daemons and kernels now. owners: address -> node, for all addresses in the lab."""
-    now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS | LabPart.ADJACENCIES)
-    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.blueprint.daemons(switch.name)]
-    return Look(
-        sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs, now.adjacencies,
-        awaited(lab.fabric, now.adjacencies),
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class WaitScope:
+    """What `up` can wait for. owners: address -> node, for all addresses in the lab.
+
+    bare: switches without a configuration in the file. apart: addresses of hosts in whose subnet no switch has one.
+    """
+
+    owners: Mapping[str, str]
+    bare: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+
+    def idle(self, now: Snapshot) -> frozenset[str]:
+        """Those of `bare` that still have neither an address nor a session."""
+        configured = {*self.owners.values(), *(name for name, states in now.sessions.items() if states)}
+        return frozenset(self.bare) - configured
+
+
+def look(lab: Lab, scope: WaitScope) -> Look:
+    """Read daemons and kernels now."""
+    now, fabric = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS | LabPart.ADJACENCIES), lab.fabric
+    idle, asked = scope.idle(now), [s.name for s in fabric.switches if "bgpd" in lab.blueprint.daemons(s.name)]
+    found = sessions_of(fabric, asked, scope.owners, now)
+    sessions = tuple(each for each in found.sessions if not {each.switch, each.node} & idle)
+    routes = tuple(row for row in unreached(fabric, now, scope.apart) if row[0] not in idle)
+    beside = {port.ref for s in fabric.switches for port in s.ports if {s.name, port.peer_node} & idle}
+    igp = tuple(each for each in now.adjacencies if each.port not in beside)
+    return Look(replace(found, sessions=sessions), routes, now.fibs, igp, awaited(fabric, igp), idle)
 
 
 def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
@@ -179,14 +203,17 @@ def _far_end(fabric: Fabric, end: SessionEnd) -> str:
     return fabric.by_name[end.node].port(end.port).peer_ref if end.port else ""
 
 
-def unreached(fabric: Fabric, now: Snapshot) -> tuple[tuple[str, str, str], ...]:
-    """(switch, address, host port) for each switch without a live route to a host. Part: FIBS."""
-    return tuple(
-        (name, str(address), port)
-        for address, port in host_addresses(fabric)
-        for name, fib in now.fibs.items()
-        if all(hop.dead for hop in fib.lookup(address))
-    )
+def unreached(fabric: Fabric, now: Snapshot, apart: Collection[str]) -> tuple[tuple[str, str, str], ...]:
+    """(switch, address, host port) for each switch without a live route to a host. Part: FIBS.
+
+    apart: addresses that are left out while no switch has a route to them.
+    """
+    found: list[tuple[str, str, str]] = []
+    for address, port in host_addresses(fabric):
+        without = [name for name, fib in now.fibs.items() if all(hop.dead for hop in fib.lookup(address))]
+        if str(address) not in apart or len(without) < len(now.fibs):
+            found += [(name, str(address), port) for name in without]
+    return tuple(found)
 
 
 def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
@@ -207,7 +234,7 @@ def _owner(fabric: Fabric, switch: str, peer: str, owners: Mapping[str, str]) ->
         return ports.get(peer, "")
 
 
-def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float | None) -> None:
+def wait(lab: Lab, scope: WaitScope, observer: Observer, timeout: float | None) -> None:
     """Return when nothing is missing and nothing has changed for _STILL_S; CheckError after `timeout` seconds.
 
     The observer gets the reason while it waits.
@@ -220,7 +247,7 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
     since = time.monotonic()
     asked = since
     while total:
-        now = look(lab, owners)
+        now = look(lab, scope)
         moment = time.monotonic()
         if last is None or now.fibs != last.fibs or not now.complete:
             since = moment
@@ -235,21 +262,23 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
             asked = moment
             observer.waiting(STEP, "routes still change" if now.complete else now.reason())
         time.sleep(_PAUSE_S)
-    observer.end(STEP, _summary(lab, last))
+    observer.end(STEP, _summary(lab, last, scope))
 
 
-def _summary(lab: Lab, last: Look | None) -> str:
-    """The message at the end: what was waited for."""
+def _summary(lab: Lab, last: Look | None, scope: WaitScope) -> str:
+    """The message at the end: what was waited for, and what not."""
     if last is None:
         return "no switch, so nothing to wait for"
-    hosts = len(host_addresses(lab.fabric))
-    expected = len(pairs_of(lab.fabric, last.bgp))
-    parts = [f"{expected} BGP sessions"] if expected else []
+    hosts = sum(str(address) not in scope.apart for address, _ in host_addresses(lab.fabric))
+    sessions = len(pairs_of(lab.fabric, last.bgp))
+    parts = [f"{sessions} BGP sessions"] if sessions else []
     if any(daemon in IGP_DAEMONS for switch in lab.fabric.switches for daemon in lab.blueprint.daemons(switch.name)):
         parts.append("neighbours of OSPF and IS-IS")
     if hosts or not parts:
         parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
-    return ", ".join(parts)
+    left = [f"{some_of(sorted(last.idle))} without a configuration"] if last.idle else []
+    left += [f"routes to {some_of(scope.apart)}, since no switch has an address there"] if scope.apart else []
+    return ", ".join(parts) + (f"; not waited for: {'; '.join(left)}" if left else "")
 
 
 def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
@@ -260,7 +289,8 @@ def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
         return [Problem(lab.name, "convergence", why, hint)]
     count = len({where.partition(":")[0] for where, _, _ in lines})
     head = f"failed: {count} of {len(lab.fabric.switches)} switches are incomplete after {seconds:g} s"
-    commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in now.igp)] or ["show bgp summary"]
+    commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in now.igp)]
+    commands += ["show bgp summary"] if now.bgp.down or now.bgp.silent else []
     shown = " ".join(f"-c '{each}'" for each in (*commands, "show ip route"))
     hint = f"./inv exec --lab {lab.name} {lines[0][0].partition(':')[0]} vtysh {shown}"
     problems = [Problem(where, what, why) for where, what, why in lines[:_SHOWN]]

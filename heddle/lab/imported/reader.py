@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.tables import some_of
-from heddle.lab.imported import frr, grammar
+from heddle.lab.imported import grammar
 from heddle.lab.imported.bridges import with_bridges
+from heddle.lab.imported.commands import as_text, drops_default, main_process, no_command, sets_queue
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -35,7 +36,7 @@ from heddle.lab.imported.grammar import (
     magic,
     resolved,
 )
-from heddle.lab.imported.innamespace import absent_program, no_view, seen_anyway
+from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, seen_anyway
 from heddle.lab.imported.reach import reach_of
 from heddle.runtimes.netns_root import WRITABLE, why_read_only
 from heddle.runtimes.netns_space import PROVIDED
@@ -177,7 +178,8 @@ class _DescriptionReader:
         merged = sections.merged(layers)
         supports = {key: grammar.node_key(key, self.runtime) for key in merged}
         passed = {k: v for k, v in merged.items() if (found := supports[k]) is not None and found.fate == "taken"}
-        command = " ".join(str(passed[key]) for key in ("entrypoint", "cmd") if passed.get(key))
+        passed |= {key: as_text(passed[key]) for key in ("entrypoint", "cmd") if passed.get(key)}
+        command = " ".join(passed[key] for key in ("entrypoint", "cmd") if passed.get(key))
         binds = [self._bind(*each, name, lab) for each in sections.listed(layers, "binds")]
         return NodeDescription(
             name=name,
@@ -191,6 +193,7 @@ class _DescriptionReader:
             group=sections.group_of(name),
             image=str(merged.get("image") or ""),
             command=command,
+            main=self._main(command, layers, [b.target for b in binds if b]) if self.runtime == "netns" else "",
             isolated=merged.get("network-mode") == "none",
             passed={k: v for k, v in passed.items() if k not in _OWN_FIELDS},
             reach=reach_of(merged, name, lab, self.path.parent, self.runtime),
@@ -214,22 +217,33 @@ class _DescriptionReader:
             elif key == "network-mode" and value not in ("none", "bridge"):
                 why = "shares another network, but every node needs its own"
                 self.add((*trail, key), f"{what}: {value}", why, "network-mode: none, or leave it out")
+            elif key in ("cmd", "entrypoint") and isinstance(value, dict):
+                self.add((*trail, key), what, "is a group of keys, but must be a command")
             elif key == "sysctls" and self.runtime == "netns":
                 for name in value if isinstance(value, dict) else ():
                     if not _SYSCTL.fullmatch(name):
                         why = "is one value for the whole machine; a namespace has its own only below net."
                         hint = f"sysctl -w {name} on the machine, or leave it out"
                         self.add((*trail, key, name), f"{what}.{name}", why, hint)
-            elif key in ("cmd", "entrypoint") and self.runtime == "netns":
-                self._command((*trail, key), what, str(value or ""))
 
-    def _command(self, trail: Trail, what: str, command: str) -> None:
-        """Check a container's command. A namespace runs none: Heddle starts FRR, and idle commands are left out."""
-        if frr.is_service(command) or grammar.only_waits(command):
-            self.left.setdefault("a namespace needs no main process", {})[str(trail[-1])] = None
-            return
-        why = "is the main process of a container; a namespace has none"
-        self.add(trail, f"{what}: {command}", why, "start it from exec: sh -c '... &', or use --runtime containerlab")
+    def _main(self, command: str, layers: list[grammar.Layer], targets: list[str]) -> str:
+        """What a namespace runs of a container's command: Heddle starts FRR, and idle commands are left out."""
+        keys = [((*trail, k), k) for trail, layer in layers for k in ("entrypoint", "cmd") if layer.get(k)]
+        try:
+            main = main_process(command)
+        except ValueError as error:
+            hint = "use --runtime containerlab"
+            self.add(keys[-1][0], f"{keys[-1][1]}: {command[:_SHOWN]}", str(error).lower(), hint)
+            return ""
+        if command and not main:
+            self.left.setdefault("a namespace needs no main process", {}).update(dict.fromkeys(k for _, k in keys))
+        elif main and (program := absent_in_main(main, targets)):
+            self._absent(keys[-1][0], f"{keys[-1][1]}: {command[:_SHOWN]}", program)
+        return main
+
+    def _absent(self, trail: Trail, what: str, program: str) -> None:
+        why = f"needs the program {program}, which this machine does not have; the image may have it"
+        self.add(trail, what, why, "install it, leave it out, or use --runtime containerlab")
 
     def _bind(self, trail: Trail, text: str, node: str, lab: str) -> BindDescription | None:
         source, _, rest = magic(text, lab, node).partition(":")
@@ -259,48 +273,23 @@ class _DescriptionReader:
         for trail, line in lines:
             text = magic(line, lab, node)
             if text not in self._commands:
-                self._commands[text] = _no_command(text)
+                self._commands[text] = no_command(text)
             if (why := self._commands[text]) is not None:
                 self.add(trail, f"exec: {line[:_SHOWN]}", why, "put it into a script, and bind that")
             elif any(word in text for word in DIRECTORIES) and self.runtime == "netns":
                 self.add(trail, f"exec: {line}", "names a directory that containerlab creates; a namespace has none")
             elif self.runtime == "netns" and (program := absent_program(text, kept, targets)):
-                why = f"needs the program {program}, which this machine does not have; the image may have it"
-                self.add(
-                    trail, f"exec: {line[:_SHOWN]}", why, "install it, leave it out, or use --runtime containerlab"
-                )
-            elif _sets_queue(text):
+                self._absent(trail, f"exec: {line[:_SHOWN]}", program)
+            elif sets_queue(text):
                 why = "sets a queue, but Heddle installs its own at the root of every port"
                 hint = "set a link's rate with vars: {rate_bps: 100000000}; other queues are not supported"
                 self.add(trail, f"exec: {line}", why, hint)
-            elif _drops_default(text):
+            elif drops_default(text):
                 why = "nodes have no default route out of the lab"
                 self.left.setdefault(why, {})[line] = None
             else:
                 kept.append(text)
         return kept
-
-
-def _no_command(line: str) -> str | None:
-    """Why a line of `exec` cannot be run: containerlab divides it into words without a shell."""
-    if len(line) > grammar.LONGEST_LINE:
-        return f"is longer than {grammar.LONGEST_LINE:,} characters"
-    try:
-        return None if shlex.split(line) else "is empty"
-    except ValueError as error:
-        return f"is no command: {str(error).lower()}"  # no closing quotation, no escaped character
-
-
-def _sets_queue(command: str) -> bool:
-    words = command.replace(";", " ").replace("&", " ").split()
-    places = [i for i, word in enumerate(words) if word.rpartition("/")[2].strip("'\"") == "tc"]
-    return any({"qdisc", "class", "filter"} & set(words[i + 1 : i + 4]) and "show" not in words for i in places)
-
-
-def _drops_default(command: str) -> bool:
-    words = [word for word in command.split() if not word.startswith("-")]
-    routes = words[:2] in (["ip", "route"], ["ip", "r"])
-    return routes and words[2:3] in (["del"], ["delete"]) and words[3:4] == ["default"]
 
 
 class _LinkReader:

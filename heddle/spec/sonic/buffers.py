@@ -18,68 +18,98 @@ if TYPE_CHECKING:
 
 _MS: Final = 10**6
 _LONGEST_NS: Final = 10**11  # of queues.pfc.watchdog.detect and .restore
-_SHORTEST_NS: Final = 10**7
 _ALPHA: Final = 64  # the most of queues.alpha
 _PROFILE: Final = "BUFFER_PROFILE"
 _POOL: Final = "BUFFER_POOL"
-_ONE_ALPHA: Final = "Heddle has one alpha and one reserve for all classes"
+_DEFAULT: Final = "DEFAULT_LOSSLESS_BUFFER_PARAMETER"  # of the dynamic model, in which the switch computes profiles
+_DEFAULT_TH: Final = "default_dynamic_th"
+_NULL: Final = "NULL"  # the profile of a group whose profile the switch computes
+_COMPUTED: Final = "the switch computes it, and it is not in the file"
 
 
 def read_buffers(db: ConfigDb, onto: FabricSpec, found: ClassesFound) -> None:
-    """Apply the profile of the lossless priority groups and its pool; the lossy queues' where there is none."""
+    """Apply the profile of the lossless priority groups and its pool, and the reserve of the lossy queues."""
     groups, queues = db.held("BUFFER_PG", "profile"), db.held("BUFFER_QUEUE", "profile")
-    chosen, lossless = _chosen(db, groups, queues, found)
-    for held in (*groups, *queues):
+    own = [each for each in groups if {*each.classes} & {*found.lossless}]
+    default = next((name for name, fields in db.entries(_DEFAULT).items() if _DEFAULT_TH in fields), "")
+    chosen = _lossless(db, own, default, anywhere=bool(found.lossless) and not groups)
+    lossy = next((name for q in queues if found.best_effort in q.classes and (name := db.name(_PROFILE, q.value))), "")
+    computed = (
+        any(each.value == _NULL for each in own) or db.text("DEVICE_METADATA", "localhost", "buffer_model") == "dynamic"
+    )
+    for held in groups:
         name = db.name(_PROFILE, held.value)
-        if name and name == chosen and (held in groups) == lossless:
-            db.read(held.trails, ["queues.pfc" if lossless else "queues.alpha"], f"by {_PROFILE}")
-        elif not name:
-            db.leave(held.trails, "no profile" if held.value == "NULL" else f"{_PROFILE} has no such entry")
-        elif held in groups:
-            db.leave(held.trails, "the fabric has one profile, the one of most ports with a lossless class")
+        if default and chosen == default and held.value == _NULL and held in own:
+            db.read(held.trails, ["queues.alpha"], f"by {_DEFAULT}")
+        elif name and name == chosen:
+            db.read(held.trails, ["queues.pfc"], f"by {_PROFILE}")
         else:
-            db.leave(held.trails, _ONE_ALPHA)
+            _unused(db, held, "the fabric has one profile, the one of most ports with a lossless class")
+    for held in queues:
+        if lossy and db.name(_PROFILE, held.value) == lossy:
+            db.read(held.trails, ["queues.reserve"], f"by {_PROFILE}")
+        else:
+            _unused(db, held, "lossy classes have one reserve, the one of best effort")
     for name in db.entries(_PROFILE):
-        if name != chosen:
-            db.leave([(_PROFILE, name)], _ONE_ALPHA if chosen else "no lossless class has it")
-    pool = db.name(_POOL, db.text(_PROFILE, chosen, "pool") or "") if lossless else _largest(db)
-    for name in db.entries(_POOL):
-        if name != pool:
-            db.leave([(_POOL, name)], "Heddle's switch has one pool")
-    size = _pool(db, pool) if pool else None
-    if chosen:
-        _profile(db, chosen, pool, size, onto, lossless=lossless)
+        if name not in (chosen, lossy):
+            db.leave([(_PROFILE, name)], "no class of the fabric has it")
+    alone = not (chosen or computed)
+    pool = db.name(_POOL, db.text(_PROFILE, chosen, "pool") or "") or _pool_of(db, any_kind=alone)
+    size = _pool(db, pool)
+    if chosen in db.entries(_PROFILE):
+        _profile(db, chosen, pool, size, onto)
+    elif chosen:
+        _alpha(db, (_DEFAULT, chosen, _DEFAULT_TH), size, onto.queues.pfc.xoff)
+    _proportion(db, onto)
+    if lossy and lossy != chosen:
+        _lossy(db, lossy, alone=alone)
 
 
-def _chosen(db: ConfigDb, groups: list[Held], queues: list[Held], found: ClassesFound) -> tuple[str, bool]:
-    """The profile's name, empty if there is none; and whether it is one of lossless priority groups."""
-    names = [*db.entries(_PROFILE)]
-    of_lossless = [each for each in groups if {*each.classes} & {*found.lossless} and db.name(_PROFILE, each.value)]
-    if of_lossless:
-        return db.name(_PROFILE, of_lossless[0].value), True
-    with_headroom = [name for name in names if db.number(_PROFILE, name, "xoff")]
-    if found.lossless and len(with_headroom) == 1 and not groups:
-        return with_headroom[0], True
-    lossy = [each for each in queues if found.best_effort in each.classes]
-    return (db.name(_PROFILE, lossy[0].value), False) if lossy else ("", False)
+def _unused(db: ConfigDb, held: Held, why: str) -> None:
+    absent = "no profile" if held.value == _NULL else f"{_PROFILE} has no such entry"
+    db.leave(held.trails, why if db.name(_PROFILE, held.value) else absent)
 
 
-def _largest(db: ConfigDb) -> str:
-    """The pool that stands for the switch's buffer if no lossless class names one: the largest, of ingress first."""
-    sizes = {name: db.number(_POOL, name, "size") for name in db.entries(_POOL)}
-    ranked = [(db.text(_POOL, name, "type") != "egress", size, name) for name, size in sizes.items() if size]
-    return max(ranked)[2] if ranked else ""
+def _lossless(db: ConfigDb, groups: list[Held], default: str, *, anywhere: bool) -> str:
+    """The profile of most lossless groups, or `default` where the switch computes it; empty if there is none.
+
+    anywhere: the file binds no groups, so its only profile with headroom counts.
+    """
+    named = [name for each in groups if (name := db.name(_PROFILE, each.value) or (each.value == _NULL and default))]
+    if named:
+        return named[0]
+    with_headroom = [name for name in db.entries(_PROFILE) if db.number(_PROFILE, name, "xoff")]
+    return default if not anywhere else with_headroom[0] if len(with_headroom) == 1 else default
+
+
+def _pool_of(db: ConfigDb, *, any_kind: bool) -> str:
+    """The pool that stands for the buffer if no profile names one: the largest ingress pool, those of lossless first.
+
+    any_kind: an egress pool, where the file has no other.
+    """
+    sizes = {name: db.number(_POOL, name, "size") or 0 for name in db.entries(_POOL)}
+    kinds = {name: db.text(_POOL, name, "type") or name.partition("_")[0] for name in sizes}
+    ingress = [name for name in sizes if kinds[name] != "egress"]
+    return max(ingress or [*sizes] * any_kind, key=lambda name: ("lossless" in name, sizes[name]), default="")
 
 
 def _pool(db: ConfigDb, name: str) -> int | None:
     """The size of a pool, which is the buffer of every switch; None if it is not given or too large."""
-    size = db.number(_POOL, name, "size")
+    for other in db.entries(_POOL):
+        if other != name:
+            db.leave([(_POOL, other)], "Heddle's switch has one pool, which stands for the ingress pool")
+    if not name:
+        return None
+    size = db.number(_POOL, name, "size") or None
     if size is not None and size > BUFFERS[1]:
         why = f"is above {format_size(BUFFERS[1])}, the most of a switch; use --set queues.buffer=SIZE"
         db.leave([(_POOL, name, "size")], why)
         size = None
     elif size is not None:
         db.apply([(_POOL, name, "size")], {"queues.buffer": size}, "the buffer of each switch, whatever its ports")
+    elif db.text(_POOL, name, "percentage") is None:
+        trail = (_POOL, name, "size") if db.text(_POOL, name, "size") is not None else (_POOL, name)
+        db.leave([trail], f"has no size: {_COMPUTED}; use --set queues.buffer=SIZE")
     for key, why in _OF_POOLS.items():
         if db.text(_POOL, name, key) is not None:
             db.leave([(_POOL, name, key)], why)
@@ -94,8 +124,8 @@ _OF_POOLS: Final = {
 }
 
 
-def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricSpec, *, lossless: bool) -> None:
-    """Alpha and reserve; thresholds of pauses too, if it is the profile of lossless classes. size: the pool's."""
+def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricSpec) -> None:
+    """Alpha, reserve, headroom and thresholds of pauses: the profile of lossless classes. size: the pool's."""
 
     def trail(key: str) -> tuple[str, str, str]:
         return _PROFILE, name, key
@@ -104,37 +134,69 @@ def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricS
     if used is not None and pool and db.name(_POOL, used) == pool:
         db.read([trail("pool")], ["queues.buffer"], f"by {_POOL}")
     elif used is not None:
-        db.leave([trail("pool")], f"{_POOL} has no such entry, or another one is the switch's buffer")
-    reserve = db.number(_PROFILE, name, "size", 0, 2**31)
-    if reserve is not None:
-        db.apply([trail("size")], {"queues.reserve": reserve}, "of each class of each port")
+        db.leave([trail("pool")], f"{_POOL} has no such entry")
+    _reserve(db, name)
     xoff, static = onto.queues.pfc.xoff, db.number(_PROFILE, name, "static_th")
-    if static is not None and lossless:
+    if static is not None:
         xoff = static
         db.apply([trail("static_th")], {"queues.pfc.xoff": xoff}, "the occupancy from which a port is paused")
-    elif static is not None:
-        db.leave([trail("static_th")], "a lossy class has a dynamic threshold")
-    power = db.number(_PROFILE, name, "dynamic_th", -8, 7)
-    if power is not None and 2**power > _ALPHA:
-        db.leave([trail("dynamic_th")], f"alpha would be {2**power}, and {_ALPHA} is the most")
-    elif power is not None:
-        settings, why = {"queues.alpha": 2.0**power}, "alpha = 2^dynamic_th"
-        if lossless and static is None:
-            if size:
-                settings["queues.pfc.xoff"] = xoff = int(size * 2**power / (1 + 2**power))
-                why += "; Xoff is the most that one port can hold: alpha / (1 + alpha) of the pool"
-            else:
-                why += f"; Xoff stays at most {shown(xoff)}: the size of the pool is not known"
-        db.apply([trail("dynamic_th")], settings, why)
-    if lossless:
-        _headroom(db, name, onto.link.host)
-        _resume(db, name, xoff)
-        if "queues.pfc.xon" not in db.settings and "queues.pfc.xoff" in db.settings:
-            before = onto.queues.pfc
-            xon = xoff * before.xon // before.xoff
-            db.apply(
-                [db.settings["queues.pfc.xoff"][1]], {"queues.pfc.xon": xon}, "in proportion: the profile has none"
-            )
+    if db.text(_PROFILE, name, "dynamic_th") is not None:
+        xoff = _alpha(db, trail("dynamic_th"), size, xoff, paused=static is None)
+    _headroom(db, name, onto.link.host)
+    _resume(db, name, xoff)
+
+
+def _reserve(db: ConfigDb, name: str) -> None:
+    """The guaranteed bytes of a lossless group. On NVIDIA's switches `size` is xon + xoff: headroom is in it."""
+    size, headroom, xon = (db.number(_PROFILE, name, key, 0, 2**31) or 0 for key in ("size", "xoff", "xon"))
+    trail = (_PROFILE, name, "size")
+    if not size and not headroom and db.text(*trail) is not None:
+        db.leave([trail], f"is 0, and the profile has no xoff: {_COMPUTED}")
+    elif db.text(*trail) is not None:
+        within = headroom if size >= headroom + xon else 0
+        why = "of each lossless class of each port" + (f": size, less xoff, {within}, the headroom" if within else "")
+        db.apply([trail], {"queues.pfc.reserve": size - within}, why)
+
+
+def _alpha(db: ConfigDb, trail: tuple[str, str, str], size: int | None, xoff: int, *, paused: bool = True) -> int:
+    """Apply alpha; returns Xoff, which follows from it if `paused`. size: the pool's."""
+    power = db.number(*trail, -8, 7)
+    if power is None:
+        return xoff
+    if 2**power > _ALPHA:
+        db.leave([trail], f"alpha would be {2**power}, and {_ALPHA} is the most")
+        return xoff
+    settings: dict[str, float] = {"queues.alpha": 2.0**power}
+    why = f"alpha = 2^{trail[2]}"
+    if paused and size:
+        settings["queues.pfc.xoff"] = xoff = int(size * 2**power / (1 + 2**power))
+        why += "; Xoff is the most that one port can hold: alpha / (1 + alpha) of the pool"
+    elif paused:
+        why += f"; Xoff stays at most {shown(xoff)}: the size of the pool is not known"
+    db.apply([trail], settings, why)
+    return xoff
+
+
+def _lossy(db: ConfigDb, name: str, *, alone: bool) -> None:
+    """The reserve of lossy classes; their alpha too, if `alone`: nothing of the file is about lossless classes."""
+    if (size := db.number(_PROFILE, name, "size", 0, 2**31)) is not None:
+        why = "of each class of each port" if alone else "of each lossy class of each port"
+        db.apply([(_PROFILE, name, "size")], {"queues.reserve": size}, why)
+    left = [key for key in ("pool", "static_th") if db.text(_PROFILE, name, key) is not None]
+    if alone:
+        _alpha(db, (_PROFILE, name, "dynamic_th"), None, 0, paused=False)
+    elif db.text(_PROFILE, name, "dynamic_th") is not None:
+        db.leave([(_PROFILE, name, "dynamic_th")], "Heddle has one alpha, the one of lossless classes")
+    if left:
+        db.leave_keys((_PROFILE, name), left, "lossy classes share the buffer, and have a dynamic threshold")
+
+
+def _proportion(db: ConfigDb, onto: FabricSpec) -> None:
+    """Xon, if the file has an Xoff only: as far below it as in the fabric."""
+    before = onto.queues.pfc
+    if "queues.pfc.xon" not in db.settings and (found := db.settings.get("queues.pfc.xoff")):
+        xon = found[0] * before.xon // before.xoff
+        db.apply([found[1]], {"queues.pfc.xon": xon}, "in proportion: the profile has none")
 
 
 def _headroom(db: ConfigDb, name: str, rate_bps: int) -> None:
@@ -183,13 +245,11 @@ def read_watchdog(db: ConfigDb, k: int) -> None:
         ms = db.number(table, str(held.trails[0][1]), key, 100, high) if held else None
         if held is None or ms is None:
             continue
-        lasts = ms * _MS * k
-        text = f"{ms} ms x k = {k:,}"
-        if not _SHORTEST_NS <= lasts <= _LONGEST_NS:
-            why = f"{text} is {lasts / 10**9:,.0f} s, and the longest is {_LONGEST_NS // 10**9} s"
-            db.leave(held.trails, f"{why}; use --set queues.pfc.watchdog.{path}=TIME")
-        else:
-            db.apply(held.trails, {f"queues.pfc.watchdog.{path}": format_duration(lasts)}, text)
+        lasts, text = ms * _MS * k, f"{ms} ms x k = {k:,}"
+        if lasts > _LONGEST_NS:
+            longest = f"the longest is {_LONGEST_NS // 10**9} s, {lasts / _LONGEST_NS:.3g} times sooner"
+            text, lasts = f"{text} is {lasts / 10**9:,.0f} s; {longest}", _LONGEST_NS
+        db.apply(held.trails, {f"queues.pfc.watchdog.{path}": format_duration(lasts)}, text)
     for name in db.entries(table):
         if db.text(table, name, "POLL_INTERVAL") is not None:
             db.leave([(table, name, "POLL_INTERVAL")], "each pause starts a timer of its own; nothing is polled")

@@ -16,17 +16,18 @@ from heddle.spec.sonic.buffers import read_buffers, read_watchdog
 from heddle.spec.sonic.classes import read_classes
 from heddle.spec.sonic.configdb import ConfigDb, ImportedKey, name_of
 from heddle.spec.sonic.hashing import read_hashing
+from heddle.spec.yamlfile import Document
 
 if TYPE_CHECKING:
     from heddle.spec.jsonfile import Repeated
     from heddle.spec.schema import FabricSpec
-    from heddle.spec.yamlfile import Document
 
 # Tables that are read key by key; the rest of their keys is listed together.
 READ: Final = (
     "PORT", "PORT_QOS_MAP", "DSCP_TO_TC_MAP", "TC_TO_QUEUE_MAP", "TC_TO_PRIORITY_GROUP_MAP",
     "MAP_PFC_PRIORITY_TO_QUEUE", "QUEUE", "SCHEDULER", "WRED_PROFILE", "BUFFER_POOL", "BUFFER_PROFILE", "BUFFER_PG",
-    "BUFFER_QUEUE", "PFC_WD", "SWITCH_HASH", "FG_NHG", "ARS_PROFILE", "ARS_OBJECT", "SWITCH", "SWITCH_TABLE",
+    "BUFFER_QUEUE", "DEFAULT_LOSSLESS_BUFFER_PARAMETER",
+    "PFC_WD", "SWITCH_HASH", "FG_NHG", "ARS_PROFILE", "ARS_OBJECT", "SWITCH", "SWITCH_TABLE",
 )  # fmt: skip
 _WHYS: Final[Mapping[str, str]] = {
     "ARS_INTERFACE": "all links take part",
@@ -34,7 +35,6 @@ _WHYS: Final[Mapping[str, str]] = {
     "BUFFER_PORT_EGRESS_PROFILE_LIST": "Heddle has no limit for a whole port",
     "BUFFER_PORT_INGRESS_PROFILE_LIST": "Heddle has no limit for a whole port",
     "CABLE_LENGTH": "the file does not say which links lead to hosts; use --set link.length=LENGTH",
-    "DEFAULT_LOSSLESS_BUFFER_PARAMETER": "profiles that the switch computes are not in the file",
     "DOT1P_TO_TC_MAP": "frames have no VLAN tags",
     "FG_NHG_MEMBER": "next hops follow from the fabric's routes; there are no banks",
     "FG_NHG_PREFIX": "each group of next hops is resilient, whatever the prefix",
@@ -50,6 +50,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "PORT": "they describe the ports of the chip",
     "PORT_QOS_MAP": "frames have no VLAN tags, and switches do not change DSCPs or shape a port below its link",
     "SCHEDULER": "no queue has a rate of its own",
+    "DEFAULT_LOSSLESS_BUFFER_PARAMETER": "profiles that the switch computes are not in the file",
     "FG_NHG": "a group has all next hops of its route",
     "ARS_PROFILE": "the depth of a port's queue is its quality, when the packet comes",
     "ARS_OBJECT": "the depth of a port's queue is its quality, and each flow has a state",
@@ -82,6 +83,8 @@ def convert(document: Document, repeated: Iterable[Repeated], onto: FabricSpec, 
 
 def _opened(document: Document) -> ConfigDb:
     """The tables, or those of the first group that has some: a file of a switch with several chips has such groups."""
+    if any(_known([key.partition("|")[0]]) for key in document.data if "|" in key):
+        document = _nested(document)
     data = document.data
     if _known(data):
         return ConfigDb(document, data)
@@ -92,7 +95,33 @@ def _opened(document: Document) -> ConfigDb:
     raise InputError(Problem(document.source, "the file", "has no table that Heddle reads", hint))
 
 
-def _known(data: Mapping[str, Any]) -> bool:
+def _nested(dump: Document) -> Document:
+    """The tables of a dump of the data base, whose keys are `TABLE|ENTRY`, as sonic-db-dump and redis-dump write it.
+
+    The fields of an entry may be in a group `value`, beside its type; a list's name ends with @ there.
+    """
+    data: dict[str, Any] = {}
+    found = Document(data, dump.source, {(): dump.marks[()]})
+    inner = {k for k, each in dump.data.items() if isinstance(each, dict) and isinstance(each.get("value"), dict)}
+    for key, entry in dump.data.items():
+        table, bar, name = key.partition("|")
+        fields = entry["value"] if key in inner else entry
+        if bar and isinstance(group := data.setdefault(table, {}), dict):
+            group[name] = {_plain(k): v for k, v in fields.items()} if isinstance(fields, dict) else fields
+        elif not bar:
+            data[table] = fields
+    for (first, *rest), mark in ((trail, mark) for trail, mark in dump.marks.items() if trail):
+        if first not in inner or rest[:1] in ([], ["value"]):  # not its type, not its age
+            table, bar, name = str(first).partition("|")
+            found.marks.setdefault((table, *[name] * bool(bar), *map(_plain, rest[first in inner :])), mark)
+    return found
+
+
+def _plain(step: str | int) -> str | int:
+    return step.removesuffix("@") if isinstance(step, str) else step
+
+
+def _known(data: Iterable[str]) -> bool:
     return any(table in data for table in (*READ, *_WHYS))
 
 

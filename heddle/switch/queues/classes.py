@@ -162,7 +162,7 @@ def _policy(queues: QueuePolicy, number: int, budget: Budget, rate_bps: int, mtu
     common = ClassPolicy(
         kind=kind, ecn=marks and ecn.marker == "bpf", red=marks and ecn.marker == "red", at_dequeue=ecn.at == "dequeue",
         kmin=kmin, kmax=kmax, pmax=pmax,
-        reserve=queues.reserve, alpha=queues.alpha, shared=budget.shared, buffer=budget.buffer,
+        reserve=queues.reserve_of(number), alpha=queues.alpha, shared=budget.shared, buffer=budget.buffer,
     )  # fmt: skip
     if kind != "lossless" or not pfc.enabled:
         return common

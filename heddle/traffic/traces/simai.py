@@ -110,6 +110,8 @@ class _Builder:
             why = f"has {self._ranks} ranks in groups of TP {tp}, EP {ep} and PP {pp}"
             hint = f"set ranks to a multiple of {tp * ep * pp or 1}, 2 to {MOST_RANKS}"
             raise InputError(Problem(f"{file}:1", "the workload", why, hint))
+        self._least = tp * ep * pp
+        self._layers: Sequence[Sequence[_Phase]] = ()
         data = self._ranks // (tp * pp)
         blocks = [range(stage * data * tp, (stage + 1) * data * tp) for stage in range(pp)]
         self._groups: dict[str, Groups] = {
@@ -132,6 +134,7 @@ class _Builder:
 
     def trace(self, layers: Sequence[Sequence[_Phase]]) -> Trace:
         """One iteration."""
+        self._layers = layers
         for number, (forward, *_) in enumerate(layers, start=1):
             self._phase(f"layer {number} forward", forward)
         self._pipeline("forward", self._next)
@@ -183,7 +186,20 @@ class _Builder:
 
     def _add(self, part: Part) -> int:
         if len(self._parts) == MOST_PARTS:
-            why = f"has more than {MOST_PARTS} computations and collectives among {self._ranks} ranks"
-            raise InputError(Problem(self._file, "the workload", why, "set ranks to a smaller number"))
+            raise InputError(self._too_many())
         self._parts.append(part)
         return len(self._parts) - 1
+
+    def _too_many(self) -> Problem:
+        """A collective is one operation for each group, so their number grows with layers and ranks."""
+        words = [(*each.collective.partition("_"), each.own) for layer in self._layers for each in layer]
+        parts = sum(len(self._groups.get(group or own, ())) for kind, _, group, own in words if kind in _COLLECTIVES)
+        why = (
+            f"has {len(self._layers):,} layers, whose collectives are {parts:,} operations among {self._ranks:,} ranks"
+        )
+        each, sent, count = parts / self._ranks, 2 * len(self._next) / self._ranks, len(self._layers)  # of a rank
+        fits = int((MOST_PARTS - 4 * count) / (each + sent)) // self._least * self._least  # a layer has 4 computations
+        left = int((MOST_PARTS - sent * self._least) / (each * self._least / count + 4))
+        shorter = f"shorten the file to {left:,} layers, with ranks: {self._least}, the fewest for its groups"
+        hint = f"set ranks to {fits:,} or less" if fits > 0 else shorter
+        return Problem(self._file, "the workload", f"{why}; the most is {MOST_PARTS:,}", hint)
