@@ -8,18 +8,29 @@ then names it. A run that could have no verdict on its paths (`proof` is None) i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, Self, get_args
 
 from heddle.base.tables import many
 from heddle.runs.results import RunOutcome
+
+UnfitKind = Literal["wrong data", "unproven", "unreliable"]
+UNFIT: Final[tuple[UnfitKind, ...]] = get_args(UnfitKind)  # the gravest first
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
     """Why no verdict rests on a run. why: in words, without the run's name."""
 
-    kind: Literal["wrong data", "unproven", "unreliable"]
+    kind: UnfitKind
     why: str
+
+    @classmethod
+    def read(cls, why: str) -> Self | None:
+        """Of its text alone, which is what a pod sends and a file keeps; None for an empty one."""
+        kind: UnfitKind = (
+            "wrong data" if "wrong element" in why else "unproven" if "not proven" in why else "unreliable"
+        )
+        return cls(kind, why) if why else None
 
 
 def unfit(run: RunOutcome, size: int | None = None) -> Unfit | None:
