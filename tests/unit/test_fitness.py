@@ -36,7 +36,7 @@ def test_wrong_data_go_before_unproven_paths_and_these_before_a_busy_machine() -
     assert unfit(wrong(busy(unproven, None))) == Unfit("wrong data", "12 wrong elements")
     assert unfit(busy(unproven, None)) == Unfit("unproven", "2 of 16 paths not proven")
     assert unfit(proven(agree=False)) == Unfit("unproven", "paths are not proven")  # packets that no rule explains
-    assert unfit(busy(proven(), None)) == Unfit("unreliable", "UNRELIABLE: CPU 1 was busy 99% of the time")
+    assert unfit(busy(proven(), None)) == Unfit("unreliable", "CPU 1 was busy 99% of the time")
 
 
 def test_a_machine_that_was_busy_at_one_size_leaves_the_others_fit() -> None:
@@ -44,3 +44,12 @@ def test_a_machine_that_was_busy_at_one_size_leaves_the_others_fit() -> None:
     assert unfit(run) is not None and unfit(run, 1 << 16) is not None
     assert unfit(run, 1 << 20) is None
     assert unfit(busy(proven(), None), 1 << 20) is not None  # the whole run
+
+
+def test_the_text_of_a_reason_gives_the_reason() -> None:
+    runs = (wrong(proven()), proven(agree=False, unproven=2), proven(agree=False), busy(proven(), None))
+    reasons = [unfit(run) for run in runs]
+    assert [each.kind for each in reasons if each] == ["wrong data", "unproven", "unproven", "unreliable"]
+    assert [Unfit.read(each.why) for each in reasons if each] == reasons
+    assert Unfit.read("") is None
+    assert Unfit.read("the host CPU may be the bottleneck") == Unfit("unreliable", "the host CPU may be the bottleneck")
