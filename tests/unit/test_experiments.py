@@ -449,6 +449,13 @@ def test_figures_of_uplinks_leave_out_the_links_of_nics(tmp_path: Path) -> None:
     assert near.sample == Sample((0.0,)) and down.state == "shown"
 
 
+def test_dollar_signs_of_texts_are_drawn_as_they_are(tmp_path: Path) -> None:
+    text = OWN.replace("Random flows", '"cost $5 and $6, a $x_{ b$"').replace("published", 'unit: "$^{", published')
+    picture = draw("svg", Running(loaded(tmp_path, text), Silent()).run()).decode()
+    assert "cost $5 and $6, a $x_{ b$" in picture and "$^{" in picture
+    assert "<svg" in report_html([], None, [Running(loaded(tmp_path, text), Silent()).run()])
+
+
 def test_a_stored_run_has_a_directory_of_its_own() -> None:
     assert directory_name(["e", "a", "e-ecmp", "1"], 7) == "e-a-e_ecmp-1"
     assert directory_name(["a", "0,1"], 1) != directory_name(["a", "0;1"], 2)
