@@ -191,23 +191,22 @@ def reproduce(
 
 
 def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
-    """Make the runs that must break each check, and show which did."""
-    from heddle.experiments.breaking import BreakResult, breaks
+    """Make the runs that must break each check, and name those that did not fail."""
+    from heddle.experiments.breaking import breaks, unbroken
     from heddle.views.experimenttext import breaks_text
 
-    found: list[BreakResult] = []
+    results: list[ExperimentResult] = []
+    left: dict[str, str] = {}
     for each in experiments:
-        results: list[ExperimentResult] = []
+        found: list[ExperimentResult] = []
         for broken in breaks(each):
-            results.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
-            if results[-1].interrupted:
-                break
-        found.append(BreakResult.of(each, results))
-        if found[-1].interrupted:
-            break
-    failed, interrupted = any(each.failed for each in found), any(each.interrupted for each in found)
-    out.result({"ok": not failed, "experiments": [each.to_json() for each in found]}, breaks_text(found))
-    out.exit_code = INTERRUPTED if interrupted else int(failed)
+            if not any(result.interrupted for result in results):
+                found.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
+                results.append(found[-1])
+        left |= {f"{each.name}: {name}": why for name, why in unbroken(each, found).items()}
+    document = {"ok": not left, "not_broken": left, "experiments": [each.to_json() for each in results]}
+    out.result(document, breaks_text(results, left))
+    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(bool(left))
 
 
 def _check_break(wanted: bool, others: Mapping[str, str | None]) -> None:

@@ -89,7 +89,7 @@ class RunSpec(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ClaimedRange:
     """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
 
     low: float | None
@@ -107,12 +107,12 @@ class Bounds:
         return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
 
 
-def bounds_of(sign: str) -> Bounds:
+def range_of_sign(sign: str) -> ClaimedRange:
     """`above 1`, `below 0.3`, `is 0`. ValueError for other words."""
     if (found := _SIGN.fullmatch(sign.strip())) is None:
         raise ValueError("is not a sign; write above 1, below 0.3 or is 0")
     word, limit = found[1], float(found[2])
-    return Bounds(None if word == "below" else limit, None if word == "above" else limit, " ".join(sign.split()))
+    return ClaimedRange(None if word == "below" else limit, None if word == "above" else limit, " ".join(sign.split()))
 
 
 class BreakSpec(Strict):
@@ -139,7 +139,7 @@ class BreakSpec(Strict):
 
 def _sign(text: str) -> str:
     with reading():
-        bounds_of(text)
+        range_of_sign(text)
     return text
 
 
@@ -190,14 +190,14 @@ class CheckSpec(Strict):
         return self
 
     @property
-    def bounds(self) -> Bounds | None:
+    def bounds(self) -> ClaimedRange | None:
         """What it claims of the value; None of a value that is only shown."""
         if self.sign is not None:
-            return bounds_of(self.sign)
+            return range_of_sign(self.sign)
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
-            return Bounds(self.published - reach, self.published + reach)
-        return None if self.low is None else Bounds(self.low, self.high)
+            return ClaimedRange(self.published - reach, self.published + reach)
+        return None if self.low is None else ClaimedRange(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from heddle.base.tables import many, some_of, table
@@ -11,7 +11,6 @@ from heddle.experiments.outcome import State
 from heddle.experiments.running import Pods, plan_text
 
 if TYPE_CHECKING:
-    from heddle.experiments.breaking import BreakResult
     from heddle.experiments.folders import Folder, FolderResult
     from heddle.experiments.loading import Experiment, ExperimentCheck
     from heddle.experiments.outcome import ExperimentResult, Row
@@ -34,12 +33,6 @@ def claim_text(check: ExperimentCheck) -> str:
     )
 
 
-def break_text(check: ExperimentCheck) -> str:
-    """What makes it fail; `-` of a value that is only shown."""
-    by = check.spec.broken_by
-    return by.text() if by is not None else "-" if check.spec.bounds is None else "not shown: no broken_by"
-
-
 def cells(row: Row, before: str = "") -> tuple[str, ...]:
     """A row of the table. before: of the name."""
     spec, sample = row.check.spec, row.sample
@@ -51,7 +44,7 @@ def cells(row: Row, before: str = "") -> tuple[str, ...]:
     name = f"{before}{row.name}"
     return (
         name, published, measured, "-" if half is None else f"+-{number(half)}", "-" if cv is None else f"{cv:.1f} %",
-        claim_text(row.check), row.result, paths, break_text(row.check),
+        claim_text(row.check), row.result, paths, row.check.broken_text or "-",
     )  # fmt: skip
 
 
@@ -101,27 +94,20 @@ def folder_list_text(folder: Folder, repeats: int | None = None) -> str:
 def checks_text(experiments: Sequence[Experiment]) -> str:
     """Every check with what it claims, and what makes it fail."""
     rows = [
-        (f"{each.name}: {check.name}", claim_text(check), break_text(check))
+        (f"{each.name}: {check.name}", claim_text(check), check.broken_text or "-")
         for each in experiments for check in each.checks
     ]  # fmt: skip
     return table(("check", "claimed", "could it fail, and how"), rows)
 
 
-def breaks_text(results: Sequence[BreakResult]) -> str:
-    """Every check with what was changed, and what came of it."""
-    rows, every = [], [(each.experiment.name, broken) for each in results for broken in each.broken]
-    for name, broken in every:
-        common = (broken.by, claim_text(broken.check))
-        if not broken.rows:
-            state = f"skipped: {broken.skipped}" if broken.skipped else "not run"
-            rows.append((f"{name}: {broken.check.name}", *common, "-", state, "not known" if broken.skipped else "NO"))
-        for row in broken.rows:
-            measured = "-" if row.sample is None else number(row.sample.mean)
-            rows.append((f"{name}: {row.name}", *common, measured, row.result, "yes" if row.broken else "NO"))
-    whys = [f"{row.name}: {'; '.join(row.why)}" for _, each in every for row in each.rows if row.why and not row.broken]
-    done = sum(each.ok for _, each in every)
-    heads = ("check", "broken by", "claimed", "measured", "result", "does it fail")
-    return "\n".join([table(heads, rows), *whys, f"{done} of {many(len(every), 'check')} fail when broken"])
+def breaks_text(results: Sequence[ExperimentResult], left: Mapping[str, str]) -> str:
+    """Every check with its runs broken, and those that did not fail, with the reason."""
+    rows = [cells(row, f"{each.experiment.name}: ") for each in results for row in each.rows]
+    more = [line for each in results for line in ([f"skipped: {each.skipped}"] if each.skipped else remarks(each))]
+    lines = [*dict.fromkeys(more), *(f"NOT BROKEN: {name} {why}" for name, why in left.items())]
+    return "\n".join(
+        [*([table(HEAD, rows), ""] if rows else []), *lines, *([] if left else ["every check fails when it is broken"])]
+    )
 
 
 def remarks(result: ExperimentResult) -> Iterator[str]:
