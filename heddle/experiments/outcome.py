@@ -28,7 +28,6 @@ from heddle.runs.fitness import Unfit
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
 UNPROVEN: Final = "unproven paths"
-NO_CLAIM: Final = ClaimedRange(None, None)
 LEAST_REPEATS: Final = 3  # repeats behind a verdict on a value that varies
 
 
@@ -99,11 +98,12 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        spec, bounds = self.check.spec, self.check.spec.bounds or NO_CLAIM
+        spec = self.check.spec
+        band = None if spec.sign else spec.bounds
         return {
             "check": self.check.name, "value": spec.value, "point": dict(self.point),
-            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high, "sign": spec.sign,
-            "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
+            "unit": spec.unit, "published": spec.published, "low": band and band.low, "high": band and band.high,
+            "sign": spec.sign, "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
             "not_known": self.cause, "unreliable": self.accepted, "proven": self.proven, "why": list(self.why),
             "runs": list(self.runs), "broken_by": self.check.broken_text,
         }  # fmt: skip
@@ -300,15 +300,15 @@ def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int 
     why = ""
     if spec.exact and least == 1:
         return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
-    if spec.exact or (bounds.low is not None and bounds.low == bounds.high):
-        inside = all(bounds.hold(each) for each in sample.values)
+    if spec.exact or bounds.low == bounds.high:
+        inside = all(bounds.holds(each) for each in sample.values)
         if spec.exact and len(set(sample.values)) > 1:
             inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
     elif least is not None and (why := _too_few(sample, least, bounds)):
         return "not known", "too few repeats", why
     else:
-        inside = bounds.hold(sample.mean)
-    return "out of band" if not inside else "sign only" if bounds.sign else "in band", "", why
+        inside = bounds.holds(sample.mean)
+    return "out of band" if not inside else "sign only" if spec.sign else "in band", "", why
 
 
 def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
@@ -316,6 +316,6 @@ def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
     if repeats < LEAST_REPEATS:
         return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST_REPEATS}"
     half = sample.half or 0.0
-    crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
+    crossed = [edge for edge in (bounds.low, bounds.high) if abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
     return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""

@@ -5,6 +5,7 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heddle.base.tables import flat, value_text
-from heddle.spec.keys import Strict, at, reading
+from heddle.spec.keys import Strict, at, wrong
 
 MOST_REPEATS: Final = 100
 NAME: Final = re.compile("[A-Za-z][A-Za-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
@@ -90,29 +91,21 @@ class RunSpec(Strict):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRange:
-    """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
+    """The values that a check claims. strict: the limits themselves are outside."""
 
-    low: float | None
-    high: float | None
-    sign: str = ""
+    low: float
+    high: float
+    strict: bool = False
 
-    def hold(self, value: float) -> bool:
-        """Whether a value is within them. Both ends of a band belong to it; the limit of a sign does not."""
-        if self.sign and self.low != self.high:
-            return value > self.low if self.low is not None else value < (self.high or 0.0)
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
-
-    def edges(self) -> list[float]:
-        """The limits, each once."""
-        return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
+    def holds(self, value: float) -> bool:
+        """Whether a value is within."""
+        return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
 
-def range_of_sign(sign: str) -> ClaimedRange:
-    """`above 1`, `below 0.3`, `is 0`. ValueError for other words."""
-    if (found := _SIGN.fullmatch(sign.strip())) is None:
-        raise ValueError("is not a sign; write above 1, below 0.3 or is 0")
-    word, limit = found[1], float(found[2])
-    return ClaimedRange(None if word == "below" else limit, None if word == "above" else limit, " ".join(sign.split()))
+def _sign(text: str) -> str:
+    if not _SIGN.fullmatch(text):
+        raise wrong("is not a sign", "write above 1, below 0.3 or is 0")
+    return text
 
 
 class BreakSpec(Strict):
@@ -135,12 +128,6 @@ class BreakSpec(Strict):
         """Why; without it, the changed keys: `many: hashing: flow`."""
         changed = {**self.runs, **({"set": self.set} if self.set else {})}
         return self.why or "; ".join(f"{name}: {value_text(flat(keys))}" for name, keys in changed.items())
-
-
-def _sign(text: str) -> str:
-    with reading():
-        range_of_sign(text)
-    return text
 
 
 class CheckSpec(Strict):
@@ -193,11 +180,14 @@ class CheckSpec(Strict):
     def bounds(self) -> ClaimedRange | None:
         """What it claims of the value; None of a value that is only shown."""
         if self.sign is not None:
-            return range_of_sign(self.sign)
+            word, limit = self.sign.split()
+            low = -math.inf if word == "below" else float(limit)
+            high = math.inf if word == "above" else float(limit)
+            return ClaimedRange(low, high, word != "is")
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
             return ClaimedRange(self.published - reach, self.published + reach)
-        return None if self.low is None else ClaimedRange(self.low, self.high)
+        return None if self.low is None or self.high is None else ClaimedRange(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

@@ -26,11 +26,7 @@ def number(value: float | None) -> str:
 def claim_text(check: ExperimentCheck) -> str:
     """`1.2 to 2`, `above 1`; `-` without a claim."""
     bounds = check.spec.bounds
-    if bounds is None:
-        return "-"
-    return bounds.sign or (
-        number(bounds.low) if bounds.low == bounds.high else f"{number(bounds.low)} to {number(bounds.high)}"
-    )
+    return check.spec.sign or ("-" if bounds is None else f"{number(bounds.low)} to {number(bounds.high)}")
 
 
 def cells(row: Row, before: str = "") -> tuple[str, ...]:
