@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
-from heddle.base.tables import flat, many
+from heddle.base.tables import many
 from heddle.experiments.expressions import FigureCall, UnknownValueError, points
 from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
@@ -28,6 +28,7 @@ from heddle.runs.fitness import Unfit
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
 UNPROVEN: Final = "unproven paths"
+NO_CLAIM: Final = ClaimedRange(None, None)
 LEAST_REPEATS: Final = 3  # repeats behind a verdict on a value that varies
 
 
@@ -98,11 +99,10 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        spec = self.check.spec
-        band = None if spec.sign else spec.bounds
+        spec, bounds = self.check.spec, self.check.spec.bounds or NO_CLAIM
         return {
             "check": self.check.name, "value": spec.value, "point": dict(self.point),
-            "unit": spec.unit, "published": spec.published, "low": band and band.low, "high": band and band.high,
+            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high,
             "sign": spec.sign, "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
             "not_known": self.cause, "unreliable": self.accepted, "proven": self.proven, "why": list(self.why),
             "runs": list(self.runs), "broken_by": self.check.broken_text,
@@ -188,10 +188,22 @@ class ExperimentResult:
         }  # fmt: skip
 
     def checks_csv(self) -> str:
-        """A line for each row: its JSON with a dot between keys, and without lists."""
-        rows = [{"experiment": self.experiment.name, **flat(row.to_json())} for row in self.rows]
-        heads = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
-        return _csv(heads, [[row.get(head, "") for head in heads] for row in rows])
+        """A line for each row."""
+        axes = list(dict.fromkeys(key for row in self.rows for key in row.point))
+        head = [
+            "experiment", "check", *axes, "mean", "half_interval", "cv_percent", "repeats", "low", "high", "sign",
+            "state", "not_known", "unreliable", "broken_by",
+        ]  # fmt: skip
+        lines = []
+        for row in self.rows:
+            bounds, s = row.check.spec.bounds or NO_CLAIM, row.sample
+            figures = ["", "", "", 0] if s is None else [s.mean, s.half, s.cv, len(s.values)]
+            where = [row.point.get(axis, "") for axis in axes]
+            name = self.experiment.name
+            claim = [bounds.low, bounds.high, bounds.sign]
+            more = [row.state, row.cause, row.accepted, row.check.broken_text]
+            lines.append([name, row.check.name, *where, *figures, *claim, *more])
+        return _csv(head, lines)
 
     def runs_csv(self) -> str:
         """A line for each figure of each run and repeat."""
@@ -239,13 +251,12 @@ class _Judge:
         known = [done.figures.proven for done in every if done.figures is not None and done.figures.proven is not None]
         proven = all(known) if known else None
         ids = tuple(dict.fromkeys(run for done in every if done.figures is not None for run in done.figures.ids))
-        doubts = [done.unfit.why for done in every if done.unfit is not None]
+        doubts = {done.unfit.kind: done.unfit.why for done in reversed(every) if done.unfit is not None}
         sample = Sample(tuple(values)) if values else None
         complete = bool(values) and len(values) == most
         state, cause, why = self._state(check, sample if complete else None, used)
-        unreliable = [done.unfit.why for done in every if done.unfit is not None and done.unfit.kind == "unreliable"]
-        accepted = unreliable[0] if unreliable and state in ("in band", "sign only", "out of band") else ""
-        whys = [*filter(None, [why]), *whys, *doubts]
+        accepted = doubts.get("unreliable", "") if state in ("in band", "sign only", "out of band") else ""
+        whys = [*filter(None, [why]), *whys, *doubts.values()]
         return Row(check, at, sample, state, proven, cause, accepted, tuple(dict.fromkeys(whys)), ids)
 
     def _state(
@@ -301,13 +312,13 @@ def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int 
     if spec.exact and least == 1:
         return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
     if spec.exact or bounds.low == bounds.high:
-        inside = all(bounds.holds(each) for each in sample.values)
+        inside = all(bounds.hold(each) for each in sample.values)
         if spec.exact and len(set(sample.values)) > 1:
             inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
     elif least is not None and (why := _too_few(sample, least, bounds)):
         return "not known", "too few repeats", why
     else:
-        inside = bounds.holds(sample.mean)
+        inside = bounds.hold(sample.mean)
     return "out of band" if not inside else "sign only" if spec.sign else "in band", "", why
 
 
@@ -316,6 +327,6 @@ def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
     if repeats < LEAST_REPEATS:
         return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST_REPEATS}"
     half = sample.half or 0.0
-    crossed = [edge for edge in (bounds.low, bounds.high) if abs(edge - sample.mean) < half]
+    crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
     return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""

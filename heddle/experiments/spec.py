@@ -5,7 +5,6 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
@@ -91,15 +90,21 @@ class RunSpec(Strict):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRange:
-    """The values that a check claims. strict: the limits themselves are outside."""
+    """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
 
-    low: float
-    high: float
-    strict: bool = False
+    low: float | None
+    high: float | None
+    sign: str = ""
 
-    def holds(self, value: float) -> bool:
-        """Whether a value is within."""
-        return self.low < value < self.high if self.strict else self.low <= value <= self.high
+    def hold(self, value: float) -> bool:
+        """Whether a value is within them. Both ends of a band belong to it; the limit of a sign does not."""
+        if self.sign and self.low != self.high:
+            return value > self.low if self.low is not None else value < (self.high or 0.0)
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def edges(self) -> list[float]:
+        """The limits, each once."""
+        return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
 
 
 def _sign(text: str) -> str:
@@ -180,14 +185,12 @@ class CheckSpec(Strict):
     def bounds(self) -> ClaimedRange | None:
         """What it claims of the value; None of a value that is only shown."""
         if self.sign is not None:
-            word, limit = self.sign.split()
-            low = -math.inf if word == "below" else float(limit)
-            high = math.inf if word == "above" else float(limit)
-            return ClaimedRange(low, high, word != "is")
+            word, limit = self.sign.split()[0], float(self.sign.split()[1])
+            return ClaimedRange(None if word == "below" else limit, None if word == "above" else limit, self.sign)
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
             return ClaimedRange(self.published - reach, self.published + reach)
-        return None if self.low is None or self.high is None else ClaimedRange(self.low, self.high)
+        return None if self.low is None else ClaimedRange(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

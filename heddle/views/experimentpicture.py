@@ -6,7 +6,6 @@ outside of it is crossed out. The last list of the settings is the horizontal ax
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from heddle.experiments.outcome import FAILED
@@ -66,11 +65,11 @@ def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
         axes.legend(fontsize=7, title=", ".join([*rows[0].point][:-1]), title_fontsize=7)
     bottom, top = axes.get_ylim()
     if bounds is not None:
-        reach = [edge for edge in (bounds.low, bounds.high) if isfinite(edge)]
+        low, high, reach = bounds.low, bounds.high, bounds.edges()
         bottom, top = min(bottom, *reach), max(top, *reach)
         margin = (top - bottom) * 0.05 or 0.5
         bottom, top = bottom - margin, top + margin
-        axes.axhspan(max(bottom, bounds.low), min(top, bounds.high), color=HELD, alpha=0.15, lw=0)
+        axes.axhspan(bottom if low is None else low, top if high is None else high, color=HELD, alpha=0.15, lw=0)
         axes.set_ylim(bottom, top)
     step = max(1, -(-len(places) // _LABELLED))
     axes.set_xticks(range(0, len(places), step), places[::step], fontsize=7)

@@ -29,6 +29,11 @@ def claim_text(check: ExperimentCheck) -> str:
     return check.spec.sign or ("-" if bounds is None else f"{number(bounds.low)} to {number(bounds.high)}")
 
 
+def break_text(check: ExperimentCheck) -> str:
+    """What makes it fail; `-` of a value that is only shown."""
+    return check.broken_text or "-"
+
+
 def cells(row: Row, before: str = "") -> tuple[str, ...]:
     """A row of the table. before: of the name."""
     spec, sample = row.check.spec, row.sample
@@ -40,7 +45,7 @@ def cells(row: Row, before: str = "") -> tuple[str, ...]:
     name = f"{before}{row.name}"
     return (
         name, published, measured, "-" if half is None else f"+-{number(half)}", "-" if cv is None else f"{cv:.1f} %",
-        claim_text(row.check), row.result, paths, row.check.broken_text or "-",
+        claim_text(row.check), row.result, paths, break_text(row.check),
     )  # fmt: skip
 
 
@@ -90,7 +95,7 @@ def folder_list_text(folder: Folder, repeats: int | None = None) -> str:
 def checks_text(experiments: Sequence[Experiment]) -> str:
     """Every check with what it claims, and what makes it fail."""
     rows = [
-        (f"{each.name}: {check.name}", claim_text(check), check.broken_text or "-")
+        (f"{each.name}: {check.name}", claim_text(check), break_text(check))
         for each in experiments for check in each.checks
     ]  # fmt: skip
     return table(("check", "claimed", "could it fail, and how"), rows)

@@ -216,7 +216,7 @@ def test_a_run_has_its_options_and_what_came_of_it() -> None:
     found = dict(run_properties("r", having(replace(run, rows=run.rows[:1], flows=(flow,)), machine=busy)))
     assert (found["r.busbw"], found["r.marked"], found["r.packets"]) == ("0.015", "4", "7")
     assert (found["r.dropped"], found["r.reliable"]) == ("5", "false")
-    assert found["r.unfit"] == "unreliable: busy"
+    assert found["r.unfit"] == "unreliable: UNRELIABLE: busy"
     assert "r.busbw.65536" not in found
     assert "r.dropped" not in dict(run_properties("r", having(run, queues=None)))
 

@@ -218,7 +218,7 @@ def test_an_experiment_that_needs_what_is_not_there_is_skipped(tmp_path: Path, m
     assert plan_text(found, None).startswith("x: 4 runs on 2 fabrics")
 
 
-CPU = "CPU 1 was busy 99% of the time"
+CPU = "UNRELIABLE: CPU 1 was busy 99% of the time"
 
 
 def judged(experiment: Experiment, *values: float | None, accept: bool = False, **known: Any) -> tuple[str, str, bool]:
