@@ -281,6 +281,9 @@ def test_paths_need_no_proof_only_where_a_run_changes_them_and_its_file_says_so(
         done = [Repeat(found.variants[0], at, OwnFigures({"mmr": 1.23}, proven=False)) for at in (1, 2, 3)]
         (row,) = ExperimentResult(found, tuple(done)).rows
         assert row.cause == wanted
+        busy = [replace(each, figures=OwnFigures({"mmr": 1.23}, proven=False, doubt=CPU)) for each in done]
+        (row,) = ExperimentResult(found, tuple(busy)).rows
+        assert row.cause == (wanted or "unreliable")
 
 
 def test_a_sign_holds_or_not_and_exact_values_do_not_vary(tmp_path: Path) -> None:
