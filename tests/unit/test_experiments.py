@@ -499,6 +499,10 @@ checks: {flows: flows(a) + flows(b) + flows(c)}
     names = [f"{tmp_path}/{name}" for name in ("x.yml", "own.yml", "m.csv", "job.yml")]
     assert files_of_experiment(str(file)) == names
     assert files_of_experiment(str(written(tmp_path, text.replace("job.yml", "[job.yml, ring]")))) == names
+    broken = "{flows: {value: flows(a), sign: above 0, broken_by: {runs: {a: {workload: none.yml, fabric: b.yml}}}}}"
+    changed = str(written(tmp_path, text.partition("checks")[0] + f"checks: {broken}\n"))
+    assert files_of_experiment(changed)[-3:] == [f"{tmp_path}/{name}" for name in ("m.csv", "job.yml", "none.yml")]
+    assert f"{tmp_path}/b.yml" in files_of_experiment(changed)
     written(tmp_path, text)
     (row,) = Running(load_experiment(file, str(file)), Silent()).run().rows
     assert row.sample == Sample((2 + 4 + 8,))  # of a matrix, also credits
