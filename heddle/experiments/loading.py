@@ -24,6 +24,7 @@ from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
+from heddle.experiments.perturbed import perturbed
 from heddle.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 from heddle.fabric.hashmodes import PREDICTED
 from heddle.runs.parts import PARTS
@@ -60,6 +61,11 @@ class Variant:
         return self.measure.live if self.measure is not None else not self.spec.offline
 
     @property
+    def changes_paths(self) -> bool:
+        """Whether paths may change while it lasts: a measure may do anything, and faults have times."""
+        return self.measure is not None or any(job.options.faults for job in self.sent.jobs)
+
+    @property
     def sent(self) -> Workload:
         """The workload. RuntimeError for a measure."""
         if self.workload is None:
@@ -74,12 +80,22 @@ class Variant:
 
 @dataclass(frozen=True)
 class ExperimentCheck:
-    """A comparison with its parsed expression. proof: whether the paths of its runs must be proven."""
+    """A comparison with its parsed expression. proof: whether the paths of its runs must be proven.
+
+    broken: the runs that must make it fail; None where the file names none.
+    """
 
     name: str
     spec: CheckSpec
     expression: Expression
     proof: bool
+    broken: Experiment | None = None
+
+    @property
+    def broken_text(self) -> str:
+        """What makes it fail, in words; empty of a value that is only shown."""
+        by = self.spec.broken_by
+        return by.text() if by is not None else "" if self.spec.bounds is None else "not shown: no broken_by"
 
 
 @dataclass(frozen=True)
@@ -120,17 +136,23 @@ class Experiment:
 
 def load_experiment(path: Path, file: str) -> Experiment:
     """Read and check an experiment. file: its name in problems."""
-    from heddle.spec.wording import examined, in_order
+    from heddle.spec.wording import in_order
 
-    document = parse(read_text(path, file, READING), file, READING)
+    experiment, problems = _read(parse(read_text(path, file, READING), file, READING), path, file)
+    if experiment is None or problems:
+        raise InputError(*in_order(dict.fromkeys(problems)))
+    return experiment
+
+
+def _read(document: Document, path: Path, file: str) -> tuple[Experiment | None, list[Problem]]:
+    """The experiment of a document, and everything that is wrong with it."""
+    from heddle.spec.wording import examined
+
     found = examined(document, ExperimentSpec)
     if found.value is None or found.problems:
-        raise InputError(*found.problems)
+        return None, found.problems
     reader = _Reader(document, found.value, path, file)
-    experiment = reader.experiment()
-    if reader.problems.found:
-        raise InputError(*in_order(dict.fromkeys(reader.problems.found)))
-    return experiment
+    return reader.experiment(), reader.problems.found
 
 
 class _Reader:
@@ -316,7 +338,21 @@ class _Reader:
             why, _, hint = str(error).partition("; ")
             self._wrong(place, why, hint)
             return
-        yield ExperimentCheck(name, spec, expression, self._spec.proof if spec.proof is None else spec.proof)
+        proof = self._spec.proof if spec.proof is None else spec.proof
+        yield ExperimentCheck(name, spec, expression, proof, self._broken(name, spec, expression))
+
+    def _broken(self, name: str, spec: CheckSpec, expression: Expression) -> Experiment | None:
+        """The runs of a check with the changes that must make it fail."""
+        if spec.broken_by is None:
+            return None
+        used = [*dict.fromkeys(call.run for call in expression.calls)]
+        for run in spec.broken_by.runs:
+            if run not in used:
+                trail = ("checks", name, "broken_by", "runs", run)
+                self._wrong(trail, "is not a run of this check", did_you_mean(run, used))
+        broken, problems = _read(perturbed(self._document, name, used), self._path, self._file)
+        self.problems.found += problems
+        return broken
 
     def _known(self, call: FigureCall) -> None:
         """ExpressionError for a figure that its run cannot have."""

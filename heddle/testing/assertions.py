@@ -2,7 +2,8 @@
 
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
-Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5.
+Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/fitness.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
+    from heddle.runs.fitness import UnfitKind
     from heddle.runs.results import RunResult
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
+ACCEPTED: Final[set[UnfitKind]] = set()  # "unreliable" with --heddle-accept-unreliable
 ROWS: Final = 6  # of a table in a message
 _PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
 _QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
@@ -57,9 +60,16 @@ def run_text(result: RunResult) -> str:
     return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
 
 
-def host_cpu(result: RunResult) -> str:
-    """A sentence for observations that the host CPU may explain; empty when it was not the bottleneck."""
-    return "; the host CPU was the bottleneck, so do not trust this figure" if result.limited else ""
+def _assert_fit(run: RunResult) -> None:
+    """A verdict may rest on the run, whatever its figures are."""
+    __tracebackhide__ = True
+    from heddle.runs.fitness import unfit
+
+    found = unfit(run)
+    if found is not None and found.kind not in ACCEPTED:
+        more = "pytest --heddle-accept-unreliable accepts such runs" if found.kind == "unreliable" else _PATHS
+        expected = "right results, proven paths, processor time to spare"
+        failed("no verdict rests on this run", expected=expected, observed=found.why, where=[run_text(run)], more=more)
 
 
 def assert_paths_agree(paths: PathsResult) -> None:
@@ -100,7 +110,7 @@ def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "
     __tracebackhide__ = True
     value = paths.mmr.bytes if by == "bytes" else paths.mmr.flows
     if value is not None and value <= limit:
-        return
+        return assert_paths_agree(paths)
     links = sorted(paths.uplinks.links, key=lambda link: -getattr(link, by))
     mean = sum(getattr(link, by) for link in links) / len(links) if links else 0.0
     rows = [
@@ -132,6 +142,7 @@ def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
 
 def _lossless_run(result: RunResult) -> None:
     __tracebackhide__ = True
+    _assert_fit(result)
     drops = result.lost
     if drops:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
@@ -172,6 +183,7 @@ def _lossless_paths(paths: PathsResult) -> None:
             where=_table(("lost after", "packets"), rows, "port"),
             more=_PATHS,
         )
+    assert_paths_agree(paths)
 
 
 def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) -> None:
@@ -236,6 +248,7 @@ def assert_no_wrong(result: RunResult) -> None:
 def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None = None) -> None:
     """The bus bandwidth is at least `gb_per_s` GB/s, emulated. size: bytes; None: the mean over all sizes."""
     __tracebackhide__ = True
+    _assert_fit(result)
     rows = [row for row in result.rows if size is None or row.size == size]
     if not rows:
         known = ", ".join(f"{row.size:,}" for row in result.rows)
@@ -245,7 +258,7 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
         failed(
             f"the bus bandwidth is below {gb_per_s:g} GB/s",
             expected=f"at least {gb_per_s:g} GB/s (emulated, k = {result.k:,})",
-            observed=f"{value:.4g} GB/s{host_cpu(result)}",
+            observed=f"{value:.4g} GB/s",
             where=[
                 run_text(result),
                 *_table(
@@ -261,6 +274,7 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
 def assert_marked_below(result: RunResult, share: float) -> None:
     """At most this share (0 to 1) of the data packets arrived with ECN's mark CE."""
     __tracebackhide__ = True
+    _assert_fit(result)
     packets = sum(flow.sent.packets for flow in result.flows)
     marked = sum(flow.ce for flow in result.flows)
     if packets and marked / packets > share:
@@ -279,6 +293,7 @@ def assert_marked_below(result: RunResult, share: float) -> None:
 def assert_depth_below(result: RunResult, size: str | int) -> None:
     """No switch queue was deeper than this size (`"100KB"`) at any time of the run."""
     __tracebackhide__ = True
+    _assert_fit(result)
     from heddle.base.units import format_bytes, parse_size
 
     limit = parse_size(size)
@@ -289,7 +304,7 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
         failed(
             f"a queue was deeper than {format_bytes(limit)}",
             expected=f"at most {format_bytes(limit)} in every queue of a switch",
-            observed=f"{format_bytes(used.deepest)}{host_cpu(result)}",
+            observed=f"{format_bytes(used.deepest)}",
             where=[used.deepest_at, run_text(result)],
             more="./inv plot queues draws the depths over time; pytest --heddle-keep leaves the lab up for it",
         )
@@ -298,6 +313,7 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
 def assert_no_pauses(result: RunResult) -> None:
     """No port was paused by PFC during the run."""
     __tracebackhide__ = True
+    _assert_fit(result)
     from heddle.runs.parts.queues import QueueUse
 
     used = result.part(QueueUse)
@@ -306,7 +322,7 @@ def assert_no_pauses(result: RunResult) -> None:
             "ports were paused",
             expected="no pause frame",
             observed=f"{many(used.pauses, 'pause frame')}; {many(used.paused_ports, 'port')} paused, "
-            f"{used.paused_hosts} of them of hosts, {used.paused_ms:,.0f} ms in all{host_cpu(result)}",
+            f"{used.paused_hosts} of them of hosts, {used.paused_ms:,.0f} ms in all",
             where=[run_text(result)],
             more=_QUEUES,
         )
