@@ -21,12 +21,12 @@ from heddle.endpoints.transports import rc
 
 NAMED: Final = "HEDDLE_TEST_ALTERED"
 _CALLS: Final = itertools.count()
-_INPUT: Final = elements.rank_input
+_MIXED: Final = elements._mixed
 
 
 def _other_input(*given: Any) -> Any:
-    """A rank's input that is another one each time: what was sent is not what is expected."""
-    return _INPUT(*given) + next(_CALLS) % 7
+    """Numbers behind inputs that are others each time: what was sent is not what is expected."""
+    return _MIXED(*given) ^ (next(_CALLS) % 7)
 
 
 # Name -> constants of the modules of a worker.
@@ -35,7 +35,7 @@ ALTERATIONS: Final[Mapping[str, Mapping[ModuleType, Mapping[str, object]]]] = {
     "passes one frame apart": {nicloop: {"_MODERATION_FRAMES": 1}},
     "passes six frames apart": {nicloop: {"_MODERATION_FRAMES": 6, "_MODERATION_S": 6 * nicloop._MODERATION_S}},
     "an ACK for each packet": {rc: {"_ACK_EVERY": 1}},
-    "wrong data": {elements: {"rank_input": _other_input}},
+    "wrong data": {elements: {"_mixed": _other_input}},
     "CRC of zlib": {library: {"_CRCS": library._CRCS[-1:]}},
 }
 
