@@ -33,6 +33,8 @@ _EXPERIMENT: Final[Options] = {
     "only": Option("these checks of the file alone, and the runs that they use", value="CHECK"),
     "list": "show what would run, and how long it takes",
     "out": Option("directory for JSON, CSV, pictures and the stored runs", value="DIR"),
+    "break": "make the runs that must break each check (`broken_by`); exit 1 where one does not fail",
+    "accept_unreliable": "verdicts may rest on runs that the host CPU limited; their rows say UNRELIABLE",
     "on": Option("kubernetes: bring each fabric up in a pod of a cluster", (KUBERNETES,), value="CLUSTER", closed=True),
     "parallel": Option(
         "with --on: at most N fabrics at the same time (default: one on each node that is free)", value="N"
@@ -46,7 +48,7 @@ _REPRODUCE: Final[Options] = {
     "repeats": Option(_REPEATS, value="N"),
     "only": Option("these experiments alone: names or numbers", value="NAME"),
     "list": "show what would run, how long it takes, and what is left out",
-    "out": _EXPERIMENT["out"],
+    **{key: _EXPERIMENT[key] for key in ("out", "break", "accept_unreliable")},
 }
 
 
@@ -105,6 +107,8 @@ def experiment(
     only: Sequence[str] = (),
     list_: bool = False,
     out_: str | None = None,
+    break_: bool = False,
+    accept_unreliable: bool = False,
     on: str | None = None,
     parallel: int | None = None,
     context: str | None = None,
@@ -115,13 +119,14 @@ def experiment(
     """Run an experiment: runs, and checks of what they measure. Without words, list the experiments of Heddle.
 
     A file has fabrics, runs and checks (docs/experiments.md). Each fabric is brought up once and taken down at the end.
-    Lists in settings make a grid. Exit 1 when a check misses its band.
+    Lists in settings make a grid. Exit 1 when a check fails, or nothing is known about it.
     --on kubernetes brings the fabrics up in pods of a cluster, several at the same time (docs/kubernetes.md).
     """
     from heddle.experiments.finding import experiments_shipped
-    from heddle.views.experimenttext import list_text, result_text
+    from heddle.views.experimenttext import checks_text, list_text, result_text
 
     _check(repeats)
+    _check_break(break_, {"--on": on, "--out": out_})
     chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
     where = _place(on, parallel, {key: value for key, value in chosen.items() if value is not None})
     if not file:
@@ -135,8 +140,12 @@ def experiment(
     wanted = wanted.only(only)
     if list_:
         document = {"experiments": [{"name": wanted.name, "title": wanted.spec.title}]}
-        return out.result(document, list_text([wanted], repeats, where.pods))
-    result = _run(out, wanted, repeats, out_, where=replace(where, typed=file, only=tuple(only)))
+        lines = (list_text([wanted], repeats, where.pods), "", checks_text([wanted]))
+        return out.result(document, "\n".join(lines))
+    if break_:
+        return _break(out, [wanted], repeats, accept_unreliable=accept_unreliable)
+    where = replace(where, typed=file, only=tuple(only), accept_unreliable=accept_unreliable)
+    result = _run(out, wanted, repeats, out_, where)
     written = [] if out_ is None else _write(out_, [result])
     return _finish(out, result, result_text(result), written, interrupted=result.interrupted)
 
@@ -149,31 +158,61 @@ def reproduce(
     only: Sequence[str] = (),
     list_: bool = False,
     out_: str | None = None,
+    break_: bool = False,
+    accept_unreliable: bool = False,
 ) -> None:
     """Run every experiment of a folder: what a publication reports, and what is measured here.
 
     NAME is a folder of traffic/experiments/, or the path of one with an index.yml (docs/experiments.md). Exit 1 when a
-    check misses its band. Experiments whose needs this machine does not have are skipped, with the reason.
+    check fails. Experiments whose needs this machine does not have are skipped, with the reason.
     """
     from heddle.base.tables import many
     from heddle.experiments.folders import FolderResult
     from heddle.views.experimenttext import folder_list_text, folder_text
 
     _check(repeats)
+    _check_break(break_, {"--out": out_})
     folder = _folder(name).only([word for each in only for word in each.split(",") if word])
     if list_:
         listed = [{"name": each.name, "title": each.spec.title} for each in folder.experiments]
         return out.result({"name": folder.name, "experiments": listed}, folder_list_text(folder, repeats))
+    if break_:
+        return _break(out, folder.experiments, repeats, accept_unreliable=accept_unreliable)
     results: list[ExperimentResult] = []
     for number, each in enumerate(folder.experiments, 1):
         out.say(f"experiment {number} of {len(folder.experiments)}: {each.spec.title}")
-        results.append(_run(out, each, repeats, out_))
+        results.append(_run(out, each, repeats, out_, _Place(accept_unreliable=accept_unreliable)))
         if results[-1].interrupted:
             out.say(f"interrupted: {many(len(folder.experiments) - number, 'experiment')} did not run")
             break
     result = FolderResult(folder, tuple(results))
     written = [] if out_ is None else _write(out_, results, result)
     return _finish(out, result, folder_text(result), written, interrupted=any(each.interrupted for each in results))
+
+
+def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
+    """Make the runs that must break each check, and show which did."""
+    from heddle.experiments.breaking import BreakResult, breaks
+    from heddle.views.experimenttext import breaks_text
+
+    found: list[BreakResult] = []
+    for each in experiments:
+        results: list[ExperimentResult] = []
+        for broken in breaks(each):
+            results.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
+            if results[-1].interrupted:
+                break
+        found.append(BreakResult.of(each, results))
+        if found[-1].interrupted:
+            break
+    failed, interrupted = any(each.failed for each in found), any(each.interrupted for each in found)
+    out.result({"ok": not failed, "experiments": [each.to_json() for each in found]}, breaks_text(found))
+    out.exit_code = INTERRUPTED if interrupted else int(failed)
+
+
+def _check_break(wanted: bool, others: Mapping[str, str | None]) -> None:
+    if wanted and (given := [flag for flag, value in others.items() if value is not None]):
+        raise InputError(Problem("", "--break", f"excludes {given[0]}", f"leave {given[0]} out; --format json has all"))
 
 
 def _finish(
@@ -199,6 +238,7 @@ class _Place:
     target: Mapping[str, str] = field(default_factory=dict)
     typed: str = ""
     only: tuple[str, ...] = ()
+    accept_unreliable: bool = False
 
 
 def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _Place:
@@ -221,7 +261,7 @@ def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _
 
 
 def _run(
-    out: Console, wanted: Experiment, repeats: int | None, directory: str | None, where: _Place | None = None
+    out: Console, wanted: Experiment, repeats: int | None, directory: str | None, where: _Place
 ) -> ExperimentResult:
     from heddle.base.problems import machine_errors
     from heddle.experiments.running import Running, plan_text
@@ -233,16 +273,16 @@ def _run(
             raise InputError(Problem("", f"--out {directory}", "is not a directory", "name another directory"))
         with machine_errors(directory):
             copies.mkdir(parents=True, exist_ok=True)
-    pods = None if where is None else where.pods
+    pods = where.pods
     out.say(plan_text(wanted, repeats, pods))
-    if where is None or pods is None:
-        return Running(wanted, out.observer, repeats, copies).run()
+    if pods is None:
+        return Running(wanted, out.observer, repeats, copies, where.accept_unreliable).run()
     from heddle.experiments.sweep import Sweep
     from heddle.runtimes.kube.target import KubeTarget
 
     target = KubeTarget(**where.target)
     sweep = Sweep(
-        wanted, out.observer, repeats, copies,
+        wanted, out.observer, repeats, copies, where.accept_unreliable,
         target=target, parallel=pods.parallel, typed=where.typed, only=where.only,
     )  # fmt: skip
     return sweep.run()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
+from heddle.runs.fitness import UNFIT, unfit
 from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
@@ -45,7 +46,7 @@ class RunFigures(Protocol):
 
     @property
     def doubt(self) -> str:
-        """Why its figures are unreliable; empty if they are not."""
+        """Why no verdict rests on them: the text of an Unfit (runs/fitness.py); empty if one may."""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure. UnknownValueError with the reason when the run does not have it."""
@@ -235,14 +236,12 @@ class LiveFigures:
 
     @property
     def doubt(self) -> str:
-        """Wrong results, paths that are not proven, or the host CPU as the bottleneck: the first of them."""
-        wrong = sum(job.wrong for job in self.jobs)
+        """The gravest reason of its jobs; which path, where paths are not proven."""
+        found = sorted(filter(None, map(unfit, self.jobs)), key=lambda each: UNFIT.index(each.kind))
         whys = [] if self.paths is None else [each.why for each in self.paths.flows if each.why]
-        if wrong:
-            return f"{wrong:,} wrong elements"
-        if whys:
+        if whys and (not found or found[0].kind != UNFIT[0]):
             return f"{many(len(whys), 'path')} not proven: {whys[0]}"
-        return "the host CPU may be the bottleneck" if any(job.limited for job in self.jobs) else ""
+        return found[0].why if found else ""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the run, of one of its jobs, or of one of its sizes."""

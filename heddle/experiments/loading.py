@@ -23,6 +23,7 @@ from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
+from heddle.experiments.perturbed import perturbed
 from heddle.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 from heddle.fabric.hashmodes import PREDICTED
 from heddle.runs.parts import PARTS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from heddle.traffic.workload import Workload
 
 _MOST: Final = 500  # runs of one experiment, without repeats
+_Fabrics = dict[str, "LoadedFabric | None"]  # by their keys
 _LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
 
 
@@ -59,6 +61,11 @@ class Variant:
         return self.measure.live if self.measure is not None else not self.spec.offline
 
     @property
+    def changes_paths(self) -> bool:
+        """Whether paths may change while it lasts: a measure may do anything, and faults have times."""
+        return self.measure is not None or any(job.options.faults for job in self.sent.jobs)
+
+    @property
     def sent(self) -> Workload:
         """The workload. RuntimeError for a measure."""
         if self.workload is None:
@@ -73,12 +80,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class ExperimentCheck:
-    """A comparison with its parsed expression. proof: whether the paths of its runs must be proven."""
+    """A comparison with its parsed expression. proof: whether the paths of its runs must be proven.
+
+    broken: the runs that must make it fail; None where the file names none.
+    """
 
     name: str
     spec: CheckSpec
     expression: Expression
     proof: bool
+    broken: Experiment | None = None
 
 
 @dataclass(frozen=True)
@@ -135,10 +146,12 @@ def load_experiment(path: Path, file: str) -> Experiment:
 class _Reader:
     """Makes the variants and checks of a file, and collects problems."""
 
-    def __init__(self, document: Document, spec: ExperimentSpec, path: Path, file: str) -> None:
+    def __init__(
+        self, document: Document, spec: ExperimentSpec, path: Path, file: str, fabrics: _Fabrics | None = None
+    ) -> None:
         self._document, self._spec, self._path, self._file = document, spec, path, file
         self.problems = Problems()
-        self._fabrics: dict[str, LoadedFabric | None] = {}
+        self._fabrics: _Fabrics = {} if fabrics is None else fabrics
 
     def experiment(self) -> Experiment:
         """The whole; with problems, only some of it."""
@@ -315,7 +328,29 @@ class _Reader:
             why, _, hint = str(error).partition("; ")
             self._wrong(place, why, hint)
             return
-        yield ExperimentCheck(name, spec, expression, self._spec.proof if spec.proof is None else spec.proof)
+        proof = self._spec.proof if spec.proof is None else spec.proof
+        yield ExperimentCheck(name, spec, expression, proof, self._broken(name, spec, expression))
+
+    def _broken(self, name: str, spec: CheckSpec, expression: Expression) -> Experiment | None:
+        """The runs of a check with the changes that must make it fail."""
+        from heddle.spec.wording import examined
+
+        if spec.broken_by is None:
+            return None
+        used = [*dict.fromkeys(call.run for call in expression.calls)]
+        for run in spec.broken_by.runs:
+            if run not in used:
+                trail = ("checks", name, "broken_by", "runs", run)
+                self._wrong(trail, "is not a run of this check", did_you_mean(run, used))
+        document = perturbed(self._document, name, used)
+        found = examined(document, ExperimentSpec)
+        self.problems.found += found.problems
+        if found.value is None or found.problems:
+            return None
+        reader = _Reader(document, found.value, self._path, self._file, self._fabrics)
+        broken = reader.experiment()
+        self.problems.found += reader.problems.found
+        return broken
 
     def _known(self, call: FigureCall) -> None:
         """ExpressionError for a figure that its run cannot have."""

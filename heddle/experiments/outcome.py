@@ -2,7 +2,9 @@
 
 In:  figures of every run and repeat (figures.py), the checks of the file.
 Out: ExperimentResult with a Row for each check and point of the grid.
-The interval is that of the mean, 95 %, by Student's t over repeats; None with a single value.
+The interval is that of the mean, 95 %, by Student's t over repeats; None with a single value. No verdict rests on a run
+with wrong data or unproven paths, none on an unreliable run unless it was asked for, and none on an interval that
+crosses an edge of the band.
 """
 
 from __future__ import annotations
@@ -15,20 +17,19 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
+from heddle.base.tables import many
 from heddle.experiments.expressions import FigureCall, UnknownValueError, points
 from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
+from heddle.experiments.spec import Bounds, CheckSpec
 from heddle.predict.statistics import quantile
+from heddle.runs.fitness import Unfit
 
-State = Literal["ok", "missed", "unproven", "unknown", "shown"]
-FAILED: Final = ("missed", "unproven", "unknown")
-WORDS: Final[Mapping[State, str]] = {
-    "ok": "in the band",
-    "missed": "outside the band",
-    "unproven": "paths are not proven",
-    "unknown": "no value",
-    "shown": "no band",
-}
+State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
+FAILED: Final = ("out of band", "not known", "wrong data")
+UNPROVEN: Final = "unproven paths"
+NO_BOUNDS: Final = Bounds(None, None)
+LEAST: Final = 3  # repeats behind a verdict on a value that varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Sample:
     @property
     def half(self) -> float | None:
         """Half of the interval; None with one value."""
-        many = len(self.values)
-        return None if many < 2 else quantile(many - 1) * stdev(self.values) / math.sqrt(many)
+        count = len(self.values)
+        return None if count < 2 else quantile(count - 1) * stdev(self.values) / math.sqrt(count)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -64,7 +65,8 @@ class Sample:
 class Row:
     """One check at one point of the grid. point: what varies in it. proven: None where no run has paths.
 
-    why: of a state that is not `ok`, and what makes the value doubtful. runs: IDs of the stored runs.
+    cause: of `not known`, in two or three words. accepted: why a run is unreliable that counts all the same.
+    why: of a state that fails, and what makes the value doubtful. runs: IDs of the stored runs.
     """
 
     check: ExperimentCheck
@@ -72,6 +74,8 @@ class Row:
     sample: Sample | None
     state: State
     proven: bool | None
+    cause: str = ""
+    accepted: str = ""
     why: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
 
@@ -80,14 +84,28 @@ class Row:
         """`gain qps=4`."""
         return " ".join([self.check.name, *(f"{k.rpartition('.')[2]}={v}" for k, v in self.point.items())])
 
+    @property
+    def broken(self) -> bool:
+        """Whether the check found something wrong; what is not known for another reason shows nothing."""
+        return self.state in ("out of band", "wrong data") or self.cause == UNPROVEN
+
+    @property
+    def result(self) -> str:
+        """The state in words: `in band`, `NOT KNOWN: too few repeats`."""
+        word = self.state.upper() if self.state in FAILED else self.state
+        return ", ".join(
+            filter(None, [": ".join(filter(None, [word, self.cause])), "UNRELIABLE" * bool(self.accepted)])
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        low, high = self.check.spec.band
+        spec, bounds = self.check.spec, self.check.spec.bounds or NO_BOUNDS
         return {
-            "check": self.check.name, "point": dict(self.point), "value": self.check.spec.value,
-            "unit": self.check.spec.unit, "published": self.check.spec.published, "low": low, "high": high,
+            "check": self.check.name, "point": dict(self.point), "value": spec.value,
+            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high, "sign": spec.sign,
             "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
-            "proven": self.proven, "why": list(self.why), "runs": list(self.runs),
+            "not_known": self.cause, "unreliable": self.accepted, "proven": self.proven, "why": list(self.why),
+            "runs": list(self.runs), "broken_by": spec.broken_by and spec.broken_by.model_dump(exclude_defaults=True),
         }  # fmt: skip
 
 
@@ -100,13 +118,28 @@ class Repeat:
     figures: RunFigures | None
     why: str = ""
 
+    @property
+    def unfit(self) -> Unfit | None:
+        """Why no verdict rests on it."""
+        return None if self.figures is None else Unfit.read(self.figures.doubt)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it has wrong data."""
+        return self.unfit is not None and self.unfit.kind == "wrong data"
+
+    @property
+    def unproven(self) -> bool:
+        """Whether its paths are known not to be proven."""
+        return self.figures is not None and self.figures.proven is False
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         found = self.figures
         return {
             "run": self.variant.run, "point": dict(self.variant.point), "repeat": self.repeat,
             "fabric": self.variant.fabric_text, "ids": [] if found is None else list(found.ids),
-            "proven": None if found is None else found.proven, "unreliable": "" if found is None else found.doubt,
+            "proven": None if found is None else found.proven, "unfit": "" if found is None else found.doubt,
             "why": self.why, "figures": {} if found is None else found.to_json(),
         }  # fmt: skip
 
@@ -115,7 +148,7 @@ class Repeat:
 class ExperimentResult:
     """The result of one experiment. skipped: the need that is missing. interrupted: Ctrl-C ended it.
 
-    directories: where runs were copied, by ID.
+    directories: where runs were copied, by ID. accept_unreliable: verdicts may rest on unreliable runs.
     """
 
     experiment: Experiment
@@ -123,19 +156,21 @@ class ExperimentResult:
     skipped: str = ""
     interrupted: bool = False
     directories: Mapping[str, str] = field(default_factory=dict)
+    accept_unreliable: bool = False
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """Every check at every point; without runs, none."""
         if self.skipped:
             return ()
-        judged = _Judge(self.experiment, self.done)
+        judged = _Judge(self.experiment, self.done, self.accept_unreliable)
         return tuple(row for check in self.experiment.checks for row in judged.rows(check))
 
     @property
     def failed(self) -> bool:
-        """Whether a run failed, a check is outside of its band, or could not be judged."""
-        return any(each.why for each in self.done) or any(row.state in FAILED for row in self.rows)
+        """Whether a run failed or has wrong data, or a check fails."""
+        bad = any(each.why or each.wrong for each in self.done)
+        return bad or any(row.state in FAILED for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """The whole result."""
@@ -151,15 +186,20 @@ class ExperimentResult:
     def checks_csv(self) -> str:
         """A line for each row."""
         axes = list(dict.fromkeys(key for row in self.rows for key in row.point))
-        head = ["experiment", "check", *axes, "mean", "half_interval", "cv_percent", "repeats", "low", "high", "state"]
+        head = [
+            "experiment", "check", *axes, "mean", "half_interval", "cv_percent", "repeats", "low", "high", "sign",
+            "state", "not_known", "unreliable", "broken_by",
+        ]  # fmt: skip
         lines = []
         for row in self.rows:
-            low, high = row.check.spec.band
+            spec, bounds = row.check.spec, row.check.spec.bounds or NO_BOUNDS
             s = row.sample
             figures = ["", "", "", 0] if s is None else [s.mean, _or(s.half), _or(s.cv), len(s.values)]
             where = [row.point.get(axis, "") for axis in axes]
             name = self.experiment.name
-            lines.append([name, row.check.name, *where, *figures, _or(low), _or(high), row.state])
+            claim = [_or(bounds.low), _or(bounds.high), spec.sign or ""]
+            more = [row.state, row.cause, row.accepted, spec.broken_by.text() if spec.broken_by else ""]
+            lines.append([name, row.check.name, *where, *figures, *claim, *more])
         return _csv(head, lines)
 
     def runs_csv(self) -> str:
@@ -189,8 +229,8 @@ def _csv(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 class _Judge:
     """Evaluates checks over what was done."""
 
-    def __init__(self, experiment: Experiment, done: Sequence[Repeat]) -> None:
-        self._experiment = experiment
+    def __init__(self, experiment: Experiment, done: Sequence[Repeat], accept: bool) -> None:
+        self._experiment, self._accept = experiment, accept
         self._of: dict[tuple[str, frozenset[tuple[str, str]]], list[Repeat]] = {}
         for each in done:
             self._of.setdefault((each.variant.run, frozenset(each.variant.point.items())), []).append(each)
@@ -201,21 +241,43 @@ class _Judge:
 
     def _row(self, check: ExperimentCheck, at: Mapping[str, str]) -> Row:
         used = self._used(check, at)
-        many = max((len(each) for each in used), default=0)
+        most = max((len(each) for each in used), default=0)
         values, whys = [], [done.why for each in used for done in each if done.why]
-        for repeat in range(many):
+        for repeat in range(most):
             try:
                 values.append(self._value(check, at, repeat))
             except UnknownValueError as error:
                 whys.append(str(error))
-        found = [done.figures for each in used for done in each if done.figures is not None]
-        known = [each.proven for each in found if each.proven is not None]
+        every = [done for each in used for done in each]
+        known = [done.figures.proven for done in every if done.figures is not None and done.figures.proven is not None]
         proven = all(known) if known else None
-        ids = tuple(dict.fromkeys(run for each in found for run in each.ids))
-        doubts = [each.doubt for each in found if each.doubt]
+        ids = tuple(dict.fromkeys(run for done in every if done.figures is not None for run in done.figures.ids))
+        doubts = [done.unfit.why for done in every if done.unfit is not None]
         sample = Sample(tuple(values)) if values else None
-        state = _state(check, sample, proven, complete=bool(values) and len(values) == many)
-        return Row(check, at, sample, state, proven, tuple(dict.fromkeys([*whys, *doubts])), ids)
+        complete = bool(values) and len(values) == most
+        state, cause, why = self._state(check, sample if complete else None, used)
+        unreliable = [done.unfit.why for done in every if done.unfit is not None and done.unfit.kind == "unreliable"]
+        accepted = unreliable[0] if unreliable and state in ("in band", "sign only", "out of band") else ""
+        whys = [*filter(None, [why]), *whys, *doubts]
+        return Row(check, at, sample, state, proven, cause, accepted, tuple(dict.fromkeys(whys)), ids)
+
+    def _state(
+        self, check: ExperimentCheck, sample: Sample | None, used: Sequence[Sequence[Repeat]]
+    ) -> tuple[State, str, str]:
+        """The state; the cause of `not known`; and a sentence where the figures alone do not say why."""
+        every = [done for each in used for done in each]
+        if any(done.wrong for done in every):
+            return "wrong data", "", ""
+        if sample is None:
+            return "not known", "a run failed" if any(done.why for done in every) else "no value", ""
+        if any(done.unproven and (check.proof or not done.variant.changes_paths) for done in every):
+            return "not known", UNPROVEN, ""
+        if check.spec.bounds is None:
+            return "shown", "", ""
+        if not self._accept and any(done.unfit is not None and done.unfit.kind == "unreliable" for done in every):
+            return "not known", "unreliable", ""
+        least = min((len(each) for each in used if not each[0].variant.spec.offline), default=None)
+        return _compared(check.spec, check.spec.bounds, sample, least)
 
     def _used(self, check: ExperimentCheck, at: Mapping[str, str]) -> list[list[Repeat]]:
         """What was done of every run at the points that the check uses."""
@@ -246,13 +308,25 @@ class _Judge:
         return check.expression.value(at, lookup, self._experiment.axes_of)
 
 
-def _state(check: ExperimentCheck, sample: Sample | None, proven: bool | None, *, complete: bool) -> State:
-    low, high = check.spec.band
-    if sample is None or not complete:
-        return "unknown"
-    if check.proof and proven is False:
-        return "unproven"
-    if low is None and high is None:
-        return "shown"
-    inside = (low is None or sample.mean >= low) and (high is None or sample.mean <= high)
-    return "ok" if inside else "missed"
+def _compared(spec: CheckSpec, bounds: Bounds, sample: Sample, least: int | None) -> tuple[State, str, str]:
+    """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
+    why = ""
+    if spec.exact or (bounds.low is not None and bounds.low == bounds.high):
+        inside = all(bounds.hold(each) for each in sample.values)
+        if spec.exact and len(set(sample.values)) > 1:
+            inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
+    elif least is not None and (why := _too_few(sample, least, bounds)):
+        return "not known", "too few repeats", why
+    else:
+        inside = bounds.hold(sample.mean)
+    return "out of band" if not inside else "sign only" if bounds.sign else "in band", "", why
+
+
+def _too_few(sample: Sample, repeats: int, bounds: Bounds) -> str:
+    """Why so many repeats allow no verdict; empty if they do. repeats: of the run that has the fewest."""
+    if repeats < LEAST:
+        return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST}"
+    half = sample.half or 0.0
+    crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
+    ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
+    return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,13 +52,14 @@ class Pods:
 class Running:
     """State of an experiment that runs. copies: where stored runs go; None: they are not kept.
 
-    heard: called with each repeat when it has ended.
+    accept_unreliable: verdicts may rest on unreliable runs. heard: called with each repeat when it has ended.
     """
 
     experiment: Experiment
     observer: Observer
     repeats: int | None = None
     copies: Path | None = None
+    accept_unreliable: bool = False
     heard: Callable[[Repeat], None] = lambda _: None
     done: list[Repeat] = field(default_factory=list)
     directories: dict[str, str] = field(default_factory=dict)
@@ -88,7 +89,8 @@ class Running:
         """What was done until now, in the order of the file."""
         order = {id(each): number for number, each in enumerate(self.experiment.variants)}
         done = sorted(self.done, key=lambda each: (order[id(each.variant)], each.repeat))
-        return ExperimentResult(self.experiment, tuple(done), skipped, interrupted, self.directories)
+        found = ExperimentResult(self.experiment, tuple(done), skipped, interrupted, self.directories)
+        return replace(found, accept_unreliable=self.accept_unreliable)
 
     def times(self, variant: Variant) -> int:
         """How often a variant runs."""
@@ -169,7 +171,7 @@ class Running:
             values = variant.measure.call(at)
             ids = [each.run_id for each in at.runs]
             agree = [each.proof.agree for each in at.runs if each.proof is not None]
-            doubt = next((each for run in at.runs if (each := LiveFigures([run], None).doubt)), "")
+            doubt = LiveFigures(at.runs, None).doubt
             self._copy(variant, repeat, lab, ids)
             return OwnFigures(values, ids, all(agree) if agree else None, doubt)
         workload = variant.sent

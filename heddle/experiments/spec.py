@@ -6,14 +6,17 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from heddle.spec.keys import Strict, at
+from heddle.base.tables import flat, value_text
+from heddle.spec.keys import Strict, at, reading
 
 MOST_REPEATS: Final = 100
 NAME: Final = re.compile("[A-Za-z][A-Za-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
+_SIGN: Final = re.compile(r"(above|below|is) +(-?[0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)")
 
 
 def _short(key: str) -> BeforeValidator:
@@ -85,12 +88,68 @@ class RunSpec(Strict):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
+
+    low: float | None
+    high: float | None
+    sign: str = ""
+
+    def hold(self, value: float) -> bool:
+        """Whether a value is within them. Both ends of a band belong to it; the limit of a sign does not."""
+        if self.sign and self.low != self.high:
+            return value > self.low if self.low is not None else value < (self.high or 0.0)
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def edges(self) -> list[float]:
+        """The limits, each once."""
+        return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
+
+
+def bounds_of(sign: str) -> Bounds:
+    """`above 1`, `below 0.3`, `is 0`. ValueError for other words."""
+    if (found := _SIGN.fullmatch(sign.strip())) is None:
+        raise ValueError("is not a sign; write above 1, below 0.3 or is 0")
+    word, limit = found[1], float(found[2])
+    return Bounds(None if word == "below" else limit, None if word == "above" else limit, " ".join(sign.split()))
+
+
+class BreakSpec(Strict):
+    """What must make a check fail. runs: run -> keys, merged over the file's; set: keys of the fabric, of all its runs.
+
+    why: what is broken, in words.
+    """
+
+    runs: dict[str, dict[str, Any]] = Field(default={})
+    set: dict[str, Any] = Field(default={})
+    why: str = Field(default="", examples=["switches hash the 5-tuple alone"])
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.runs and not self.set:
+            raise at(".runs", "is missing, and so is set", "write runs: {RUN: {hashing: flow}}, or set: {key: value}")
+        return self
+
+    def text(self) -> str:
+        """Why; without it, the changed keys: `many: hashing: flow`."""
+        changed = {**self.runs, **({"set": self.set} if self.set else {})}
+        return self.why or "; ".join(f"{name}: {value_text(flat(keys))}" for name, keys in changed.items())
+
+
+def _sign(text: str) -> str:
+    with reading():
+        bounds_of(text)
+    return text
+
+
 class CheckSpec(Strict):
     """One comparison. value: an expression over the figures of runs (expressions.py).
 
     published: the published figure, as text or as a number. low, high: the band, both included; tolerance: instead of
-    them, the share of a published number. Without a band the value is only shown. proof: whether the
-    paths of its runs must be proven; default: the file's.
+    them, the share of a published number; sign: instead of a band, one side (`above 1`) or one value (`is 0`). Without
+    any of them the value is only shown. exact: it cannot vary, so all repeats must be equal. broken_by: what must make
+    it fail. proof: false where paths change on purpose while its runs last; default: the file's.
     """
 
     value: str = Field(examples=["busbw(a) / busbw(b)"])
@@ -100,6 +159,9 @@ class CheckSpec(Strict):
     low: float | None = None
     high: float | None = None
     tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
+    sign: Annotated[str, AfterValidator(_sign)] | None = Field(default=None, examples=["above 1"])
+    exact: bool = False
+    broken_by: BreakSpec | None = None
     proof: bool | None = None
 
     @model_validator(mode="before")
@@ -111,23 +173,31 @@ class CheckSpec(Strict):
         return data
 
     @model_validator(mode="after")
-    def _has_one_band(self) -> Self:
-        if self.tolerance is not None:
-            if isinstance(self.published, str) or self.published is None:
-                raise at(".tolerance", "needs a published number", "write low and high")
-            if self.low is not None or self.high is not None:
-                raise at(".tolerance", "excludes low and high", "keep one of the two")
+    def _has_one_claim(self) -> Self:
+        if self.tolerance is not None and (isinstance(self.published, str) or self.published is None):
+            raise at(".tolerance", "needs a published number", "write low and high")
+        given = [key for key in ("tolerance", "low", "high", "sign") if getattr(self, key) is not None]
+        if len(given) > 1 and given != ["low", "high"]:
+            raise at(f".{given[0]}", f"excludes {given[-1]}", "keep one of the two")
+        if given in (["low"], ["high"]):
+            other, word = ("high", "above") if given == ["low"] else ("low", "below")
+            hint = f"write {other}, too, or only what is claimed: sign: {word} {getattr(self, given[0]):g}"
+            raise at(f".{given[0]}", f"has no {other}: a band has two sides", hint)
         if self.low is not None and self.high is not None and self.low > self.high:
             raise at(".low", f"is above high, {self.high:g}", "exchange them")
+        if not given and self.broken_by is not None:
+            raise at(".broken_by", "is of a check with a band or a sign", "write low and high, or sign: above 1")
         return self
 
     @property
-    def band(self) -> tuple[float | None, float | None]:
-        """The lowest and the highest value that is accepted; None: no limit."""
+    def bounds(self) -> Bounds | None:
+        """What it claims of the value; None of a value that is only shown."""
+        if self.sign is not None:
+            return bounds_of(self.sign)
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
-            return self.published - reach, self.published + reach
-        return self.low, self.high
+            return Bounds(self.published - reach, self.published + reach)
+        return None if self.low is None else Bounds(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

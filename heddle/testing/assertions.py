@@ -2,7 +2,8 @@
 
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
-Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5.
+Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/fitness.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
+    from heddle.runs.fitness import UnfitKind
     from heddle.runs.results import RunResult
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
+ACCEPTED: Final[set[UnfitKind]] = set()  # "unreliable" with --heddle-accept-unreliable
 ROWS: Final = 6  # of a table in a message
 _PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
 _QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
@@ -62,6 +65,18 @@ def host_cpu(result: RunResult) -> str:
     return "; the host CPU was the bottleneck, so do not trust this figure" if result.limited else ""
 
 
+def _assert_fit(run: RunResult) -> None:
+    """A verdict may rest on the run. Called when its figure is within the limit: else that is the reason."""
+    __tracebackhide__ = True
+    from heddle.runs.fitness import unfit
+
+    found = unfit(run)
+    if found is not None and found.kind not in ACCEPTED:
+        more = "pytest --heddle-accept-unreliable accepts such runs" if found.kind == "unreliable" else _PATHS
+        expected = "right results, proven paths, processor time to spare"
+        failed("no verdict rests on this run", expected=expected, observed=found.why, where=[run_text(run)], more=more)
+
+
 def assert_paths_agree(paths: PathsResult) -> None:
     """Prediction, kernel lookup and counters name the same path for every queue pair that sent packets."""
     __tracebackhide__ = True
@@ -100,7 +115,7 @@ def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "
     __tracebackhide__ = True
     value = paths.mmr.bytes if by == "bytes" else paths.mmr.flows
     if value is not None and value <= limit:
-        return
+        return assert_paths_agree(paths)
     links = sorted(paths.uplinks.links, key=lambda link: -getattr(link, by))
     mean = sum(getattr(link, by) for link in links) / len(links) if links else 0.0
     rows = [
@@ -142,6 +157,7 @@ def _lossless_run(result: RunResult) -> None:
             where=[run_text(result)],
             more=_QUEUES,
         )
+    _assert_fit(result)
 
 
 def _lossless_queues(result: QueuesResult) -> None:
@@ -172,6 +188,7 @@ def _lossless_paths(paths: PathsResult) -> None:
             where=_table(("lost after", "packets"), rows, "port"),
             more=_PATHS,
         )
+    assert_paths_agree(paths)
 
 
 def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) -> None:
@@ -256,6 +273,7 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
             ],
             more="./inv run prints the whole table; compare figures with the same k only",
         )
+    _assert_fit(result)
 
 
 def assert_marked_below(result: RunResult, share: float) -> None:
@@ -274,6 +292,7 @@ def assert_marked_below(result: RunResult, share: float) -> None:
             where=[run_text(result), *_table(("hosts", "QP", "marked", "packets"), rows, "queue pair")],
             more=_QUEUES,
         )
+    _assert_fit(result)
 
 
 def assert_depth_below(result: RunResult, size: str | int) -> None:
@@ -293,6 +312,7 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
             where=[used.deepest_at, run_text(result)],
             more="./inv plot queues draws the depths over time; pytest --heddle-keep leaves the lab up for it",
         )
+    _assert_fit(result)
 
 
 def assert_no_pauses(result: RunResult) -> None:
@@ -310,6 +330,7 @@ def assert_no_pauses(result: RunResult) -> None:
             where=[run_text(result)],
             more=_QUEUES,
         )
+    _assert_fit(result)
 
 
 def assert_reliable(result: RunResult) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from heddle.base.problems import HeddleError
+from heddle.testing.assertions import ACCEPTED
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -44,6 +45,7 @@ def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
 
 def run_properties(name: str, run: RunResult) -> Properties:
     """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
+    from heddle.runs.fitness import unfit
     from heddle.runs.parts.queues import QueueUse
 
     options = run.options
@@ -58,6 +60,8 @@ def run_properties(name: str, run: RunResult) -> Properties:
         yield from ((f"{name}.busbw.{row.size}", f"{row.busbw:.6g}") for row in run.rows)
     yield f"{name}.wrong", str(run.wrong)
     yield f"{name}.reliable", _word(not run.limited)
+    if (found := unfit(run)) is not None:
+        yield f"{name}.unfit", f"{found.kind}: {found.why}" + (" (accepted)" if found.kind in ACCEPTED else "")
     yield f"{name}.packets", str(sum(flow.sent.packets for flow in run.flows))
     yield f"{name}.marked", str(sum(flow.ce for flow in run.flows))
     if (used := run.part(QueueUse)) is not None:

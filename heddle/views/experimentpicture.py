@@ -44,7 +44,7 @@ def _figure(result: ExperimentResult) -> Figure:
 
 def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
     check = rows[0].check.spec
-    low, high = check.band
+    bounds = check.bounds
     axes.set_title(f"{name}: {check.value}"[:80], fontsize=8, color=INK)
     axes.set_ylabel(check.unit, fontsize=8, color=INK)
     axes.tick_params(labelsize=7, colors=INK)
@@ -64,8 +64,8 @@ def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
     if len(series) > 1:
         axes.legend(fontsize=7, title=", ".join([*rows[0].point][:-1]), title_fontsize=7)
     bottom, top = axes.get_ylim()
-    reach = [value for value in (low, high) if value is not None]
-    if reach:
+    if bounds is not None:
+        low, high, reach = bounds.low, bounds.high, bounds.edges()
         bottom, top = min(bottom, *reach), max(top, *reach)
         margin = (top - bottom) * 0.05 or 0.5
         bottom, top = bottom - margin, top + margin

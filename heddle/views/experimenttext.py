@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from heddle.base.tables import many, some_of, table
-from heddle.experiments.outcome import FAILED, WORDS
+from heddle.experiments.outcome import State
 from heddle.experiments.running import Pods, plan_text
 
 if TYPE_CHECKING:
+    from heddle.experiments.breaking import BreakResult
     from heddle.experiments.folders import Folder, FolderResult
-    from heddle.experiments.loading import Experiment
+    from heddle.experiments.loading import Experiment, ExperimentCheck
     from heddle.experiments.outcome import ExperimentResult, Row
 
-HEAD = ("check", "published", "measured", "95 %", "CV", "band", "result", "paths")
+HEAD = ("check", "published", "measured", "95 %", "CV", "claimed", "result", "paths", "could it fail, and how")
 
 
 def number(value: float | None) -> str:
@@ -22,14 +24,20 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def band_text(row: Row) -> str:
-    """`1.2 to 2`, `at most 0`; `-` without a band."""
-    low, high = row.check.spec.band
-    if low is None and high is None:
+def claim_text(check: ExperimentCheck) -> str:
+    """`1.2 to 2`, `above 1`; `-` without a claim."""
+    bounds = check.spec.bounds
+    if bounds is None:
         return "-"
-    if low is not None and high is not None:
-        return number(low) if low == high else f"{number(low)} to {number(high)}"
-    return f"at most {number(high)}" if low is None else f"at least {number(low)}"
+    return bounds.sign or (
+        number(bounds.low) if bounds.low == bounds.high else f"{number(bounds.low)} to {number(bounds.high)}"
+    )
+
+
+def break_text(check: ExperimentCheck) -> str:
+    """What makes it fail; `-` of a value that is only shown."""
+    by = check.spec.broken_by
+    return by.text() if by is not None else "-" if check.spec.bounds is None else "not shown: no broken_by"
 
 
 def cells(row: Row, before: str = "") -> tuple[str, ...]:
@@ -40,11 +48,10 @@ def cells(row: Row, before: str = "") -> tuple[str, ...]:
     half = None if sample is None else sample.half
     cv = None if sample is None else sample.cv
     paths = "-" if row.proven is None else "proven" if row.proven else "NOT PROVEN"
-    result = WORDS[row.state] if row.state in ("ok", "shown") else WORDS[row.state].upper()
     name = f"{before}{row.name}"
     return (
         name, published, measured, "-" if half is None else f"+-{number(half)}", "-" if cv is None else f"{cv:.1f} %",
-        band_text(row), result, paths,
+        claim_text(row.check), row.result, paths, break_text(row.check),
     )  # fmt: skip
 
 
@@ -87,7 +94,34 @@ def list_text(experiments: Sequence[Experiment], repeats: int | None = None, pod
 def folder_list_text(folder: Folder, repeats: int | None = None) -> str:
     """The experiments of a folder, and what it leaves out."""
     out = [f"left out: {each.what}: {each.why}" for each in folder.spec.left_out]
-    return "\n".join([f"{folder.spec.title} ({folder.spec.source})", list_text(folder.experiments, repeats), *out])
+    lists = (list_text(folder.experiments, repeats), "", checks_text(folder.experiments))
+    return "\n".join([f"{folder.spec.title} ({folder.spec.source})", *lists, *out])
+
+
+def checks_text(experiments: Sequence[Experiment]) -> str:
+    """Every check with what it claims, and what makes it fail."""
+    rows = [
+        (f"{each.name}: {check.name}", claim_text(check), break_text(check))
+        for each in experiments for check in each.checks
+    ]  # fmt: skip
+    return table(("check", "claimed", "could it fail, and how"), rows)
+
+
+def breaks_text(results: Sequence[BreakResult]) -> str:
+    """Every check with what was changed, and what came of it."""
+    rows, every = [], [(each.experiment.name, broken) for each in results for broken in each.broken]
+    for name, broken in every:
+        common = (broken.by, claim_text(broken.check))
+        if not broken.rows:
+            state = f"skipped: {broken.skipped}" if broken.skipped else "not run"
+            rows.append((f"{name}: {broken.check.name}", *common, "-", state, "not known" if broken.skipped else "NO"))
+        for row in broken.rows:
+            measured = "-" if row.sample is None else number(row.sample.mean)
+            rows.append((f"{name}: {row.name}", *common, measured, row.result, "yes" if row.broken else "NO"))
+    whys = [f"{row.name}: {'; '.join(row.why)}" for _, each in every for row in each.rows if row.why and not row.broken]
+    done = sum(each.ok for _, each in every)
+    heads = ("check", "broken by", "claimed", "measured", "result", "does it fail")
+    return "\n".join([table(heads, rows), *whys, f"{done} of {many(len(every), 'check')} fail when broken"])
 
 
 def remarks(result: ExperimentResult) -> Iterator[str]:
@@ -97,8 +131,10 @@ def remarks(result: ExperimentResult) -> Iterator[str]:
         for why in row.why:
             whys.setdefault(why, []).append(row.name)
     yield from (f"{some_of(names, 3)}: {why}" for why, names in whys.items())
-    if not result.experiment.checks:
-        yield from (each.why for each in result.done if each.why)
+    said = [
+        f"{each.variant.title}: {each.unfit.why}" for each in result.done if each.unfit and each.unfit.why not in whys
+    ]
+    yield from dict.fromkeys([*said, *(each.why for each in result.done if each.why and each.why not in whys)])
     if result.interrupted:
         yield "interrupted: the checks use what was measured"
     if result.experiment.spec.reads:
@@ -106,12 +142,8 @@ def remarks(result: ExperimentResult) -> Iterator[str]:
 
 
 def _sum(result: FolderResult) -> str:
-    """`15 of 19 checks in their bands`; checks without a band are counted where their value cannot be used."""
-    rows = [row for each in result.results for row in each.rows]
-    banded = [row for row in rows if row.check.spec.band != (None, None)]
-    inside, skipped = sum(row.state == "ok" for row in banded), sum(bool(each.skipped) for each in result.results)
-    parts = [f"{inside} of {len(banded)} checks in their bands" if banded else "no check has a band"]
-    for state in FAILED:
-        if count := sum(row.state == state and row not in banded for row in rows):
-            parts.append(f"{many(count, 'value')} without a band: {WORDS[state]}")
-    return "; ".join([*parts, *([f"{skipped} experiments skipped"] if skipped else [])])
+    """`15 in band, 2 sign only, 1 out of band, 4 shown`, over all rows."""
+    count = Counter(row.state for each in result.results for row in each.rows)
+    skipped = sum(bool(each.skipped) for each in result.results)
+    parts = [f"{count[state]} {state}" for state in get_args(State) if count[state]]
+    return ", ".join([*parts, *([f"{many(skipped, 'experiment')} skipped"] if skipped else [])]) or "no check"

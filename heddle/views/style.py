@@ -58,5 +58,6 @@ def saved(kind: PictureKind, title: str, make: Callable[[], Figure]) -> bytes:
         mpl.rcdefaults()  # not the settings of a matplotlibrc file
         mpl.rcParams["svg.hashsalt"] = "heddle"  # for ids in the file, which are random by default
         mpl.rcParams["svg.fonttype"] = "none"  # text stays text, for search and for screen readers
+        mpl.rcParams["text.parse_math"] = False  # users' texts have dollar signs
         make().savefig(file, format=kind, metadata={**_ABOUT[kind], "Title": title})
     return file.getvalue()

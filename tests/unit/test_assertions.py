@@ -23,9 +23,10 @@ from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
+from heddle.runs.fitness import UnfitKind
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
+from heddle.runs.results import ProofSummary, RunResult
 from heddle.spec.overrides import value_text
 from heddle.testing import (
     assert_busbw_above,
@@ -37,6 +38,7 @@ from heddle.testing import (
     assert_no_wrong,
     assert_paths_agree,
     assert_reliable,
+    assertions,
     claims,
 )
 from heddle.testing.fabricmarker import FabricRequest, request_of
@@ -94,6 +96,45 @@ def busy() -> RunResult:
     return having(replace(found, flows=flows, rows=rows, run_id="0003"), machine=machine)
 
 
+def limited() -> RunResult:
+    """A run with right results on a machine that was too slow."""
+    return having(calm(), machine=replace(busy()[MachineUse], socket_drops=0))
+
+
+def unproven() -> RunResult:
+    return replace(calm(), proof=ProofSummary(False, 16, 3, ("oracle", "counters"), 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        assert_lossless,
+        lambda run: assert_busbw_above(run, 0.01),
+        lambda run: assert_marked_below(run, 1),
+        lambda run: assert_depth_below(run, "1MB"),
+        assert_no_pauses,
+    ],
+)
+def test_no_figure_of_a_run_that_is_not_fit_passes(
+    passes: Callable[[RunResult], None], request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(assertions.ACCEPTED.clear)
+    wrong = replace(calm(), rows=busy().rows)
+    passes(calm())
+    accepted: tuple[UnfitKind, ...]
+    for accepted in ((), ("unreliable",)):
+        assertions.ACCEPTED.update(accepted)
+        for run, why in ((wrong, "12 wrong elements"), (unproven(), "3 of 16 paths not proven")):
+            with pytest.raises(AssertionError, match=f"no verdict rests on this run\n.*\nobserved  {why}"):
+                passes(run)
+        if accepted:
+            passes(limited())
+            assert dict(run_properties("r", limited()))["r.unfit"].endswith("(accepted)")
+            continue
+        with pytest.raises(AssertionError, match="--heddle-accept-unreliable accepts such runs"):
+            passes(limited())
+
+
 def test_a_good_result_passes() -> None:
     good = paths(proof(1), proof(2))
     assert_paths_agree(good)
@@ -141,6 +182,9 @@ CASES: Mapping[str, Callable[[], None]] = {
     "depth": lambda: assert_depth_below(calm(), "50KB"),
     "pauses": lambda: assert_no_pauses(result()),
     "a busy machine": lambda: assert_reliable(busy()),
+    "a figure of wrong data": lambda: assert_busbw_above(busy(), 0.01),
+    "a figure of a busy machine": lambda: assert_no_pauses(limited()),
+    "a figure of unproven paths": lambda: assert_mmr_below(paths(proof(1), proof(2, OTHER, "was not counted")), 9),
 }
 
 
@@ -172,6 +216,7 @@ def test_a_run_has_its_options_and_what_came_of_it() -> None:
     found = dict(run_properties("r", having(replace(run, rows=run.rows[:1], flows=(flow,)), machine=busy)))
     assert (found["r.busbw"], found["r.marked"], found["r.packets"]) == ("0.015", "4", "7")
     assert (found["r.dropped"], found["r.reliable"]) == ("5", "false")
+    assert found["r.unfit"] == "unreliable: busy"
     assert "r.busbw.65536" not in found
     assert "r.dropped" not in dict(run_properties("r", having(run, queues=None)))
 
@@ -193,7 +238,7 @@ def test_paths_and_the_fabric_have_their_properties_all_in_the_manual() -> None:
     text = DOC.read_text(encoding="utf-8")
     named = [*dict(fabric_properties("netns", 1, "tiny")), *(name.replace("r.", "heddle.runN.", 1) for name in RUN)]
     named = [name.replace("busbw.65536", "busbw.SIZE") for name in named if not name.endswith("busbw.4194304")]
-    named += [f"heddle.runN.{name}" for name in ("paths_agree", "mmr", "mmr_flows", "no_paths")]
+    named += [f"heddle.runN.{name}" for name in ("paths_agree", "mmr", "mmr_flows", "no_paths", "unfit")]
     named += [f"heddle.runN.uplink.PORT.{name}" for name in ("bytes", "flows", "utilisation")]
     assert [name for name in named if f"`{name}`" not in text] == []
 

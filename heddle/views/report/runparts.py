@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from heddle.base.tables import Table, some_of
 from heddle.base.units import format_size
+from heddle.runs.fitness import unfit
 from heddle.runs.runtable import SizeRow
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Values, counted, figure
@@ -65,7 +66,9 @@ def _doubts(run: StoredRun) -> list[str]:
     outcome = run.record.outcome
     if outcome is None:
         return []
-    found = [line for part in outcome.parts.values() for line in part.doubt_lines()]
+    reason = unfit(outcome)
+    found = [f"no verdict rests on this run: {reason.why}"] if reason is not None else []
+    found += [line for part in outcome.parts.values() for line in part.doubt_lines()]
     if outcome.icrc_errors:
         found.append(f"{outcome.icrc_errors:,} packets arrived with a wrong ICRC")
     state = outcome.fabric_state
