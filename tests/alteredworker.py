@@ -1,23 +1,32 @@
 """A worker without one of the measures that make packets cheap, to compare with: `python -m tests.alteredworker`.
 
-The environment variable HEDDLE_TEST_ALTERED names the measure. `altered` starts the workers of a run this way.
+Or one whose data are wrong. The environment variable HEDDLE_TEST_ALTERED names what is altered. `altered` starts the
+workers of a run this way.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
-from heddle.endpoints import crewmembers, nicloop, worker
+from heddle.endpoints import crewmembers, elements, nicloop, worker
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.transports import rc
 
 NAMED: Final = "HEDDLE_TEST_ALTERED"
+_CALLS: Final = itertools.count()
+_INPUT: Final = elements.rank_input
+
+
+def _other_input(*given: Any) -> Any:
+    """A rank's input that is another one each time: what was sent is not what is expected."""
+    return _INPUT(*given) + next(_CALLS) % 7
 
 
 # Name -> constants of the modules of a worker.
@@ -26,6 +35,7 @@ ALTERATIONS: Final[Mapping[str, Mapping[ModuleType, Mapping[str, object]]]] = {
     "passes one frame apart": {nicloop: {"_MODERATION_FRAMES": 1}},
     "passes six frames apart": {nicloop: {"_MODERATION_FRAMES": 6, "_MODERATION_S": 6 * nicloop._MODERATION_S}},
     "an ACK for each packet": {rc: {"_ACK_EVERY": 1}},
+    "wrong data": {elements: {"rank_input": _other_input}},
     "CRC of zlib": {library: {"_CRCS": library._CRCS[-1:]}},
 }
 

@@ -311,6 +311,8 @@ class _Judge:
 def _compared(spec: CheckSpec, bounds: Bounds, sample: Sample, least: int | None) -> tuple[State, str, str]:
     """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
     why = ""
+    if spec.exact and least == 1:
+        return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
     if spec.exact or (bounds.low is not None and bounds.low == bounds.high):
         inside = all(bounds.hold(each) for each in sample.values)
         if spec.exact and len(set(sample.values)) > 1:

@@ -1,7 +1,8 @@
 """The report that the BMWG draft for AI training fabrics asks for in its section 13: ten parts, in Markdown.
 
 In:  the result of a folder of experiments, with the directories of its copied runs.
-Out: the text. The draft sets no pass or fail, so the report has none: it says what was measured, where, and how often.
+Out: the text: what was measured, where, and how often. The draft sets no pass or fail. Where it asks yes or no, or
+states a value, the report has the state of that check.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.tables import flat, many, value_text
 from heddle.base.units import format_bytes, format_rate, format_size
 from heddle.experiments.figures import OF_LINKS, OF_SIZES
-from heddle.views.experimenttext import number, remarks
+from heddle.experiments.outcome import FAILED
+from heddle.views.experimenttext import claim_text, number, remarks
 
 if TYPE_CHECKING:
     from heddle.experiments.folders import FolderResult
@@ -161,14 +163,19 @@ class _Report:
             if result.skipped:
                 yield from (f"Not run: {result.skipped}.", "")
                 continue
-            yield from _table(("value", "mean", "unit", "95 %", "CV", "paths"), [_cells(row) for row in result.rows])
+            heads = ("value", "mean", "unit", "95 %", "CV", "paths", "stated", "state")
+            yield from _table(heads, [_cells(row) for row in result.rows])
             yield from _table(("run", "N", "S", "algorithm (verified)", "S_fabric", "placement"), [*_offered(result)])
         yield "Algorithm (verified): every rank ran this program, and every result was compared element by element."
         yield "S_fabric: payload bytes per rank and iteration at the largest S, derived from algorithm and placement."
         yield ""
 
     def _anomalies(self) -> Iterator[str]:
-        rows = [(result.experiment.name, line) for result in self._results for line in remarks(result)]
+        rows = [
+            (result.experiment.name, f"{row.name}: {row.result}")
+            for result in self._results for row in result.rows if row.state in FAILED
+        ]  # fmt: skip
+        rows += [(result.experiment.name, line) for result in self._results for line in remarks(result)]
         rows += [(each.what, f"not done: {each.why}") for each in self._folder.spec.left_out]
         done = {result.experiment.name for result in self._results}
         rows += [(each.name, "did not run") for each in self._folder.experiments if each.name not in done]
@@ -181,9 +188,10 @@ class _Report:
             doubtful = sum(bool(each.figures and each.figures.doubt) for each in result.done)
             why = "; ".join(dict.fromkeys(left)) or result.skipped
             rows.append((result.experiment.name, len(result.done), len(result.done) - len(left), why, doubtful))
-        yield "A trial is one repeat of one run. Unreliable ones are included: the host CPU may limit them."
+        yield "A trial is one repeat of one run. Those that no verdict rests on are included, and counted: wrong data,"
+        yield "paths that are not proven, or a host CPU that may limit them."
         yield ""
-        heads = ("test", "attempted", "included", "reason of exclusion", "unreliable")
+        heads = ("test", "attempted", "included", "reason of exclusion", "without verdict")
         yield from _table(heads, [tuple(map(str, row)) for row in rows])
 
     def _repeatability(self) -> Iterator[str]:
@@ -239,6 +247,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.name, number(None if sample is None else sample.mean), row.check.spec.unit,
         "" if half is None else f"+-{number(half)}", _cv(row),
         "-" if row.proven is None else "proven" if row.proven else "not proven",
+        claim_text(row.check), row.result,
     )  # fmt: skip
 
 

@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+import tasks
 from heddle.base import state
 from heddle.base.events import Silent
+from heddle.cli.program import main
 from heddle.experiments.folders import FolderResult, load_folder
 from heddle.experiments.loading import load_experiment
 from heddle.experiments.running import Running
 from heddle.runs.store import open_runs
 from heddle.views.benchmarkreport import benchmark_report
+from tests.alteredworker import altered
 from tests.machine import child, patience
 
 pytestmark = pytest.mark.root
@@ -43,24 +46,24 @@ runs:
   again: {run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}}
   paper: {offline: true, run: {collective: all-reduce, size: 64K, placement: cyclic, qps: 4}}
 checks:
-  broken: {value: "links_used(broken, port='rtsw1:eth[12]')", low: 1, high: 1}
+  broken: {value: "links_used(broken, port='rtsw1:eth[12]')", sign: is 1}
   undone: {value: mmr(again) / mmr(plain), low: 1, high: 1}
-  predicted: {value: mmr(paper) / mmr(plain), low: 0.99, high: 1.01}
-  planned: {value: mmr(engineered), high: 1.001}
+  predicted: {value: mmr(paper) - mmr(plain), sign: is 0}
+  planned: {value: mmr(engineered), sign: is 1}
   qps: {value: qps(seeded)}
-  right: {value: max(wrong(seeded)) + wrong(broken), high: 0}
+  right: {value: max(wrong(seeded)) + wrong(broken), sign: is 0}
 """
 
 
 def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
     file = tmp_path / "live.yml"
     file.write_text(FILE)
-    result = Running(load_experiment(file, "live.yml"), Silent(), copies=tmp_path / "runs").run()
+    result = Running(load_experiment(file, "live.yml"), Silent(), None, tmp_path / "runs", accept_unreliable=True).run()
     rows = {row.name: row for row in result.rows}
     states = {name: row.state for name, row in rows.items()}
     assert states == {
-        "broken": "ok", "undone": "ok", "predicted": "ok", "planned": "ok", "qps qps=4": "shown",
-        "qps qps=8": "shown", "right": "ok",
+        "broken": "sign only", "undone": "in band", "predicted": "sign only", "planned": "sign only",
+        "qps qps=4": "shown", "qps qps=8": "shown", "right": "sign only",
     }, {name: row.why for name, row in rows.items()}  # fmt: skip
     assert all(row.proven for row in rows.values()) and not result.failed
     one, two = (rows[name].sample for name in ("qps qps=4", "qps qps=8"))
@@ -77,7 +80,7 @@ def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
 def test_a_published_result_is_in_its_bands_with_proven_paths() -> None:
     (experiment,) = load_folder("sigcomm24").only(["02-same-five-tuple"]).experiments
     result = Running(experiment, Silent()).run()
-    assert not result.failed and all(row.proven and row.state == "ok" for row in result.rows)
+    assert not result.failed and all(row.proven and row.state in ("in band", "sign only") for row in result.rows)
 
 
 def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) -> None:
@@ -100,8 +103,49 @@ def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) 
     document = json.loads(out)
     assert document["interrupted"] and [each["run"] for each in document["runs"]] == ["short"]
     short, long = document["checks"]
-    assert short["measured"]["mean"] > 0 and long["state"] == "unknown"
+    assert short["measured"]["mean"] > 0 and (long["state"], long["not_known"]) == ("not known", "no value")
     assert f"exp{proc.pid % 10**8}" not in state.labs()
+
+
+CLAIMS: Final = """
+title: Uplinks
+fabric: {use: tiny, set: {hosts_per_rack: 1, ctsw: 4, link.host: 40Mbit, link.fabric: 40Mbit}}
+repeats: 3
+runs:
+  pair: {hashing: e-ecmp, run: {collective: send-recv, size: 64K, iters: 1, warmup: 0, qps: 16, sport: fixed}}
+checks:
+  several:
+    value: links_used_least(pair)
+    low: 2
+    high: 4
+    exact: true
+    broken_by: {why: the hash ignores queue pairs, runs: {pair: {hashing: flow}}}
+  fast: {value: busbw(pair), sign: above 0.0001}
+"""
+
+
+def test_a_broken_hash_or_wrong_data_end_an_experiment_with_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(text: str, *more: str) -> tuple[int, dict[str, Any]]:
+        file = tmp_path / "claims.yml"
+        file.write_text(text)
+        code = main(vars(tasks), ["inv", "experiment", str(file), *more, "--accept-unreliable", "--format", "json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, document = ended(CLAIMS)
+    assert code == 0, document
+    broken, document = ended(CLAIMS.replace("pair: {hashing: e-ecmp", "pair: {hashing: flow"), "--only", "several")
+    (row,) = document["checks"]
+    assert (broken, row["state"], row["measured"]["mean"], row["proven"]) == (1, "out of band", 1.0, True)
+    code, document = ended(CLAIMS, "--break", "--only", "several")
+    assert code == 0 and document["experiments"][0]["checks"][0]["ok"]
+    code, document = ended(CLAIMS, "--break")  # nothing breaks the other one
+    assert code == 1 and [each["ok"] for each in document["experiments"][0]["checks"]] == [True, False]
+    with altered("wrong data"):
+        code, document = ended(CLAIMS)
+    assert code == 1 and [row["state"] for row in document["checks"]] == ["wrong data"] * 2
+    assert "wrong element" in document["runs"][0]["unfit"]
 
 
 BENCHMARK: Final = """
