@@ -49,19 +49,22 @@ def table(rows: Rows) -> str:
 def _cells(check: ExperimentCheck, row: Mapping[str, str]) -> Iterator[str]:
     spec, state = check.spec, row.get("state", "not measured")
     yield check.name
-    yield "-" if spec.published is None else str(spec.published)
+    yield (
+        "-" if spec.published is None else spec.published if isinstance(spec.published, str) else f"{spec.published:g}"
+    )
     yield " ".join(spec.about.split()) or "-"
     yield claim_text(check)
     yield _measured(row, spec.unit)
-    yield ": ".join(filter(None, [f"**{state}**" if state == "out of band" else state, row.get("not_known", "")]))
+    word = ": ".join(filter(None, [f"**{state}**" if state == "out of band" else state, row.get("not_known", "")]))
+    yield f"{word}, UNRELIABLE" if row.get("unreliable") else word
     yield break_text(check)
 
 
 def _measured(row: Mapping[str, str], unit: str) -> str:
-    """`1.231 +- 0.004 x (3)`: mean, half of the 95 % interval, repeats; those of a prediction are equal."""
+    """`1.231 ± 0.004 x (3)`: mean, half of the 95 % interval, repeats."""
     if not row.get("mean"):
         return "-"
-    half = f" ± {number(float(row['half_interval']))}" if float(row["half_interval"] or 0) else ""
+    half = f" ± {float(row['half_interval']):.2g}" if float(row["half_interval"] or 0) else ""
     return f"{number(float(row['mean']))}{half} {unit}".strip() + f" ({row['repeats']})"
 
 

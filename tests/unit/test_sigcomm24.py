@@ -41,9 +41,13 @@ def test_every_claim_has_two_sides_or_a_sign_a_source_and_something_that_breaks_
     assert bool(claims) == (each.name != FITTED)
     for check in claims:
         spec, bounds = check.spec, check.spec.bounds
-        assert spec.published is not None and spec.about and spec.broken_by is not None and spec.broken_by.why, check.name
+        assert spec.published is not None and spec.about and spec.broken_by is not None and spec.broken_by.why, (
+            check.name
+        )
         assert check.broken is not None and bounds is not None
-        assert spec.sign is not None or (bounds.low is not None and bounds.high is not None and bounds.low < bounds.high)
+        assert spec.sign is not None or (
+            bounds.low is not None and bounds.high is not None and bounds.low < bounds.high
+        )
 
 
 @pytest.mark.parametrize("each", FILES, ids=lambda each: each.name)

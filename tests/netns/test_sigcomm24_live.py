@@ -1,0 +1,23 @@
+"""Published results on a live fabric: what must break a claim breaks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.experiments.breaking import BreakResult, breaks
+from heddle.experiments.folders import load_folder
+from heddle.experiments.running import Running
+
+pytestmark = pytest.mark.root
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["02-same-five-tuple", "18-icrc"])
+def test_a_published_claim_fails_with_a_broken_hash_a_missing_mark_and_a_damaged_icrc(name: str) -> None:
+    (experiment,) = load_folder("sigcomm24").only([name]).experiments
+    done = [Running(each, Silent(), accept_unreliable=True).run() for each in breaks(experiment)]
+    found = BreakResult.of(experiment, done)
+    assert {each.check.name for each in found.broken} == {check.name for check in experiment.checks}
+    for each in found.broken:
+        assert each.ok, (each.check.name, [(row.state, row.why) for row in each.rows])
