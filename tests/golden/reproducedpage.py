@@ -70,7 +70,7 @@ def _measured(row: Mapping[str, str], unit: str) -> str:
 
 def _source(experiment: Experiment) -> str:
     claim = experiment.spec.claim
-    return "" if claim is None else f"{claim.text} ({claim.source})"
+    return "" if claim is None else f"{claim.text}. {claim.source[:1].upper()}{claim.source[1:]}"
 
 
 def _line(cells: Iterator[str] | list[str] | tuple[str, ...]) -> str:
