@@ -125,8 +125,7 @@ def experiment(
     from heddle.experiments.finding import experiments_shipped
     from heddle.views.experimenttext import checks_text, list_text, result_text
 
-    _check(repeats)
-    _check_break(break_, {"--on": on, "--out": out_})
+    _check(repeats, alone=break_ and (on or out_))
     chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
     where = _place(on, parallel, {key: value for key, value in chosen.items() if value is not None})
     if not file:
@@ -170,8 +169,7 @@ def reproduce(
     from heddle.experiments.folders import FolderResult
     from heddle.views.experimenttext import folder_list_text, folder_text
 
-    _check(repeats)
-    _check_break(break_, {"--out": out_})
+    _check(repeats, alone=break_ and out_)
     folder = _folder(name).only([word for each in only for word in each.split(",") if word])
     if list_:
         listed = [{"name": each.name, "title": each.spec.title} for each in folder.experiments]
@@ -191,28 +189,22 @@ def reproduce(
 
 
 def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
-    """Make the runs that must break each check, and show which did."""
-    from heddle.experiments.breaking import BreakResult, breaks
+    """Make the runs that must break each check, and name those that did not fail."""
+    from heddle.experiments.breaking import breaks, unbroken
     from heddle.views.experimenttext import breaks_text
 
-    found: list[BreakResult] = []
+    results: list[ExperimentResult] = []
+    left: dict[str, str] = {}
     for each in experiments:
-        results: list[ExperimentResult] = []
+        found: list[ExperimentResult] = []
         for broken in breaks(each):
-            results.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
-            if results[-1].interrupted:
-                break
-        found.append(BreakResult.of(each, results))
-        if found[-1].interrupted:
-            break
-    failed, interrupted = any(each.failed for each in found), any(each.interrupted for each in found)
-    out.result({"ok": not failed, "experiments": [each.to_json() for each in found]}, breaks_text(found))
-    out.exit_code = INTERRUPTED if interrupted else int(failed)
-
-
-def _check_break(wanted: bool, others: Mapping[str, str | None]) -> None:
-    if wanted and (given := [flag for flag, value in others.items() if value is not None]):
-        raise InputError(Problem("", "--break", f"excludes {given[0]}", f"leave {given[0]} out; --format json has all"))
+            if not any(result.interrupted for result in results):
+                found.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
+                results.append(found[-1])
+        left |= {f"{each.name}: {name}": why for name, why in unbroken(each, found).items()}
+    document = {"ok": not left, "not_broken": left, "experiments": [each.to_json() for each in results]}
+    out.result(document, breaks_text(results, left))
+    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(bool(left))
 
 
 def _finish(
@@ -223,9 +215,12 @@ def _finish(
     out.exit_code = INTERRUPTED if interrupted else 1 if result.failed else 0
 
 
-def _check(repeats: int | None) -> None:
+def _check(repeats: int | None, *, alone: str | bool | None) -> None:
     from heddle.experiments.spec import MOST_REPEATS
 
+    if alone:
+        hint = "leave them out; --format json has everything"
+        raise InputError(Problem("", "--break", "excludes --on and --out", hint))
     if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
         raise InputError(Problem("", f"--repeats {repeats}", f"is outside 1 to {MOST_REPEATS}"))
 

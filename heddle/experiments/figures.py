@@ -74,31 +74,12 @@ OF_SIZES: Final[Mapping[str, Callable[[SizeRow], float | None]]] = {
     "slowest": _iterations("max_us"),
     "cv": _iterations("cv_pct"),
 }
-# Of a whole run: what it is, for the manual.
-OF_RUNS: Final[Mapping[str, str]] = {
-    "completion": "time of an iteration / that on NICs alone, at the largest size",
-    "drops": "packets that queues dropped",
-    "lost": "packets that were lost anywhere, also by faults and sockets",
-    "marks": "packets that got the mark Congestion Experienced",
-    "pauses": "pause frames of switches",
-    "paused_ports": "ports that were paused at some time",
-    "paused_hosts": "ports of hosts among them",
-    "paused_ms": "milliseconds of pause, summed over ports",
-    "storms": "pause storms that the watchdog ended",
-    "deepest": "bytes of the deepest queue of a switch",
-    "packets": "data packets sent",
-    "bytes": "bytes of these packets",
-    "qps": "flows with a row of their own",
-    "qps_spread": "flows whose packets may take several paths",
-    "unproven": "flows whose paths are not proven",
-    "wrong": "wrong elements of results",
-    "icrc_errors": "packets with a wrong ICRC",
-    "limited": "1 if the host CPU was or may have been the bottleneck, else 0",
-    "last_loss": "seconds from the begin of a fault to the last packet lost, of the worst fault; 0 without one",
-    "settled": "seconds from the begin of a fault to the last change of a route, of the worst; 0 without one",
-    "mmr": "max/mean of bytes over the uplinks below which ranks are",
-    "mmr_flows": "max/mean of flows over them",
-}
+# Of a whole run. docs/experiments.md says what each is.
+OF_RUNS: Final = (
+    "completion", "drops", "lost", "marks", "pauses", "paused_ports", "paused_hosts", "paused_ms", "storms", "deepest",
+    "packets", "bytes", "qps", "qps_spread", "unproven", "wrong", "icrc_errors", "limited", "last_loss", "settled",
+    "mmr", "mmr_flows",
+)  # fmt: skip
 
 
 def _queues(name: str) -> Callable[[RunOutcome], float | None]:
@@ -134,44 +115,24 @@ _OF_FIRST: Final[Mapping[str, Callable[[RunOutcome], float | None]]] = {
     "unproven": _proof("unproven"),
 }
 # Of links: by default the uplinks that an MMR counts; `port` and `direction` choose others.
-OF_LINKS: Final[Mapping[str, str]] = {
-    "links": "links that could be used",
-    "links_used": "links that carried flows",
-    "links_used_most": "the most used links of one switch",
-    "links_used_least": "the least used links of a switch that used any",
-    "link_max": "use of the busiest link, in percent of the run",
-    "link_min": "use of the idlest link",
-    "link_mean": "mean use",
-    "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
-    "link_jfi": "Jain's fairness index of their use: 1 is even, 1/links is one link alone",
-}
-OFFLINE: Final[Mapping[str, str]] = {
-    "completion": "time of the busiest link / the shortest possible time",
-    "time": "seconds of the busiest link for the whole demand",
-    "mmr": "the largest max/mean of bytes of a direction upwards, or that of `direction`",
-    "links": "links of the fabric that could be used",
-    "links_used": "links that carry bytes",
-    "link_max": "use of the busiest link, in percent of the shortest possible time",
-    "link_min": "use of the idlest link",
-    "link_mean": "mean use",
-    "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
-    "link_jfi": "Jain's fairness index of their use",
-    "flows": "flows of all jobs",
-    "unreachable": "flows without a path",
-    "moved": "share of flows with a new path after `down` or `drain`, by hash-threshold",
-    "moved_resilient": "the same with resilient groups",
-    "collisions": "flows on the fullest uplink below which ranks are",
-}
+OF_LINKS: Final = (
+    "links", "links_used", "links_used_most", "links_used_least", "link_max", "link_min", "link_mean", "link_spread",
+    "link_jfi",
+)  # fmt: skip
+OFFLINE: Final = (
+    "completion", "time", "mmr", "links", "links_used", "link_max", "link_min", "link_mean", "link_spread", "link_jfi",
+    "flows", "unreachable", "moved", "moved_resilient", "collisions",
+)  # fmt: skip
 
 
-def counters() -> dict[str, str]:
-    """The counters of all transports, and of congestion control and admission: key -> meaning."""
+def counters() -> list[str]:
+    """The counters of all transports, and of congestion control and admission."""
     from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
     from heddle.endpoints.congestion.controlled import CNP_COLUMNS
     from heddle.endpoints.transports import TRANSPORTS
 
     every = [column for kind in TRANSPORTS.values() for column in getattr(kind, "columns", ())]
-    return {each.key: each.text for each in (*every, *CNP_COLUMNS, *ADMISSION_COLUMNS)}
+    return [each.key for each in (*every, *CNP_COLUMNS, *ADMISSION_COLUMNS)]
 
 
 def live_names() -> list[str]:

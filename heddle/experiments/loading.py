@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from heddle.traffic.workload import Workload
 
 _MOST: Final = 500  # runs of one experiment, without repeats
-_Fabrics = dict[str, "LoadedFabric | None"]  # by their keys
 _LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
 
 
@@ -91,6 +90,12 @@ class ExperimentCheck:
     proof: bool
     broken: Experiment | None = None
 
+    @property
+    def broken_text(self) -> str:
+        """What makes it fail, in words; empty of a value that is only shown."""
+        by = self.spec.broken_by
+        return by.text() if by is not None else "" if self.spec.bounds is None else "not shown: no broken_by"
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -130,28 +135,32 @@ class Experiment:
 
 def load_experiment(path: Path, file: str) -> Experiment:
     """Read and check an experiment. file: its name in problems."""
-    from heddle.spec.wording import examined, in_order
+    from heddle.spec.wording import in_order
 
-    document = parse(read_text(path, file, READING), file, READING)
+    experiment, problems = _read(parse(read_text(path, file, READING), file, READING), path, file)
+    if experiment is None or problems:
+        raise InputError(*in_order(dict.fromkeys(problems)))
+    return experiment
+
+
+def _read(document: Document, path: Path, file: str) -> tuple[Experiment | None, list[Problem]]:
+    """The experiment of a document, and everything that is wrong with it."""
+    from heddle.spec.wording import examined
+
     found = examined(document, ExperimentSpec)
     if found.value is None or found.problems:
-        raise InputError(*found.problems)
+        return None, found.problems
     reader = _Reader(document, found.value, path, file)
-    experiment = reader.experiment()
-    if reader.problems.found:
-        raise InputError(*in_order(dict.fromkeys(reader.problems.found)))
-    return experiment
+    return reader.experiment(), reader.problems.found
 
 
 class _Reader:
     """Makes the variants and checks of a file, and collects problems."""
 
-    def __init__(
-        self, document: Document, spec: ExperimentSpec, path: Path, file: str, fabrics: _Fabrics | None = None
-    ) -> None:
+    def __init__(self, document: Document, spec: ExperimentSpec, path: Path, file: str) -> None:
         self._document, self._spec, self._path, self._file = document, spec, path, file
         self.problems = Problems()
-        self._fabrics: _Fabrics = {} if fabrics is None else fabrics
+        self._fabrics: dict[str, LoadedFabric | None] = {}
 
     def experiment(self) -> Experiment:
         """The whole; with problems, only some of it."""
@@ -333,8 +342,6 @@ class _Reader:
 
     def _broken(self, name: str, spec: CheckSpec, expression: Expression) -> Experiment | None:
         """The runs of a check with the changes that must make it fail."""
-        from heddle.spec.wording import examined
-
         if spec.broken_by is None:
             return None
         used = [*dict.fromkeys(call.run for call in expression.calls)]
@@ -342,14 +349,8 @@ class _Reader:
             if run not in used:
                 trail = ("checks", name, "broken_by", "runs", run)
                 self._wrong(trail, "is not a run of this check", did_you_mean(run, used))
-        document = perturbed(self._document, name, used)
-        found = examined(document, ExperimentSpec)
-        self.problems.found += found.problems
-        if found.value is None or found.problems:
-            return None
-        reader = _Reader(document, found.value, self._path, self._file, self._fabrics)
-        broken = reader.experiment()
-        self.problems.found += reader.problems.found
+        broken, problems = _read(perturbed(self._document, name, used), self._path, self._file)
+        self.problems.found += problems
         return broken
 
     def _known(self, call: FigureCall) -> None:

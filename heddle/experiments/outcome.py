@@ -21,15 +21,15 @@ from heddle.base.tables import many
 from heddle.experiments.expressions import FigureCall, UnknownValueError, points
 from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
-from heddle.experiments.spec import Bounds, CheckSpec
+from heddle.experiments.spec import CheckSpec, ClaimedRange
 from heddle.predict.statistics import quantile
 from heddle.runs.fitness import Unfit
 
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
 UNPROVEN: Final = "unproven paths"
-NO_BOUNDS: Final = Bounds(None, None)
-LEAST: Final = 3  # repeats behind a verdict on a value that varies
+NO_CLAIM: Final = ClaimedRange(None, None)
+LEAST_REPEATS: Final = 3  # repeats behind a verdict on a value that varies
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        spec, bounds = self.check.spec, self.check.spec.bounds or NO_BOUNDS
+        spec, bounds = self.check.spec, self.check.spec.bounds or NO_CLAIM
         return {
-            "check": self.check.name, "point": dict(self.point), "value": spec.value,
-            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high, "sign": spec.sign,
-            "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
+            "check": self.check.name, "value": spec.value, "point": dict(self.point),
+            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high,
+            "sign": spec.sign, "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
             "not_known": self.cause, "unreliable": self.accepted, "proven": self.proven, "why": list(self.why),
-            "runs": list(self.runs), "broken_by": spec.broken_by and spec.broken_by.model_dump(exclude_defaults=True),
+            "runs": list(self.runs), "broken_by": self.check.broken_text,
         }  # fmt: skip
 
 
@@ -168,9 +168,13 @@ class ExperimentResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a run failed or has wrong data, or a check fails."""
-        bad = any(each.why or each.wrong for each in self.done)
-        return bad or any(row.state in FAILED for row in self.rows)
+        """Whether a run failed, has wrong data or unproven paths, or a check fails."""
+        proven = self.experiment.spec.proof and all(check.proof for check in self.experiment.checks)
+        bad = (
+            each.why or each.wrong or (each.unproven and (proven or not each.variant.changes_paths))
+            for each in self.done
+        )
+        return any(bad) or any(row.state in FAILED for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """The whole result."""
@@ -192,13 +196,12 @@ class ExperimentResult:
         ]  # fmt: skip
         lines = []
         for row in self.rows:
-            spec, bounds = row.check.spec, row.check.spec.bounds or NO_BOUNDS
-            s = row.sample
-            figures = ["", "", "", 0] if s is None else [s.mean, _or(s.half), _or(s.cv), len(s.values)]
+            bounds, s = row.check.spec.bounds or NO_CLAIM, row.sample
+            figures = ["", "", "", 0] if s is None else [s.mean, s.half, s.cv, len(s.values)]
             where = [row.point.get(axis, "") for axis in axes]
             name = self.experiment.name
-            claim = [_or(bounds.low), _or(bounds.high), spec.sign or ""]
-            more = [row.state, row.cause, row.accepted, spec.broken_by.text() if spec.broken_by else ""]
+            claim = [bounds.low, bounds.high, bounds.sign]
+            more = [row.state, row.cause, row.accepted, row.check.broken_text]
             lines.append([name, row.check.name, *where, *figures, *claim, *more])
         return _csv(head, lines)
 
@@ -213,10 +216,6 @@ class ExperimentResult:
             for name, value in each.figures.to_json().items()
         ]  # fmt: skip
         return _csv(["experiment", "run", "point", "repeat", "figure", "value"], lines)
-
-
-def _or(value: float | None) -> float | str:
-    return "" if value is None else value
 
 
 def _csv(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
@@ -252,13 +251,12 @@ class _Judge:
         known = [done.figures.proven for done in every if done.figures is not None and done.figures.proven is not None]
         proven = all(known) if known else None
         ids = tuple(dict.fromkeys(run for done in every if done.figures is not None for run in done.figures.ids))
-        doubts = [done.unfit.why for done in every if done.unfit is not None]
+        doubts = {done.unfit.kind: done.unfit.why for done in reversed(every) if done.unfit is not None}
         sample = Sample(tuple(values)) if values else None
         complete = bool(values) and len(values) == most
         state, cause, why = self._state(check, sample if complete else None, used)
-        unreliable = [done.unfit.why for done in every if done.unfit is not None and done.unfit.kind == "unreliable"]
-        accepted = unreliable[0] if unreliable and state in ("in band", "sign only", "out of band") else ""
-        whys = [*filter(None, [why]), *whys, *doubts]
+        accepted = doubts.get("unreliable", "") if state in ("in band", "sign only", "out of band") else ""
+        whys = [*filter(None, [why]), *whys, *doubts.values()]
         return Row(check, at, sample, state, proven, cause, accepted, tuple(dict.fromkeys(whys)), ids)
 
     def _state(
@@ -308,12 +306,12 @@ class _Judge:
         return check.expression.value(at, lookup, self._experiment.axes_of)
 
 
-def _compared(spec: CheckSpec, bounds: Bounds, sample: Sample, least: int | None) -> tuple[State, str, str]:
+def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int | None) -> tuple[State, str, str]:
     """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
     why = ""
     if spec.exact and least == 1:
         return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
-    if spec.exact or (bounds.low is not None and bounds.low == bounds.high):
+    if spec.exact or bounds.low == bounds.high:
         inside = all(bounds.hold(each) for each in sample.values)
         if spec.exact and len(set(sample.values)) > 1:
             inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
@@ -321,13 +319,13 @@ def _compared(spec: CheckSpec, bounds: Bounds, sample: Sample, least: int | None
         return "not known", "too few repeats", why
     else:
         inside = bounds.hold(sample.mean)
-    return "out of band" if not inside else "sign only" if bounds.sign else "in band", "", why
+    return "out of band" if not inside else "sign only" if spec.sign else "in band", "", why
 
 
-def _too_few(sample: Sample, repeats: int, bounds: Bounds) -> str:
+def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
     """Why so many repeats allow no verdict; empty if they do. repeats: of the run that has the fewest."""
-    if repeats < LEAST:
-        return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST}"
+    if repeats < LEAST_REPEATS:
+        return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST_REPEATS}"
     half = sample.half or 0.0
     crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heddle.base.tables import flat, value_text
-from heddle.spec.keys import Strict, at, reading
+from heddle.spec.keys import Strict, at, wrong
 
 MOST_REPEATS: Final = 100
 NAME: Final = re.compile("[A-Za-z][A-Za-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
@@ -89,7 +89,7 @@ class RunSpec(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ClaimedRange:
     """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
 
     low: float | None
@@ -107,12 +107,10 @@ class Bounds:
         return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
 
 
-def bounds_of(sign: str) -> Bounds:
-    """`above 1`, `below 0.3`, `is 0`. ValueError for other words."""
-    if (found := _SIGN.fullmatch(sign.strip())) is None:
-        raise ValueError("is not a sign; write above 1, below 0.3 or is 0")
-    word, limit = found[1], float(found[2])
-    return Bounds(None if word == "below" else limit, None if word == "above" else limit, " ".join(sign.split()))
+def _sign(text: str) -> str:
+    if not _SIGN.fullmatch(text):
+        raise wrong("is not a sign", "write above 1, below 0.3 or is 0")
+    return text
 
 
 class BreakSpec(Strict):
@@ -135,12 +133,6 @@ class BreakSpec(Strict):
         """Why; without it, the changed keys: `many: hashing: flow`."""
         changed = {**self.runs, **({"set": self.set} if self.set else {})}
         return self.why or "; ".join(f"{name}: {value_text(flat(keys))}" for name, keys in changed.items())
-
-
-def _sign(text: str) -> str:
-    with reading():
-        bounds_of(text)
-    return text
 
 
 class CheckSpec(Strict):
@@ -190,14 +182,15 @@ class CheckSpec(Strict):
         return self
 
     @property
-    def bounds(self) -> Bounds | None:
+    def bounds(self) -> ClaimedRange | None:
         """What it claims of the value; None of a value that is only shown."""
         if self.sign is not None:
-            return bounds_of(self.sign)
+            word, limit = self.sign.split()[0], float(self.sign.split()[1])
+            return ClaimedRange(None if word == "below" else limit, None if word == "above" else limit, self.sign)
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
-            return Bounds(self.published - reach, self.published + reach)
-        return None if self.low is None else Bounds(self.low, self.high)
+            return ClaimedRange(self.published - reach, self.published + reach)
+        return None if self.low is None else ClaimedRange(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

@@ -43,5 +43,5 @@ def unfit(run: RunOutcome, size: int | None = None) -> Unfit | None:
         return Unfit("unproven", why)
     causes = [each for each in run.doubts if size is None or each.size in (None, size)]
     if causes:
-        return Unfit("unreliable", causes[0].text)
+        return Unfit("unreliable", f"UNRELIABLE: {causes[0].text}")
     return None

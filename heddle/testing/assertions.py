@@ -60,13 +60,8 @@ def run_text(result: RunResult) -> str:
     return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
 
 
-def host_cpu(result: RunResult) -> str:
-    """A sentence for observations that the host CPU may explain; empty when it was not the bottleneck."""
-    return "; the host CPU was the bottleneck, so do not trust this figure" if result.limited else ""
-
-
 def _assert_fit(run: RunResult) -> None:
-    """A verdict may rest on the run. Called when its figure is within the limit: else that is the reason."""
+    """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
     from heddle.runs.fitness import unfit
 
@@ -147,6 +142,7 @@ def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
 
 def _lossless_run(result: RunResult) -> None:
     __tracebackhide__ = True
+    _assert_fit(result)
     drops = result.lost
     if drops:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
@@ -157,7 +153,6 @@ def _lossless_run(result: RunResult) -> None:
             where=[run_text(result)],
             more=_QUEUES,
         )
-    _assert_fit(result)
 
 
 def _lossless_queues(result: QueuesResult) -> None:
@@ -253,6 +248,7 @@ def assert_no_wrong(result: RunResult) -> None:
 def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None = None) -> None:
     """The bus bandwidth is at least `gb_per_s` GB/s, emulated. size: bytes; None: the mean over all sizes."""
     __tracebackhide__ = True
+    _assert_fit(result)
     rows = [row for row in result.rows if size is None or row.size == size]
     if not rows:
         known = ", ".join(f"{row.size:,}" for row in result.rows)
@@ -262,7 +258,7 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
         failed(
             f"the bus bandwidth is below {gb_per_s:g} GB/s",
             expected=f"at least {gb_per_s:g} GB/s (emulated, k = {result.k:,})",
-            observed=f"{value:.4g} GB/s{host_cpu(result)}",
+            observed=f"{value:.4g} GB/s",
             where=[
                 run_text(result),
                 *_table(
@@ -273,12 +269,12 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
             ],
             more="./inv run prints the whole table; compare figures with the same k only",
         )
-    _assert_fit(result)
 
 
 def assert_marked_below(result: RunResult, share: float) -> None:
     """At most this share (0 to 1) of the data packets arrived with ECN's mark CE."""
     __tracebackhide__ = True
+    _assert_fit(result)
     packets = sum(flow.sent.packets for flow in result.flows)
     marked = sum(flow.ce for flow in result.flows)
     if packets and marked / packets > share:
@@ -292,12 +288,12 @@ def assert_marked_below(result: RunResult, share: float) -> None:
             where=[run_text(result), *_table(("hosts", "QP", "marked", "packets"), rows, "queue pair")],
             more=_QUEUES,
         )
-    _assert_fit(result)
 
 
 def assert_depth_below(result: RunResult, size: str | int) -> None:
     """No switch queue was deeper than this size (`"100KB"`) at any time of the run."""
     __tracebackhide__ = True
+    _assert_fit(result)
     from heddle.base.units import format_bytes, parse_size
 
     limit = parse_size(size)
@@ -308,16 +304,16 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
         failed(
             f"a queue was deeper than {format_bytes(limit)}",
             expected=f"at most {format_bytes(limit)} in every queue of a switch",
-            observed=f"{format_bytes(used.deepest)}{host_cpu(result)}",
+            observed=f"{format_bytes(used.deepest)}",
             where=[used.deepest_at, run_text(result)],
             more="./inv plot queues draws the depths over time; pytest --heddle-keep leaves the lab up for it",
         )
-    _assert_fit(result)
 
 
 def assert_no_pauses(result: RunResult) -> None:
     """No port was paused by PFC during the run."""
     __tracebackhide__ = True
+    _assert_fit(result)
     from heddle.runs.parts.queues import QueueUse
 
     used = result.part(QueueUse)
@@ -326,11 +322,10 @@ def assert_no_pauses(result: RunResult) -> None:
             "ports were paused",
             expected="no pause frame",
             observed=f"{many(used.pauses, 'pause frame')}; {many(used.paused_ports, 'port')} paused, "
-            f"{used.paused_hosts} of them of hosts, {used.paused_ms:,.0f} ms in all{host_cpu(result)}",
+            f"{used.paused_hosts} of them of hosts, {used.paused_ms:,.0f} ms in all",
             where=[run_text(result)],
             more=_QUEUES,
         )
-    _assert_fit(result)
 
 
 def assert_reliable(result: RunResult) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from heddle.base.tables import many, some_of, table
@@ -11,7 +11,6 @@ from heddle.experiments.outcome import State
 from heddle.experiments.running import Pods, plan_text
 
 if TYPE_CHECKING:
-    from heddle.experiments.breaking import BreakResult
     from heddle.experiments.folders import Folder, FolderResult
     from heddle.experiments.loading import Experiment, ExperimentCheck
     from heddle.experiments.outcome import ExperimentResult, Row
@@ -27,17 +26,12 @@ def number(value: float | None) -> str:
 def claim_text(check: ExperimentCheck) -> str:
     """`1.2 to 2`, `above 1`; `-` without a claim."""
     bounds = check.spec.bounds
-    if bounds is None:
-        return "-"
-    return bounds.sign or (
-        number(bounds.low) if bounds.low == bounds.high else f"{number(bounds.low)} to {number(bounds.high)}"
-    )
+    return check.spec.sign or ("-" if bounds is None else f"{number(bounds.low)} to {number(bounds.high)}")
 
 
 def break_text(check: ExperimentCheck) -> str:
     """What makes it fail; `-` of a value that is only shown."""
-    by = check.spec.broken_by
-    return by.text() if by is not None else "-" if check.spec.bounds is None else "not shown: no broken_by"
+    return check.broken_text or "-"
 
 
 def cells(row: Row, before: str = "") -> tuple[str, ...]:
@@ -107,21 +101,14 @@ def checks_text(experiments: Sequence[Experiment]) -> str:
     return table(("check", "claimed", "could it fail, and how"), rows)
 
 
-def breaks_text(results: Sequence[BreakResult]) -> str:
-    """Every check with what was changed, and what came of it."""
-    rows, every = [], [(each.experiment.name, broken) for each in results for broken in each.broken]
-    for name, broken in every:
-        common = (broken.by, claim_text(broken.check))
-        if not broken.rows:
-            state = f"skipped: {broken.skipped}" if broken.skipped else "not run"
-            rows.append((f"{name}: {broken.check.name}", *common, "-", state, "not known" if broken.skipped else "NO"))
-        for row in broken.rows:
-            measured = "-" if row.sample is None else number(row.sample.mean)
-            rows.append((f"{name}: {row.name}", *common, measured, row.result, "yes" if row.broken else "NO"))
-    whys = [f"{row.name}: {'; '.join(row.why)}" for _, each in every for row in each.rows if row.why and not row.broken]
-    done = sum(each.ok for _, each in every)
-    heads = ("check", "broken by", "claimed", "measured", "result", "does it fail")
-    return "\n".join([table(heads, rows), *whys, f"{done} of {many(len(every), 'check')} fail when broken"])
+def breaks_text(results: Sequence[ExperimentResult], left: Mapping[str, str]) -> str:
+    """Every check with its runs broken, and those that did not fail, with the reason."""
+    rows = [cells(row, f"{each.experiment.name}: ") for each in results for row in each.rows]
+    more = [line for each in results for line in ([f"skipped: {each.skipped}"] if each.skipped else remarks(each))]
+    lines = [*dict.fromkeys(more), *(f"NOT BROKEN: {name} {why}" for name, why in left.items())]
+    return "\n".join(
+        [*([table(HEAD, rows), ""] if rows else []), *lines, *([] if left else ["every check fails when it is broken"])]
+    )
 
 
 def remarks(result: ExperimentResult) -> Iterator[str]:

@@ -36,7 +36,7 @@ def test_wrong_data_go_before_unproven_paths_and_these_before_a_busy_machine() -
     assert unfit(wrong(busy(unproven, None))) == Unfit("wrong data", "12 wrong elements")
     assert unfit(busy(unproven, None)) == Unfit("unproven", "2 of 16 paths not proven")
     assert unfit(proven(agree=False)) == Unfit("unproven", "paths are not proven")  # packets that no rule explains
-    assert unfit(busy(proven(), None)) == Unfit("unreliable", "CPU 1 was busy 99% of the time")
+    assert unfit(busy(proven(), None)) == Unfit("unreliable", "UNRELIABLE: CPU 1 was busy 99% of the time")
 
 
 def test_a_machine_that_was_busy_at_one_size_leaves_the_others_fit() -> None:

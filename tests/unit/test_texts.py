@@ -33,6 +33,7 @@ FOREIGN: Final = frozenset({
     "--disable-protocol",  # tshark
     "--vars",  # containerlab
     "--dist", "--junit-xml", "--lf", "--pdb",  # pytest, and its options of Heddle and of these tests
+    "--heddle-accept-unreliable",
     "--heddle-keep", "--heddle-labs", "--heddle-no-skip", "--heddle-pcap", "--heddle-runtime", "--regen-goldens",
 })  # fmt: skip
 # Files that must name old words to accept them.
