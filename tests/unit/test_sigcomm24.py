@@ -58,7 +58,7 @@ def test_no_check_has_a_grid_so_that_all_tables_have_the_same_columns(each: Expe
 @pytest.mark.parametrize("each", FILES, ids=lambda each: each.name)
 def test_live_claims_have_three_repeats(each: Experiment) -> None:
     live = [variant for variant in each.variants if variant.live and each.name != FITTED]
-    assert all(variant.repeats == 3 for variant in live)
+    assert all(variant.repeats >= 3 for variant in live)
 
 
 @pytest.mark.parametrize("name", OFFLINE)
