@@ -129,7 +129,7 @@ def experiment(
     chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
     where = _place(on, parallel, {key: value for key, value in chosen.items() if value is not None})
     if not file:
-        if needs := [flag for flag, value in (("--only", only), ("--out", out_)) if value]:
+        if needs := [flag for flag, value in (("--only", only), ("--out", out_), ("--break", break_)) if value]:
             hint = "name one: ./inv experiment FILE; ./inv experiment lists those of Heddle"
             raise InputError(Problem("", some_of(needs), "needs an experiment", hint))
         found = [each for name in experiments_shipped() for each in _loaded(name)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
-from heddle.runs.fitness import UNFIT, unfit
+from heddle.runs.fitness import reasons
 from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
@@ -197,12 +197,12 @@ class LiveFigures:
 
     @property
     def doubt(self) -> str:
-        """The gravest reason of its jobs; which path, where paths are not proven."""
-        found = sorted(filter(None, map(unfit, self.jobs)), key=lambda each: UNFIT.index(each.kind))
+        """Wrong data before a busy machine before unproven paths, which `proven` tells as well; names a path."""
+        found = {each.kind: each.why for job in self.jobs for each in reasons(job)}
         whys = [] if self.paths is None else [each.why for each in self.paths.flows if each.why]
-        if whys and (not found or found[0].kind != UNFIT[0]):
-            return f"{many(len(whys), 'path')} not proven: {whys[0]}"
-        return found[0].why if found else ""
+        if whys:
+            found["unproven"] = f"{many(len(whys), 'path')} not proven: {whys[0]}"
+        return found.get("wrong data") or found.get("unreliable") or found.get("unproven", "")
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the run, of one of its jobs, or of one of its sizes."""

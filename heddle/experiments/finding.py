@@ -44,7 +44,9 @@ def files_of_experiment(typed: str) -> list[str]:
         return []
     try:
         data = parse(read_text(real(typed), typed, READING), typed, READING).data
-        runs = [each for each in data["runs"].values() if isinstance(each, dict)]
+        broken = [check["broken_by"] for check in data.get("checks", {}).values() if "broken_by" in check]
+        changes = [change for each in broken for change in each.get("runs", {}).values()]
+        runs = [each for each in (*data["runs"].values(), *changes) if isinstance(each, dict)]
         uses = [each["fabric"] for each in (data, *runs) if "fabric" in each]
         fabrics = [str(each["use"] if isinstance(each, dict) else each) for each in uses]
         groups = [

@@ -93,9 +93,7 @@ class Row:
     def result(self) -> str:
         """The state in words: `in band`, `NOT KNOWN: too few repeats`."""
         word = self.state.upper() if self.state in FAILED else self.state
-        return ", ".join(
-            filter(None, [": ".join(filter(None, [word, self.cause])), "UNRELIABLE" * bool(self.accepted)])
-        )
+        return f"{word}{f': {self.cause}' if self.cause else ''}{', UNRELIABLE' if self.accepted else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -196,13 +194,10 @@ class ExperimentResult:
         ]  # fmt: skip
         lines = []
         for row in self.rows:
-            bounds, s = row.check.spec.bounds or NO_CLAIM, row.sample
-            figures = ["", "", "", 0] if s is None else [s.mean, s.half, s.cv, len(s.values)]
-            where = [row.point.get(axis, "") for axis in axes]
-            name = self.experiment.name
-            claim = [bounds.low, bounds.high, bounds.sign]
-            more = [row.state, row.cause, row.accepted, row.check.broken_text]
-            lines.append([name, row.check.name, *where, *figures, *claim, *more])
+            measured = {"values": []} if row.sample is None else row.sample.to_json()
+            repeats = {"experiment": self.experiment.name, "repeats": len(measured["values"])}
+            known = {**row.to_json(), **measured, **row.point, **repeats}
+            lines.append([known.get(each, "") for each in head])
         return _csv(head, lines)
 
     def runs_csv(self) -> str:

@@ -15,7 +15,7 @@ from heddle.base.tables import flat, many, value_text
 from heddle.base.units import format_bytes, format_rate, format_size
 from heddle.experiments.figures import OF_LINKS, OF_SIZES
 from heddle.experiments.outcome import FAILED
-from heddle.views.experimenttext import claim_text, number, remarks
+from heddle.views.experimenttext import HEAD, cells, remarks
 
 if TYPE_CHECKING:
     from heddle.experiments.folders import FolderResult
@@ -163,8 +163,7 @@ class _Report:
             if result.skipped:
                 yield from (f"Not run: {result.skipped}.", "")
                 continue
-            heads = ("value", "mean", "unit", "95 %", "CV", "paths", "stated", "state")
-            yield from _table(heads, [_cells(row) for row in result.rows])
+            yield from _table(HEAD, [cells(row) for row in result.rows])
             yield from _table(("run", "N", "S", "algorithm (verified)", "S_fabric", "placement"), [*_offered(result)])
         yield "Algorithm (verified): every rank ran this program, and every result was compared element by element."
         yield "S_fabric: payload bytes per rank and iteration at the largest S, derived from algorithm and placement."
@@ -238,17 +237,6 @@ def _point(result: ExperimentResult, call: Any) -> str:
         (_AT_RANKS, (*OF_SIZES, "completion")), (_OF_KERNELS, ("settled",)),
     )  # fmt: skip
     return next((where for where, names in found if figure in names), _AT_NICS)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    sample = row.sample
-    half = None if sample is None else sample.half
-    return (
-        row.name, number(None if sample is None else sample.mean), row.check.spec.unit,
-        "" if half is None else f"+-{number(half)}", _cv(row),
-        "-" if row.proven is None else "proven" if row.proven else "not proven",
-        claim_text(row.check), row.result,
-    )  # fmt: skip
 
 
 def _cv(row: Row) -> str:

@@ -281,6 +281,9 @@ def test_paths_need_no_proof_only_where_a_run_changes_them_and_its_file_says_so(
         done = [Repeat(found.variants[0], at, OwnFigures({"mmr": 1.23}, proven=False)) for at in (1, 2, 3)]
         (row,) = ExperimentResult(found, tuple(done)).rows
         assert row.cause == wanted
+        busy = [replace(each, figures=OwnFigures({"mmr": 1.23}, proven=False, doubt=CPU)) for each in done]
+        (row,) = ExperimentResult(found, tuple(busy)).rows
+        assert row.cause == (wanted or "unreliable")
 
 
 def test_a_sign_holds_or_not_and_exact_values_do_not_vary(tmp_path: Path) -> None:
@@ -486,6 +489,10 @@ checks: {flows: flows(a) + flows(b) + flows(c)}
     names = [f"{tmp_path}/{name}" for name in ("x.yml", "own.yml", "m.csv", "job.yml")]
     assert files_of_experiment(str(file)) == names
     assert files_of_experiment(str(written(tmp_path, text.replace("job.yml", "[job.yml, ring]")))) == names
+    broken = "{flows: {value: flows(a), sign: above 0, broken_by: {runs: {a: {workload: none.yml, fabric: b.yml}}}}}"
+    changed = str(written(tmp_path, text.partition("checks")[0] + f"checks: {broken}\n"))
+    assert files_of_experiment(changed)[-3:] == [f"{tmp_path}/{name}" for name in ("m.csv", "job.yml", "none.yml")]
+    assert f"{tmp_path}/b.yml" in files_of_experiment(changed)
     written(tmp_path, text)
     (row,) = Running(load_experiment(file, str(file)), Silent()).run().rows
     assert row.sample == Sample((2 + 4 + 8,))  # of a matrix, also credits

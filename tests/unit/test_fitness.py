@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from heddle.experiments.figures import LiveFigures
 from heddle.host.saturation import Cause
 from heddle.runs.fitness import Unfit, unfit
 from heddle.runs.parts.machine import MachineUse
@@ -53,3 +54,10 @@ def test_the_text_of_a_reason_gives_the_reason() -> None:
     assert [Unfit.read(each.why) for each in reasons if each] == reasons
     assert Unfit.read("") is None
     assert Unfit.read("the host CPU may be the bottleneck") == Unfit("unreliable", "the host CPU may be the bottleneck")
+
+
+def test_a_busy_machine_is_named_also_where_paths_need_no_proof() -> None:
+    assert LiveFigures([busy(proven(agree=False), None)], None).doubt.startswith("UNRELIABLE: CPU 1")
+    assert LiveFigures([proven(agree=False)], None).doubt == "paths are not proven"
+    assert LiveFigures([proven(), wrong(busy(proven(), None))], None).doubt == "12 wrong elements"
+    assert LiveFigures([proven()], None).doubt == ""

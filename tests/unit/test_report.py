@@ -103,6 +103,14 @@ def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: Run
     assert "This run did not finish" in text
 
 
+def test_a_run_with_wrong_elements_says_that_no_verdict_rests_on_it(tmp_path: Path) -> None:
+    right = samples.result()
+    for number, (wrong, said) in enumerate(((0, False), (12, True)), 1):
+        found = replace(right, rows=(replace(right.rows[0], wrong=wrong), *right.rows[1:]))
+        run = keep(tmp_path, number, replace(samples.record(), outcome=found.outcome))
+        assert ("no verdict rests on this run: 12 wrong elements" in report_html([run], None)) == said
+
+
 def test_what_nobody_counted_is_a_dash_and_no_zero(tmp_path: Path) -> None:
     """With --transport rxe the kernel reports neither wrong ICRCs nor stray packets, nor losses at its sockets."""
     use = replace(samples.result()[MachineUse], socket_drops=None)

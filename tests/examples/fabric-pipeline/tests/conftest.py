@@ -27,6 +27,6 @@ def reliable():
 
     def check(*runs):
         if any(run.machine.limited for run in runs):
-            pytest.skip("the host CPU was the bottleneck: paths and losses are checked, bandwidths and pauses are not")
+            pytest.skip("the host CPU was the bottleneck: results and paths are checked, figures are not")
 
     return check

@@ -13,9 +13,9 @@ def test_a_drain_costs_no_packet_and_little_bandwidth(heddle_lab, all_to_all, he
     assert_converged(heddle_lab, degraded=True)
     after = all_to_all()
     assert_no_wrong(after)
-    assert_lossless(after)
     assert_paths_agree(heddle_paths())
     ratio = after.busbw / before.busbw
     record_property("busbw.ratio_to_all_switches", f"{ratio:.2f}")
     reliable(before, after)
+    assert_lossless(after)
     assert ratio >= 0.6, f"without ctsw2 the busbw is {ratio:.2f} of that before; expected at least 0.6"
