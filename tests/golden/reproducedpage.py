@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,12 @@ BEGIN, END = "<!-- made from docs/results/sigcomm24.csv: tests/golden/reproduced
 HEAD: Final = ("check", "published", "both sides; the band", "claimed", "measured", "state", "it fails with")
 
 Rows = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+@cache
+def experiments() -> tuple[Experiment, ...]:
+    """The experiment files, in order."""
+    return load_folder("sigcomm24").experiments
 
 
 def results() -> dict[tuple[str, str], dict[str, str]]:
@@ -40,7 +47,7 @@ def page(rows: Rows) -> str:
 def table(rows: Rows) -> str:
     """A line for each experiment, and below it one for each of its checks."""
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
-    for each in load_folder("sigcomm24").experiments:
+    for each in experiments():
         lines += [_line([f"**{int(each.name[:2])}**", _source(each), *[""] * (len(HEAD) - 2)])]
         lines += [_line(_cells(check, rows.get((each.name, check.name), {}))) for check in each.checks]
     return "".join(lines)
@@ -79,7 +86,7 @@ def _line(cells: Iterator[str] | list[str] | tuple[str, ...]) -> str:
 
 def collected(directory: Path) -> str:
     """The tables of checks of all experiments as one; all have the same columns, since no check has a grid."""
-    texts = [(directory / f"{each.name}.csv").read_text() for each in load_folder("sigcomm24").experiments]
+    texts = [(directory / f"{each.name}.csv").read_text() for each in experiments()]
     heads = {text.split("\n", 1)[0] for text in texts}
     if len(heads) != 1:
         raise ValueError(f"columns differ: {heads}")
