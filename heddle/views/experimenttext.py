@@ -118,9 +118,8 @@ def remarks(result: ExperimentResult) -> Iterator[str]:
         for why in row.why:
             whys.setdefault(why, []).append(row.name)
     yield from (f"{some_of(names, 3)}: {why}" for why, names in whys.items())
-    said = [
-        f"{each.variant.title}: {each.unfit.why}" for each in result.done if each.unfit and each.unfit.why not in whys
-    ]
+    bad = [each for each in result.done if each.unfit and each.unfit.kind != "unreliable"]
+    said = [f"{each.variant.title}: {each.unfit.why}" for each in bad if each.unfit and each.unfit.why not in whys]
     yield from dict.fromkeys([*said, *(each.why for each in result.done if each.why and each.why not in whys)])
     if result.interrupted:
         yield "interrupted: the checks use what was measured"
