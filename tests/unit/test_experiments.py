@@ -414,16 +414,6 @@ def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_la
         assert not [check.name for found in broken for check in found.checks if check.name in left], (each.name, left)
 
 
-def test_every_check_of_sigcomm24_cites_a_source_and_has_a_band() -> None:
-    folder = load_folder("sigcomm24")
-    page = (ROOT / "docs/reproduce.md").read_text()
-    for each in folder.experiments:
-        assert each.spec.claim is not None and each.spec.claim.source and each.spec.reads, each.name
-        banded = [check for check in each.checks if check.spec.bounds is not None]
-        assert banded and all(check.spec.published is not None for check in banded), each.name
-        assert f"\n| {int(each.name[:2])} |" in page, each.name
-
-
 def test_only_changes_that_switches_make_keep_the_icrc_right(tmp_path: Path) -> None:
     text = "title: ICRC\nfabric: tiny\nruns: {x: {measure: icrc_changes}}\nchecks: {all: unchanged}\n"
     (done,) = Running(loaded(tmp_path, text), Silent()).run().done

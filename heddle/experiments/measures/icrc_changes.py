@@ -11,12 +11,8 @@ from heddle.wire import layout as wire
 from heddle.wire.icrc import verdict
 
 _IP: Final = 14  # offset of the IP header in a frame
-# Figure -> the byte of the IPv4 packet that changes, and the bits that are inverted.
-_CHANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "ttl": (8, 0x01),
-    "ecn": (1, 0x01),
-    "sport": (wire.IPV4_BYTES + 1, 0x01),
-}
+# Figure -> the byte of the IPv4 packet whose lowest bit is inverted.
+_CHANGES: Final[Mapping[str, int]] = {"ttl": 8, "ecn": 1, "sport": wire.IPV4_BYTES + 1}
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
@@ -33,9 +29,9 @@ def _measure(at: Measuring) -> Mapping[str, float]:
     batch.put_data(0, flow, wire.WRITE_ONLY, 0, bytes(size), reth=(0, 0, size))
     frame = bytes(batch.frame(0))
     found = {"unchanged": verdict(frame, _IP)}
-    for name, (byte, bits) in _CHANGES.items():
+    for name in _CHANGES:
         changed = bytearray(frame)
-        changed[_IP + byte] ^= bits
+        changed[_IP + at.options[name]] ^= 1
         found[name] = verdict(bytes(changed), _IP)
     return {name: float(each == "right") for name, each in found.items()}
 
@@ -49,7 +45,7 @@ MEASURE: Final = Measure(
         "sport": "the same with another UDP source port",
     },
     _measure,
-    {"payload": 1024},
+    {"payload": 1024, **_CHANGES},
     live=False,
     seconds=0.1,
 )

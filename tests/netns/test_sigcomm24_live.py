@@ -1,0 +1,21 @@
+"""Published results on a live fabric: what must break a claim breaks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.experiments.breaking import breaks, unbroken
+from heddle.experiments.folders import load_folder
+from heddle.experiments.running import Running
+
+pytestmark = pytest.mark.root
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["02-same-five-tuple", "18-icrc"])
+def test_a_published_claim_fails_with_a_broken_hash_a_missing_mark_and_a_damaged_icrc(name: str) -> None:
+    (experiment,) = load_folder("sigcomm24").only([name]).experiments
+    done = [Running(each, Silent(), accept_unreliable=True).run() for each in breaks(experiment)]
+    assert {row.name for each in done for row in each.rows} == {check.name for check in experiment.checks}
+    assert unbroken(experiment, done) == {}

@@ -1,0 +1,76 @@
+"""The published results: what each check claims, and the state of those that need no lab."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.experiments.folders import load_folder
+from heddle.experiments.loading import Experiment
+from heddle.experiments.running import Running
+
+FILES: Final = load_folder("sigcomm24").experiments
+FITTED: Final = "19-posting"  # a model that was fitted to the published values claims nothing
+# State of each check that needs no lab, and why it is not another one: docs/reproduce.md.
+OFFLINE: Final = {
+    "01-random-flows": {"mmr": "in band"},
+    "04-queue-pairs": {"gain": "in band"},
+    "06-uplinks": {"spread": "sign only", "te": "in band", "two_down": "in band"},
+    "08-te": {"te_spread": "in band", "e_ecmp_spread": "in band", "gain": "out of band"},
+    "09-te-failure": {"shared_port": "sign only"},
+    "18-icrc": {"ttl_and_ecn": "sign only", "sport": "sign only"},
+}
+
+
+def offline(experiment: Experiment) -> Experiment:
+    """Its checks with a claim that need no lab."""
+    live = {each.run for each in experiment.variants if each.live}
+    claims = [each.name for each in experiment.checks if each.spec.bounds is not None]
+    names = [each.name for each in experiment.checks if not live & {call.run for call in each.expression.calls}]
+    chosen = [name for name in names if name in claims]
+    return experiment.only(chosen) if chosen else replace(experiment, checks=(), variants=())
+
+
+@pytest.mark.parametrize("each", FILES, ids=lambda each: each.name)
+def test_every_claim_has_two_sides_or_a_sign_a_source_and_something_that_breaks_it(each: Experiment) -> None:
+    assert each.spec.claim is not None and each.spec.claim.source and each.spec.reads
+    claims = [check for check in each.checks if check.spec.bounds is not None]
+    assert bool(claims) == (each.name != FITTED)
+    for check in claims:
+        spec, bounds = check.spec, check.spec.bounds
+        assert spec.published is not None and spec.about and spec.broken_by is not None and spec.broken_by.why, (
+            check.name
+        )
+        assert check.broken is not None and bounds is not None
+        assert spec.sign is not None or (
+            bounds.low is not None and bounds.high is not None and bounds.low < bounds.high
+        )
+
+
+@pytest.mark.parametrize("each", FILES, ids=lambda each: each.name)
+def test_no_check_has_a_grid_so_that_all_tables_have_the_same_columns(each: Experiment) -> None:
+    assert not [check.name for check in each.checks if check.expression.free(each.axes_of)]
+
+
+@pytest.mark.parametrize("each", FILES, ids=lambda each: each.name)
+def test_live_claims_have_three_repeats(each: Experiment) -> None:
+    live = [variant for variant in each.variants if variant.live and each.name != FITTED]
+    assert all(variant.repeats >= 3 for variant in live)
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_offline_check_has_its_state(name: str) -> None:
+    (experiment,) = [offline(each) for each in FILES if each.name == name]
+    result = Running(experiment, Silent()).run()
+    assert {row.name: row.state for row in result.rows} == OFFLINE[name]
+
+
+def test_the_offline_checks_are_all_tried_and_broken_without_a_lab() -> None:
+    """test_experiments.py makes the broken runs."""
+    found = {each.name: {check.name for check in offline(each).checks} for each in FILES}
+    assert {name: checks for name, checks in found.items() if checks} == {n: set(c) for n, c in OFFLINE.items()}
+    every = [check for each in FILES for check in offline(each).checks]
+    assert not [check.name for check in every if check.broken is None or any(v.live for v in check.broken.variants)]
