@@ -139,7 +139,8 @@ def carrier(tmp_path: Path) -> Iterator[CarrierBench]:
             stack.callback(run, ["ip", "netns", "del", space.name], check=False)
         for near, far in (("node eth1", f"cables {STUB}"), (f"cables {TUNNEL}", "there eth0")):
             (one, port), (two, peer) = near.split(), far.split()
-            ends = f"{port} netns {spaces[one].name} mtu 65000 type veth peer name {peer} netns {spaces[two].name}"
+            far_end = f"{peer} netns {spaces[two].name} mtu 65000"
+            ends = f"{port} netns {spaces[one].name} mtu 65000 type veth peer name {far_end}"
             run(["ip", "link", "add", *ends.split()])
             for where, device in ((one, port), (two, peer)):
                 run(["ip", "-n", spaces[where].name, "link", "set", device, "up"])
