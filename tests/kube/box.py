@@ -219,7 +219,7 @@ class Cluster:
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"}, "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.box.cgroup}-{node}", "failSwapOn": False, "failCgroupV1": False,
-            "makeIPTablesUtilChains": False, "localStorageCapacityIsolation": False, "oomScoreAdj": 0,
+            "makeIPTablesUtilChains": False, "oomScoreAdj": 0,
             "resolvConf": "", "imageGCHighThresholdPercent": 100, "volumePluginDir": str(own / "plugins"),
             "evictionHard": {f"{of}.available": "0%" for of in ("memory", "nodefs", "imagefs")},
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock", "nodeStatusUpdateFrequency": "2s",

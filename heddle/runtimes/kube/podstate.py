@@ -35,6 +35,12 @@ _START: Final = frozenset(
 )
 _CREATING: Final = "ContainerCreating"
 _CAPABILITY: Final = "this node's container runtime does not allow a capability: use other nodes"
+_NO_NODE: Final = {  # words of the scheduler -> hint
+    "unschedulable": "kubectl uncordon NODE when its maintenance has ended",
+    "untolerated taint": "use tolerations in --pod FILE",
+    "affinity/selector": "use nodeSelector in --pod FILE: kubectl get nodes --show-labels (also kubernetes.io/arch)",
+    "topology spread": "shards are spread evenly: free a node, or use topologySpreadConstraints in --pod FILE",
+}
 _MEMORY: Final = re.compile(r"Insufficient (memory|cpu|pods|ephemeral-storage)")
 
 
@@ -155,9 +161,8 @@ def _unscheduled(said: str, hint: str) -> tuple[str, str, float]:
     short = sorted(set(_MEMORY.findall(said)))
     if short:
         return f"fits no node: too little free {' and '.join(short)} ({_short(said)})", hint, 45.0
-    if "unschedulable" in said:
-        return f"finds no node: {_short(said)}", "kubectl uncordon NODE when its maintenance has ended", 45.0
-    return f"finds no node: {_short(said)}", "kubectl get nodes shows their states", 45.0
+    hints = [text for word, text in _NO_NODE.items() if word in said]
+    return f"finds no node: {_short(said)}", "; ".join(hints) or "kubectl get nodes shows their states", 45.0
 
 
 def ended_before(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str:
