@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from heddle.base import extras
 from heddle.cli.argv import Option
-from heddle.cli.console import Console
 from heddle.cli.clusterwords import pod_file, target_of
+from heddle.cli.console import Console
 from heddle.cli.helptexts import KUBERNETES
 from heddle.cli.verbs import verb
 

@@ -37,7 +37,7 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.registry import RUNTIMES
-from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
+from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
 from heddle.runtimes.shardtopology import packed
 from heddle.spec.plain import load_spec
 
@@ -233,8 +233,8 @@ class ShardedRuntime(ABC):
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Shards that do not run, else nodes that do not run in them. If no shard runs: all nodes."""
-        if (removed := _removed(lab)) is not None:
-            return [removed]
+        if (gone := removed(lab)) is not None:
+            return [gone]
         cluster, plan = self.cluster(lab), ShardPlan.read(lab)
         lost = cluster.lost(lab)
         if not plan.shards.keys() & cluster.addresses(lab).keys():
@@ -282,14 +282,6 @@ class ShardedRuntime(ABC):
         return self.cluster(lab).remove(lab, observer)
 
 
-def _removed(lab: str) -> Problem | None:
-    """That `down` removes a lab, or has removed it; None when it does not."""
-    record = state.read_record(lab)
-    if record is not None and record.phase != "ending":
-        return None
-    return Problem("", f"lab {lab}", "was removed by ./inv down", "./inv up starts it again")
-
-
 def _texts(data: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(each) for name, each in data.items()}
 
@@ -316,8 +308,8 @@ class _Calls:
 
     def _lost(self, shard: str) -> Problem | None:
         """Why a shard is lost. The cluster may notice that a little later than we do."""
-        if (removed := _removed(self._lab)) is not None:
-            return removed
+        if (gone := removed(self._lab)) is not None:
+            return gone
         end = time.monotonic() + _NOTICED_S
         while True:
             with self._asking:

@@ -5,7 +5,8 @@
 FILE has a Box as JSON. Standard output: the line "started" when all processes run. Standard input: `["stop", "n1", 0]`
 and `["start", "n1", 0]` for a node's kubelet, and `["mtu", "n1", 9000]` for its new pods, a line each, which is
 answered with a line; its end ends the cluster. `["bpf", "n1", 0]`: new containers of the node may not use bpf(2);
-`["pods", "n1", 0]`: pods of the node do not reach those of others; both with 1 end that.
+`["pods", "n1", 0]`: pods of the node do not reach those of others; both with 1 end that. `["drop", "n1", 4789]`: what
+pods of the node send to this UDP port is dropped; -4789 ends that.
 Nothing is in the machine's network namespace, except a socket that listens on its loopback: it is inherited, and
 connections are passed to the API server from here.
 """
@@ -267,6 +268,11 @@ class Cluster:
         rule = ("blackhole", "from", _PODS, "to", _PODS)
         _do(*self.inside(node), "ip", "rule", "delete" if joined else "add", *rule)
 
+    def set_drop(self, node: str, port: int) -> None:
+        """Drop what pods send to a UDP port, as Calico drops 4789; no longer for a negative one."""
+        rule = ("from", _PODS, "ipproto", "udp", "dport", str(abs(port)), "blackhole")
+        _do(*self.inside(node), "ip", "rule", "add" if port > 0 else "delete", *rule)
+
     def _await(self, done: object, name: str) -> None:
         assert callable(done)
         end = time.monotonic() + _WAIT_S
@@ -360,7 +366,8 @@ def main() -> None:
         if action in ("start", "stop"):
             (cluster.kubelet if action == "start" else cluster.stop_kubelet)(node)
         else:
-            {"mtu": cluster.set_mtu, "bpf": cluster.set_bpf, "pods": cluster.set_pods}[action](node, value)
+            of = {"mtu": cluster.set_mtu, "bpf": cluster.set_bpf, "pods": cluster.set_pods, "drop": cluster.set_drop}
+            of[action](node, value)
         print("done", flush=True)
 
 

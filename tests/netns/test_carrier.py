@@ -191,7 +191,7 @@ def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier
     assert carrier.up() and carrier.alive()
 
 
-WRONG: Final = (
+WRONG: Final[tuple[bytes, ...]] = (
     b"", bytes(40), b"[" * 30_000, b"[]", b"null", b"\xff\xfe", b'"text"',
     *(
         json.dumps({"lab": "LAB", "boot": "b", "number": 1, "down": [], "link": [FAR, NEAR], "seen": "", "sent_ns": 1,

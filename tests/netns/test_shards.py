@@ -312,9 +312,8 @@ def test_a_process_of_carriers_that_has_ended_is_named_and_started_again(
 ) -> None:
     words = ["sh", "-c", f"kill -9 $(cat {RUN_DIR / lab.name}/carrier.json.lock)"]
     machine.run(cluster.argv(lab.name, "s1", words))
-    assert ("shard s1", "does not run: ports at the other ends lose their carrier") in {
-        (each.where, each.why) for each in lost_carriers(lab)
-    }
+    found = [("shard s1", "does not run: ports at the other ends lose their carrier")]
+    until(lambda: [(each.where, each.why) for each in lost_carriers(lab)] == found)
     done = lifecycle.repair_lab(lab.name).repaired
     assert done is not None and done.done[0] == "shard s1: the process that carries the state of ports started again"
     assert lost_carriers(lab) == []

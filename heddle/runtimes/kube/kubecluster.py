@@ -22,7 +22,7 @@ from heddle.runtimes.kube import manifests, podexec
 from heddle.runtimes.kube.api import ConflictError, ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.apierrors import RIGHTS
 from heddle.runtimes.kube.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
-from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
+from heddle.runtimes.kube.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
 _STEP: Final = "pods"
@@ -323,7 +323,7 @@ class _Start:
         except MachineError as error:
             said, why, hint = "", error.problems[0].why, error.problems[0].hint
         if said:
-            self._addresses[shard] = said
+            self._addresses[shard] = chosen_address(said.split(","))
         elif state.ready:
             state = replace(state, why=f"runs on node {state.node}, but {why}", hint=hint, patience_s=_SILENT_S)
         return shard, state

@@ -17,8 +17,8 @@ from heddle.runtimes.kube.target import KubeTarget
 
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
-READY: Final = "/run/heddle-ready"  # a pod's first process writes its address there when all is as a shard needs it
-ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its address
+READY: Final = "/run/heddle-ready"  # a pod's first process writes ADDRESS there when all is as a shard needs it
+ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its addresses, with commas between them
 LAB, OWNER, SHARD, EXPERIMENT = "heddle.lab", "heddle.owner", "heddle.shard", "heddle.experiment"
 # In the order in which they are removed: what makes pods before the pods.
 LAB_KINDS: Final = ("StatefulSet", "Pod", "PodDisruptionBudget", "Service", "NetworkPolicy", "ConfigMap")
@@ -152,7 +152,7 @@ def experiment_objects(
 
 
 def _resources(need: ShardNeed, target: KubeTarget) -> dict[str, dict[str, str]]:
-    """Requests and limits of a pod. What the user's template has is taken; of memory and disk, one of both is enough."""
+    """Requests and limits of a pod. What the user's template has is taken: of memory and disk one of both is enough."""
     millicpus = min(max(_LEAST_MILLICPUS, round(need.cpus * 1000)), _MOST_MILLICPUS)
     (container,) = _given(target, "spec").get("containers") or [{}]
     given = {key: (container.get("resources") or {}).get(key) or {} for key in _DISK}

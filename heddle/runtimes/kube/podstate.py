@@ -80,7 +80,7 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
     facts: dict[str, Any] = {
         "uid": str(pod["metadata"].get("uid", "")),
         "restarts": int(own.get("restartCount") or 0),
-        "address": str(status.get("podIP") or ""),
+        "address": chosen_address([str(each.get("ip") or "") for each in status.get("podIPs") or []]),
         "node": str(spec.get("nodeName") or ""),
     }
     if pod["metadata"].get("deletionTimestamp"):
@@ -101,6 +101,11 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
     return PodState(
         False, why, hint, patience, **facts, fresh=bool(facts["node"]) and waits and not own.get("lastState")
     )
+
+
+def chosen_address(addresses: Sequence[str]) -> str:
+    """Of a pod's addresses the one for tunnels: IPv4 if there is one, since it fragments frames. Empty without any."""
+    return next((each for each in addresses if ":" not in each), next(iter(addresses), ""))
 
 
 def _absent(events: Sequence[Mapping[str, Any]]) -> PodState:

@@ -81,7 +81,8 @@ class _PodReader:
 
     def _keys(self, value: Any, kind: Mapping[str, Any], trail: Trail) -> None:
         if not isinstance(value, dict):
-            return self._wrong(trail, "is not keys and values", f"keys: {', '.join(kind)}")
+            self._wrong(trail, "is not keys and values", f"keys: {', '.join(kind)}")
+            return
         for key, each in value.items():
             if key in kind:
                 self.check(each, kind[key], (*trail, key))
@@ -91,7 +92,8 @@ class _PodReader:
 
     def _texts(self, value: Any, trail: Trail) -> None:
         if not isinstance(value, dict):
-            return self._wrong(trail, "is not keys and values", "write each as key: value")
+            self._wrong(trail, "is not keys and values", "write each as key: value")
+            return
         for key, each in value.items():
             if not isinstance(each, str):
                 self._wrong((*trail, key), "is not a text", "write it in quotes")

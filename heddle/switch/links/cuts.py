@@ -7,13 +7,12 @@ the tunnel from the counts of both ends.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from heddle.base.families import Address
 from heddle.base.process import run
@@ -91,7 +90,7 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
     with LabQueues.pinned(fabric) as live:
         for end in ends:
             packed = end.remote.packed
-            words = np.frombuffer(packed, "<u4") if len(packed) == 16 else (int(end.remote), 0, 0, 0)
+            words = struct.unpack("<4I", packed) if len(packed) == 16 else (int(end.remote), 0, 0, 0)
             live.cuts["tunnel"][end.far], live.cuts["ipv6"][end.far] = indexes[TUNNEL], len(packed) == 16
             live.cuts["remote"][end.far] = words
             live.cuts["stub"][end.number] = indexes[end.stub]
