@@ -308,17 +308,14 @@ class _Calls:
 
     def _lost(self, shard: str) -> Problem | None:
         """Why a shard is lost. The cluster may notice that a little later than we do."""
-        if (gone := removed(self._lab)) is not None:
-            return gone
         end = time.monotonic() + _NOTICED_S
-        while True:
+        while (gone := removed(self._lab)) is None and time.monotonic() < end:
             with self._asking:
                 lost = [each for each in self._cluster.lost(self._lab) if each.where == f"shard {shard}"]
             if lost:
                 return lost[0]
-            if time.monotonic() > end:
-                return None
             time.sleep(_LOOK_S)
+        return gone
 
     def _located(self, shard: str, problem: Problem) -> Problem:
         """A problem of a shard's machine, with the shard. A node or port of the fabric names its shard already."""

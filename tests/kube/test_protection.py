@@ -259,7 +259,10 @@ def test_of_two_users_who_start_one_lab_at_the_same_moment_one_is_refused(
     space: Callable[[str], Space], name: str, tmp_path: Path
 ) -> None:
     there = space("twins")
-    argv = [sys.executable, str(ROOT / "tasks.py"), *there.argv(name)]
+    own = 'mount -t tmpfs none /run/heddle && exec "$@"'  # locks: the users have machines of their own
+    alone = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, "sh"]
+    argv = [*alone, sys.executable, str(ROOT / "tasks.py"), *there.argv(name)]
+    Path("/run/heddle").mkdir(exist_ok=True)
     users = [{**os.environ, "HEDDLE_STATE_DIR": str(tmp_path / each)} for each in "ab"]
     both = [
         subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
