@@ -1,116 +1,74 @@
 """`--pod FILE`: where pods run and how they are kept, in the keys of a Pod. What a pod may do stays as it is.
 
-In:  a YAML file with `metadata` and `spec` of a Pod; a container has only `resources`.
-Out: the same as JSON, for a KubeTarget. InputError with file, line, key and value.
+In:  a YAML file. Out: the same as JSON, for a KubeTarget. InputError with file, line, key and value.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.problems import InputError, Problem, Problems, did_you_mean
-from heddle.spec.yamlfile import Document, ReadOptions, Trail, dotted, parse, read_text
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.spec.yamlfile import ReadOptions, Trail, dotted, parse, read_text
 
 READING: Final = ReadOptions(kind="pod's template", example="docs/kubernetes.md")
-_NAME: Final = "a name"
-_TEXTS: Final = "keys with texts"
-_NUMBER: Final = "a number"
-_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
 _OWN: Final = ("heddle.", "app.kubernetes.io/name")  # labels by which Heddle finds its pods
+_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_TEXTS: Final = {"*": str}  # any key
 _SIZES: Final = dict.fromkeys(("cpu", "memory", "ephemeral-storage"), _QUANTITY)
-# A mapping: its keys. A list: the kind of its items.
-_KEYS: Final[Mapping[str, Any]] = {
+_SPREAD: Final = {
+    "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "minDomains": int, "nodeAffinityPolicy": str,
+    "nodeTaintsPolicy": str,
+}  # fmt: skip
+_KEYS: Final = {
     "metadata": {"annotations": _TEXTS, "labels": _TEXTS},
     "spec": {
         "nodeSelector": _TEXTS,
-        "tolerations": [
-            {"key": _NAME, "operator": _NAME, "value": _NAME, "effect": _NAME, "tolerationSeconds": _NUMBER}
-        ],
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": _NUMBER, "topologyKey": _NAME, "whenUnsatisfiable": _NAME, "minDomains": _NUMBER,
-                "nodeAffinityPolicy": _NAME, "nodeTaintsPolicy": _NAME,
-            }
-        ],
-        "priorityClassName": _NAME,
-        "runtimeClassName": _NAME,
-        "schedulerName": _NAME,
-        "imagePullSecrets": [{"name": _NAME}],
+        "tolerations": [{"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}],
+        "topologySpreadConstraints": [_SPREAD],
+        **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
+        "imagePullSecrets": [{"name": str}],
         "containers": [{"resources": {"requests": _SIZES, "limits": _SIZES}}],
     },
+}
+_WORDS: Final = {
+    str: "a text: write it in quotes", int: "a whole number", dict: "keys and values", list: "a list",
+    re.Pattern: "a quantity of Kubernetes, as 500m, 2 or 4Gi",
 }  # fmt: skip
 
 
 def read_pod(file: Path, name: str) -> str:
     """The checked content of a file. name: as the user wrote it."""
     document = parse(read_text(file, name, READING), name, READING)
-    reader = _PodReader(document)
-    reader.check(document.data, _KEYS, ())
-    reader.problems.raise_if_any(InputError)
-    containers = (document.data.get("spec") or {}).get("containers")
-    if containers is not None and len(containers) != 1:
-        where, why = document.where(("spec", "containers")), "is not one container: a pod of Heddle has one"
-        raise InputError(Problem(where, "spec.containers", why, "write one item with resources"))
+    problems = []
+    for trail, why, hint in _wrong(document.data, _KEYS, ()):
+        text, what = document.text(trail), dotted(trail)
+        problems.append(Problem(document.where(trail), f"{what}: {text}" if text else what, why, hint))
+    if problems:
+        raise InputError(*problems)
     return json.dumps(document.data, sort_keys=True)
 
 
-class _PodReader:
-    """Notes what is not of its kind, as _KEYS has them."""
-
-    def __init__(self, document: Document) -> None:
-        self._document, self.problems = document, Problems()
-
-    def check(self, value: Any, kind: Any, trail: Trail) -> None:
-        """One value, with all that is in it."""
-        if isinstance(kind, Mapping):
-            self._keys(value, kind, trail)
-        elif isinstance(kind, list):
-            if isinstance(value, list):
-                for number, each in enumerate(value):
-                    self.check(each, kind[0], (*trail, number))
-            else:
-                self._wrong(trail, "is not a list", "begin each item with a hyphen")
-        elif kind == _TEXTS:
-            self._texts(value, trail)
-        else:
-            self._single(value, kind, trail)
-
-    def _keys(self, value: Any, kind: Mapping[str, Any], trail: Trail) -> None:
-        if not isinstance(value, dict):
-            self._wrong(trail, "is not keys and values", f"keys: {', '.join(kind)}")
-            return
+def _wrong(value: Any, kind: Any, trail: Trail) -> Iterator[tuple[Trail, str, str]]:
+    """Each value that is not of its kind, as _KEYS has them: its path, why, and a hint."""
+    if isinstance(kind, dict) and isinstance(value, dict):
         for key, each in value.items():
-            if key in kind:
-                self.check(each, kind[key], (*trail, key))
+            below = (*trail, key)
+            if trail[-1:] == ("labels",) and key.startswith(_OWN):
+                yield below, "is a label of Heddle", "choose another name"
+            elif known := kind.get(key) or kind.get("*"):
+                yield from _wrong(each, known, below)
             else:
-                why = "is not a key of a pod's template: Heddle sets all else"
-                self._wrong((*trail, key), why, did_you_mean(key, kind))
-
-    def _texts(self, value: Any, trail: Trail) -> None:
-        if not isinstance(value, dict):
-            self._wrong(trail, "is not keys and values", "write each as key: value")
-            return
-        for key, each in value.items():
-            if not isinstance(each, str):
-                self._wrong((*trail, key), "is not a text", "write it in quotes")
-            elif trail[-1] == "labels" and key.startswith(_OWN):
-                self._wrong((*trail, key), "is a label of Heddle", "choose another name")
-
-    def _single(self, value: Any, kind: Any, trail: Trail) -> None:
-        if kind == _NUMBER:
-            if type(value) is not int or value < 0:
-                self._wrong(trail, "is not a whole number", "use 0 or more")
-        elif kind == _QUANTITY:
-            if type(value) not in (str, int, float) or _QUANTITY.fullmatch(str(value)) is None:
-                self._wrong(trail, "is not a quantity of Kubernetes", "use for example 500m, 2, 512Mi or 4Gi")
-        elif not isinstance(value, str):
-            self._wrong(trail, "is not a text", "write it in quotes")
-
-    def _wrong(self, trail: Trail, why: str, hint: str) -> None:
-        text, what = self._document.text(trail), dotted(trail)
-        where = self._document.where(trail)
-        self.problems.add(where=where, what=f"{what}: {text}" if text else what, why=why, hint=hint)
+                yield below, "is not a key of a pod's template: Heddle sets all else", did_you_mean(key, kind)
+    elif isinstance(kind, list) and isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _wrong(each, kind[0], (*trail, number))
+        if trail == ("spec", "containers") and len(value) != 1:
+            yield trail, "is not one container: a pod of Heddle has one", "write one item with resources"
+    elif kind is _QUANTITY and type(value) in (str, int, float) and _QUANTITY.fullmatch(str(value)):
+        return
+    elif type(value) is not kind:
+        yield trail, f"is not {_WORDS[kind if isinstance(kind, type) else type(kind)]}", ""
