@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 
 def target_of(given: Mapping[str, object]) -> dict[str, str]:
@@ -15,8 +14,3 @@ def target_of(given: Mapping[str, object]) -> dict[str, str]:
 
         found["pod"] = read_pod(real(found["pod"]), found["pod"])
     return found
-
-
-def pod_file(typed: Mapping[str, Any]) -> Sequence[str]:
-    """The file of --pod, for a verb's `files_in`."""
-    return [typed["pod"]] if typed["pod"] else []

@@ -12,7 +12,7 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
-from heddle.cli.clusterwords import pod_file, target_of
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
@@ -69,7 +69,7 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.experiments.finding import files_of_experiment
 
-    return [*files_of_experiment(typed["file"]), *pod_file(typed)]
+    return [*files_of_experiment(typed["file"]), *filter(None, [typed["pod"]])]
 
 
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:

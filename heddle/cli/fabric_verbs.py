@@ -11,7 +11,7 @@ from heddle.base.extras import KUBERNETES
 from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
-from heddle.cli.clusterwords import pod_file, target_of
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.lab.imported.choose import files_of
 
-    return [*files_of(typed["fabric"]), *pod_file(typed)]
+    return [*files_of(typed["fabric"]), *filter(None, [typed["pod"]])]
 
 
 @verb(

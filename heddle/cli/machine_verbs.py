@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from heddle.base import extras
 from heddle.cli.argv import Option
-from heddle.cli.clusterwords import pod_file, target_of
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.helptexts import KUBERNETES
 from heddle.cli.verbs import verb
@@ -43,7 +43,7 @@ def doctor(out: Console) -> None:
     positional=["what"],
     root=lambda typed: typed["what"] != "kubernetes",
     lasting=True,
-    files_in=pod_file,
+    files_in=["pod"],
     files_out=["out_"],
     directory_out=True,
 )

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -35,6 +35,7 @@ _WAIT_S: Final = 15.0  # until all shards hear each other
 _DEAD_BEATS: Final = 15  # 3 s: when each shard has sent so many, one that is not heard will not be
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0  # between two looks during a run
+PROCESS: Final = "the process that carries the state of ports"
 _BLOCKED: Final = (
     "allow this UDP port between the pods (NetworkPolicies), or use another one: ./inv setup kubernetes finds those "
     "that pass, ./inv up --tunnel-port takes one"
@@ -137,35 +138,22 @@ def round_trips(lab: Lab) -> list[FarTrip]:
     return [trip for each in carriers(lab) for trip in each.trips]
 
 
-def lost_carriers(lab: Lab) -> list[Problem]:
-    """Shards whose process does not run, and tunnels that carry nothing, or no large frames. None on one machine."""
-    found = {} if lab.runtime.here else _by_shard(lab)
-    return [*stopped_carriers(lab, found), *dead_tunnels(lab, found)]
+def lost_carriers(lab: Lab, found: Sequence[ShardCarrier] | None = None) -> list[Problem]:
+    """Shards whose process does not run, and tunnels that carry nothing, or no large frames. None on one machine.
 
-
-def _by_shard(lab: Lab) -> dict[str, ShardCarrier]:
-    return dict(zip(ShardPlan.read(lab.name).shards, carriers(lab), strict=True))
-
-
-def stopped_carriers(lab: Lab, found: Mapping[str, ShardCarrier] | None = None) -> list[Problem]:
-    """Shards whose process does not run. found: of all shards; by default as now. None on one machine."""
-    what, why = (
-        "the process that carries the state of ports",
-        "does not run: ports at the other ends lose their carrier",
-    )
-    again = f"./inv up --repair --name {lab.name} starts it again"
-    rows = _by_shard(lab) if found is None and not lab.runtime.here else found or {}
-    return [Problem(f"shard {name}", what, why, again) for name, each in rows.items() if not each.working]
-
-
-def dead_tunnels(lab: Lab, found: Mapping[str, ShardCarrier]) -> list[Problem]:
-    """Each direction of a tunnel through which nothing comes, or nothing large. found: of all shards."""
-    plan, problems = ShardPlan.read(lab.name), list[Problem]()
+    found: of all shards; by default as now.
+    """
+    if lab.runtime.here:
+        return []
+    plan = ShardPlan.read(lab.name)
+    shards = dict(zip(plan.shards, carriers(lab) if found is None else found, strict=True))
+    why, hint = "does not run: ports at the other ends lose their carrier", f"./inv up --repair --name {lab.name}"
+    silent = [name for name, each in shards.items() if not each.working]
+    problems = [Problem(f"shard {name}", PROCESS, why, f"{hint} starts it again") for name in silent]
     names = {address: name for name, address in plan.addresses.items()}
-    silent = {name for name, each in found.items() if not each.working}
-    for name, trip in ((name, trip) for name, each in found.items() for trip in each.trips):
+    for name, trip in ((name, trip) for name, each in shards.items() for trip in each.trips):
         far, answers = names.get(trip.address, ""), trip.alive and trip.rtt_ns
-        if {name, far} & silent or (answers and trip.whole):
+        if {name, far} & {*silent} or (answers and trip.whole):
             continue
         what = f"the tunnel from {_placed(lab, far)} ({trip.address}, UDP port {tunnel_port(plan.target)})"
         why = (
@@ -190,13 +178,8 @@ def wait_for_carriers(lab: Lab, seconds: float = _WAIT_S) -> None:
     MachineError with the tunnels that are dead: when all shards have sent enough beats, or after some seconds.
     """
     until = time.monotonic() + seconds
-    while not lab.runtime.here:
-        found = _by_shard(lab)
-        problems = [*stopped_carriers(lab, found), *dead_tunnels(lab, found)]
-        if not problems:
-            return
-        enough = all(each.beats >= _DEAD_BEATS for each in found.values() if each.trips)
-        if enough or time.monotonic() > until:
+    while problems := lost_carriers(lab, found := carriers(lab)):
+        if time.monotonic() > until or all(each.beats >= _DEAD_BEATS for each in found if each.trips):
             raise MachineError(*problems)
         time.sleep(_LOOK_S)
 
@@ -213,7 +196,7 @@ def tunnels_watched(lab: Lab, warn: Callable[[str], None]) -> Iterator[None]:
         last = list[Problem]()
         while not ended.wait(_WATCH_S):
             with suppress(HeddleError):  # a lost shard: the run itself names it
-                now = dead_tunnels(lab, _by_shard(lab))
+                now = [each for each in lost_carriers(lab) if each.what != PROCESS]
                 for each in now:
                     if each in last and each not in died:  # twice: a busy machine may delay beats
                         died[each] = None

@@ -99,7 +99,7 @@ class FarShard:
 
     boot, number: of its process, and of its last beat. seen: the process that was heard last; it is to be believed
     when it has heard this one. sent_ns: its clock then, to be returned. rtt: ns; 0: none of ours has come back yet.
-    whole_s: as heard_s, of beats of the largest size.
+    whole_s: the same of beats of the largest size, which heard_s leaves out.
     """
 
     heard_s: float
@@ -142,10 +142,12 @@ class FarShard:
             self.old |= {self.boot} - {""}
         if rtt > SILENT_S * 1e9:
             return False
-        self.seen, self.boot, self.number, self.heard_s, self.down = boot, boot, number, now, down
+        self.seen, self.boot, self.number, self.down = boot, boot, number, down
         self.sent_ns, self.got_ns = sent_ns, got
-        if whole:
+        if whole:  # a filter by port may let fragments through: only the others show that the tunnel works
             self.whole_s = now
+        else:
+            self.heard_s = now
         if echo and seen == own:
             self.rtt_ns = max(1, rtt)
             self.most_ns = max(self.most_ns, self.rtt_ns)

@@ -189,6 +189,12 @@ def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier
     until(lambda: carrier.trip()["whole"])
     until(lambda: not carrier.trip()["whole"])
     assert carrier.up() and carrier.alive()
+    other.quiet = True
+    until(lambda: not carrier.up())
+    for _ in range(20):  # of each frame only the fragments come: no port is in them
+        other.send(sealed(other.key, other.data(whole=True), FRAME))
+        time.sleep(BEAT_S)
+        assert not carrier.up()
 
 
 WRONG: Final[tuple[bytes, ...]] = (

@@ -163,7 +163,7 @@ def test_shards_reach_each_other_over_ipv6_and_frames_that_it_does_not_fragment_
     with pytest.raises(MachineError, match="loses frames of the links' MTU, and passes small ones") as caught:
         up(name)
     assert "link.mtu" in caught.value.problems[0].hint
-    lab = up(name, "link.mtu=1300")
+    lab = up(name, "link.mtu=1300", "roce.ib_mtu=1024")
     try:
         _, paths = ran(lab)
         assert paths.agree and not paths.lost

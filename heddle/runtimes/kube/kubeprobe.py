@@ -118,16 +118,14 @@ def _namespace(api: KubeApi) -> Check:
 
 def _policy(cluster: KubeCluster) -> Check:
     """Whether the namespace refuses a pod with a path of its node. Nothing is made: the API is only asked."""
-    for each in manifests.lab_objects(PROBE, owner(), _NEEDS[:1], cluster.target):
-        if each["kind"] == "StatefulSet":
-            each["metadata"]["name"] += "-policy"
-            each["spec"]["template"]["spec"]["volumes"] = [{"name": "node", "hostPath": {"path": "/"}}]
-            try:
-                cluster.api.create(each, trial=True)
-            except UnreachableError:
-                raise
-            except MachineError:
-                return Check("policy", True, "pods with a path of their node are refused", required=False)
+    *_, shard = manifests.lab_objects(f"{PROBE}-policy", owner(), _NEEDS[:1], cluster.target)
+    shard["spec"]["template"]["spec"]["volumes"] = [{"name": "node", "hostPath": {"path": "/"}}]
+    try:
+        cluster.api.create(shard, trial=True)
+    except UnreachableError:
+        raise
+    except MachineError:
+        return Check("policy", True, "pods with a path of their node are refused", required=False)
     why = "who may make StatefulSets here can mount any path of a node: is root of all nodes"
     return Check("policy", False, why, _OPEN, required=False)
 
