@@ -41,7 +41,7 @@ _BLOCKED: Final = (
     "that pass, ./inv up --tunnel-port takes one"
 )
 _CUT_OFF: Final = (
-    "let the network pass fragments; over IPv6 nothing is fragmented: use a larger MTU of pods, or a smaller link.mtu"
+    "let the network pass fragments; IPv6 makes none: use pods of a larger MTU, or smaller link.mtu and roce.ib_mtu"
 )
 
 
@@ -131,11 +131,6 @@ def carriers(lab: Lab) -> list[ShardCarrier]:
         trips = tuple(FarTrip(address, **row) for address, row in said["trips"].items())
         return [ShardCarrier(_process(lab) is not None, trips, said["beats"])]
     return [ShardCarrier(working=False)]
-
-
-def round_trips(lab: Lab) -> list[FarTrip]:
-    """From each shard to each of the others that it has cut links to."""
-    return [trip for each in carriers(lab) for trip in each.trips]
 
 
 def lost_carriers(lab: Lab, found: Sequence[ShardCarrier] | None = None) -> list[Problem]:

@@ -20,7 +20,6 @@ import yaml
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.lab import lifecycle
-from heddle.lab.cutlinks import round_trips
 from heddle.lab.status import status
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests
@@ -34,7 +33,7 @@ from tests.kube.api import Api, eventually
 from tests.kube.cluster import IMAGE, RESTRICTED, ROOT, RealCluster
 from tests.kube.spaces import RUNTIME, Space, refused, start
 from tests.machine import until
-from tests.netns.test_shards import ran
+from tests.netns.test_shards import ran, round_trips
 
 PATHS: Final = {
     "Namespace": "/api/v1/namespaces", "ServiceAccount": "/api/v1/namespaces/NS/serviceaccounts",

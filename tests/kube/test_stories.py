@@ -14,7 +14,7 @@ from heddle.base.problems import MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
-from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
+from heddle.lab.cutlinks import cut_counts, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.status import status
@@ -31,6 +31,7 @@ from tests.netns.test_shards import (
     flapped,
     paused_across_a_cut,
     ran,
+    round_trips,
     routes_avoid_a_cut_that_is_down,
     shown_by_the_page,
     taken,

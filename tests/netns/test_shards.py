@@ -30,7 +30,7 @@ from heddle.fabric.model import Role
 from heddle.host import capacity
 from heddle.lab import lifecycle, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture
-from heddle.lab.cutlinks import cut_counts, lost_carriers, round_trips, tunnels
+from heddle.lab.cutlinks import FarTrip, carriers, cut_counts, lost_carriers, tunnels
 from heddle.lab.faults import orders
 from heddle.lab.impairments import Requested, clear_faults, fault_differences, set_fault, wanted_faults
 from heddle.lab.lab import Lab
@@ -86,6 +86,11 @@ def lab(cluster: localshards.LocalCluster, lab_name: Callable[[], str]) -> Itera
 def ran(lab: Lab, **more: object) -> tuple[RunResult, PathsResult]:
     options = RunOptions(**{"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 4, **more})  # type: ignore[arg-type]
     return run(lab, options, Silent()), paths_of(lab)
+
+
+def round_trips(lab: Lab) -> list[FarTrip]:
+    """From each shard to each of the others that it has cut links to."""
+    return [trip for each in carriers(lab) for trip in each.trips]
 
 
 def taken(paths: PathsResult) -> dict[tuple[str, str, int, int], tuple[tuple[str, ...], int]]:

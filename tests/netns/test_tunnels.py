@@ -12,14 +12,14 @@ from heddle.base.events import Silent
 from heddle.base.problems import HeddleError, MachineError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
-from heddle.lab.cutlinks import lost_carriers, round_trips, tunnels, wait_for_carriers
+from heddle.lab.cutlinks import lost_carriers, tunnels, wait_for_carriers
 from heddle.lab.lab import Lab
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import registry
 from heddle.switch.links.cuts import TUNNEL_PORT
 from tests import localshards
 from tests.machine import patience, until
-from tests.netns.test_shards import ran
+from tests.netns.test_shards import ran, round_trips
 
 pytestmark = pytest.mark.root
 NAMED_S = 5.0

@@ -36,16 +36,15 @@ _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Rows, and file name -> manifest for an administrator. wanted: whether the rows need them."""
+    """Rows, and file name -> manifest for an administrator."""
 
     report: Report
     files: Mapping[str, str] = field(default_factory=dict)
-    wanted: bool = False
 
     @property
     def manifests(self) -> Mapping[str, str]:
-        """Those that are missing."""
-        return self.files if self.wanted else {}
+        """The files, if a row needs them."""
+        return self.files if any(each.fix == _BELOW and not each.ok for each in self.report.checks) else {}
 
     def to_json(self) -> dict[str, Any]:
         """`ok`, `checks`, `manifests`."""
@@ -72,7 +71,7 @@ def probe(target: KubeTarget, observer: Observer) -> ProbeReport:
     files = manifests.admin_files(api.target.namespace)
     rows += [namespace := _namespace(api), rights := _rights(cluster)]
     if not (namespace.ok and rights.ok):
-        return ProbeReport(Report(tuple(rows)), files, wanted=True)
+        return ProbeReport(Report(tuple(rows)), files)
     rows.append(_policy(cluster))
     try:
         with _pods(cluster, observer) as addresses:
@@ -80,8 +79,6 @@ def probe(target: KubeTarget, observer: Observer) -> ProbeReport:
             rows += _tried(cluster, addresses, observer)
     except MachineError as error:
         rows.append(_failed("pods", error))
-        if any("Pod Security" in each.why for each in error.problems):
-            return ProbeReport(Report(tuple(rows)), files, wanted=True)
     return ProbeReport(Report(tuple(rows)), files)
 
 
