@@ -146,8 +146,8 @@ class FarShard:
         self.sent_ns, self.got_ns = sent_ns, got
         if whole:  # a filter by port may let fragments through: only the others show that the tunnel works
             self.whole_s = now
-        else:
-            self.heard_s = now
+            return True
+        self.heard_s = now
         if echo and seen == own:
             self.rtt_ns = max(1, rtt)
             self.most_ns = max(self.most_ns, self.rtt_ns)

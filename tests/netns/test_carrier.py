@@ -195,6 +195,12 @@ def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier
         other.send(sealed(other.key, other.data(whole=True), FRAME))
         time.sleep(BEAT_S)
         assert not carrier.up()
+    os.kill(carrier.process, signal.SIGKILL)  # one that starts then does not take it for a tunnel that works
+    assert carrier.start().returncode == 0
+    for _ in range(5):
+        other.send(sealed(other.key, other.data(whole=True), FRAME))
+        time.sleep(BEAT_S)
+        assert not carrier.alive()
 
 
 WRONG: Final[tuple[bytes, ...]] = (
