@@ -112,7 +112,7 @@ SPECS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
     "sysctls": lambda pod: pod.update(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}),
     "two containers": lambda pod: pod["containers"].append({**pod["containers"][0], "name": "other"}),
     "a container before it": lambda pod: pod.update(
-        initContainers=[{key: each for key, each in pod["containers"][0].items() if key != "startupProbe"}]
+        initContainers=[{**pod["containers"][0], "name": "other", "startupProbe": None}]
     ),
     "privileged": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
     "a capability": lambda pod: pod["containers"][0]["securityContext"]["capabilities"]["add"].append("SYS_PTRACE"),
