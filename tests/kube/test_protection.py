@@ -155,7 +155,7 @@ def test_the_policy_lets_labs_through_and_no_other_pod(space: Callable[[str], Sp
             "exp-1", owner(), manifests.JobNeed("t", 1, need), student.target, deadline_s=60, process="a 1 2"
         )  # fmt: skip
         shard = next(each for each in lab if each["kind"] == "StatefulSet")
-        eventually("the policy is in force", lambda: _accepted(student, _changed(shard, "privileged")))
+        eventually("the policy is in force", lambda: _accepted(student, _changed(shard, "a token")))
         for each in (shard, job):
             assert _accepted(student, each) == "", "the shape of Heddle's pods"
             wrong = {what: _accepted(student, _changed(each, what)) for what in SPECS}
