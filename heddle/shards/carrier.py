@@ -32,7 +32,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,13 +81,9 @@ class CarrierConfig:
     frame: int
     ends: tuple[CarrierEnd, ...]
 
-    def to_json(self) -> str:
-        """The text that the process reads."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> CarrierConfig:
-        """What `to_json` wrote."""
+        """From the text that the process reads."""
         data = json.loads(text)
         return cls(**{**data, "ends": tuple(CarrierEnd(**row) for row in data["ends"])})
 

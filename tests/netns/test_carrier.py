@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +100,7 @@ class CarrierBench:
     def start(self) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", "-m", "heddle.shards.carrier"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(argv, input=self.config.to_json(), text=True, env=env, capture_output=True, check=False)
+        return subprocess.run(argv, input=json.dumps(asdict(self.config)), text=True, env=env, capture_output=True, check=False)
 
     @property
     def process(self) -> int:
