@@ -100,7 +100,9 @@ class CarrierBench:
     def start(self) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", "-m", "heddle.shards.carrier"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(argv, input=json.dumps(asdict(self.config)), text=True, env=env, capture_output=True, check=False)
+        return subprocess.run(
+            argv, input=json.dumps(asdict(self.config)), text=True, env=env, capture_output=True, check=False
+        )
 
     @property
     def process(self) -> int:
