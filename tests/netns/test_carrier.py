@@ -205,16 +205,17 @@ def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier
         assert not carrier.alive()
 
 
+VALUES: Final[tuple[dict[str, Any], ...]] = (
+    {"number": float("inf")}, {"number": float("nan")}, {"down": [float("inf")]}, {"down": 1}, {"link": "ab"},
+    {"link": [{}, 1]}, {"link": [[FAR], NEAR]}, {"link": None}, {"sent_ns": 10**4000}, {"echo_ns": -(10**30)},
+    {"held_ns": "x"}, {"boot": None, "number": None}, {"lab": {}},
+)  # fmt: skip
 WRONG: Final[tuple[bytes, ...]] = (
     b"", bytes(40), b"[" * 30_000, b"[]", b"null", b"\xff\xfe", b'"text"',
     *(
         json.dumps({"lab": "LAB", "boot": "b", "number": 1, "down": [], "link": [FAR, NEAR], "seen": "", "sent_ns": 1,
                     "echo_ns": 0, "held_ns": 0, **each}).encode()
-        for each in (
-            {"number": float("inf")}, {"number": float("nan")}, {"down": [float("inf")]}, {"down": 1}, {"link": "ab"},
-            {"link": [{}, 1]}, {"link": [[FAR], NEAR]}, {"link": None}, {"sent_ns": 10**4000}, {"echo_ns": -(10**30)},
-            {"held_ns": "x"}, {"boot": None, "number": None}, {"lab": {}},
-        )
+        for each in VALUES
     ),
 )  # fmt: skip
 
