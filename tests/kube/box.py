@@ -132,7 +132,8 @@ class Cluster:
         )  # fmt: skip
         self.go(
             "apiserver", str(at / "bin/kube-apiserver"), f"--etcd-servers={etcd}", f"--advertise-address={API}",
-            "--allow-privileged=true", "--bind-address=0.0.0.0", f"--secure-port={API_PORT}", f"--cert-dir={pki}", "--authorization-mode=RBAC",
+            "--allow-privileged=true",
+            "--bind-address=0.0.0.0", f"--secure-port={API_PORT}", f"--cert-dir={pki}", "--authorization-mode=RBAC",
             f"--token-auth-file={pki / 'tokens.csv'}", f"--service-cluster-ip-range={_SERVICES}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={pki / 'sa.key'}", f"--service-account-key-file={pki / 'sa.key'}",
