@@ -54,6 +54,8 @@ class LocalCluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.prefix = "10.88.0."  # of the shards' addresses, or one of IPv6
+        self.mtu = MTU
         self._holders: dict[str, dict[str, subprocess.Popen[str]]] = {}  # lab -> shard
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
@@ -61,7 +63,7 @@ class LocalCluster:
         held = self._holders.setdefault(lab, {})
         if _WIRE not in held:
             held[_WIRE] = _hold()
-            self._on(held[_WIRE], "ip", "link", "add", "bridge", "mtu", str(MTU), "type", "bridge")
+            self._on(held[_WIRE], "ip", "link", "add", "bridge", "mtu", str(self.mtu), "type", "bridge")
             self._on(held[_WIRE], "ip", "link", "set", "bridge", "up")
         for at, shard in enumerate(shards, 1):
             if shard.name in held and held[shard.name].poll() is None:
@@ -70,15 +72,16 @@ class LocalCluster:
             veth = f"to-{shard.name}"
             with suppress(Exception):
                 self._on(held[_WIRE], "ip", "link", "del", veth)
-            peer = ("peer", "name", "eth0", "netns", str(_inside(holder)), "mtu", str(MTU))
-            self._on(held[_WIRE], "ip", "link", "add", veth, "mtu", str(MTU), "type", "veth", *peer)
+            peer = ("peer", "name", "eth0", "netns", str(_inside(holder)), "mtu", str(self.mtu))
+            self._on(held[_WIRE], "ip", "link", "add", veth, "mtu", str(self.mtu), "type", "veth", *peer)
             self._on(held[_WIRE], "ip", "link", "set", veth, "master", "bridge", "up")
-            self._on(holder, "ip", "addr", "add", f"10.88.0.{at}/24", "dev", "eth0")
+            words = (f"{self.prefix}{at}/64", "nodad") if ":" in self.prefix else (f"{self.prefix}{at}/24",)
+            self._on(holder, "ip", "addr", "add", *words, "dev", "eth0")
             self._on(holder, "ip", "link", "set", "eth0", "up")
 
     def addresses(self, lab: str) -> Mapping[str, str]:
         """10.88.0.1 for s1, and so on."""
-        return {name: f"10.88.0.{name.removeprefix('s')}" for name, _ in self._running(lab)}
+        return {name: f"{self.prefix}{name.removeprefix('s')}" for name, _ in self._running(lab)}
 
     def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         """nsenter, with a state directory of the shard's own."""
@@ -133,6 +136,12 @@ class LocalCluster:
         """End one shard, as a node that fails does."""
         os.kill(self._holders[lab][shard].pid, signal.SIGKILL)
         self._holders[lab][shard].wait()
+
+    def drop_udp(self, lab: str, shard: str, port: int, *, end: bool = False) -> None:
+        """Drop what a shard sends to a UDP port, as Calico drops VXLAN of pods; or no longer."""
+        for family in ("-4", "-6"):
+            rule = ("ipproto", "udp", "dport", str(port), "blackhole")
+            self._on(self._holders[lab][shard], "ip", family, "rule", "delete" if end else "add", *rule)
 
     def _running(self, lab: str) -> list[tuple[str, subprocess.Popen[str]]]:
         held = self._holders.get(lab, {})

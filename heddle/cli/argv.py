@@ -38,6 +38,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "int": (_whole, "a whole number"),
     "float": (_finite, "a number"),
 }
+_TWINS: Final = {"--lab": "--name", "--name": "--lab"}  # flags of different verbs for the same
 _MOST: Final = 10**9  # of any number; verbs have limits of their own below that
 _ENDLESS: Final = re.compile(r"[0-9]{301}")  # no value has such a number, and int() refuses more than 4300 digits
 _SHOWN: Final = 80  # characters of a value that is too long
@@ -312,7 +313,7 @@ class _Parse:
         flag, equals, value = word.partition("=")
         parameter = self.verb.flags.get(flag)
         if parameter is None:
-            near = nearest(flag, self.verb.flags)
+            near = twin if (twin := _TWINS.get(flag, "")) in self.verb.flags else nearest(flag, self.verb.flags)
             hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
             if not near and self.verb.rest and not self.verb.rest_after_positionals:
                 hint += f"; {self.verb.rest} come after --"

@@ -12,6 +12,7 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
@@ -39,7 +40,7 @@ _EXPERIMENT: Final[Options] = {
     "parallel": Option(
         "with --on: at most N fabrics at the same time (default: one on each node that is free)", value="N"
     ),
-    **KUBERNETES_OPTIONS,
+    **{key: each for key, each in KUBERNETES_OPTIONS.items() if key != "tunnel_port"},
     "image": replace(KUBERNETES_OPTIONS["image"], help="image of the pods (default: heddle-fabric:latest)"),
 }
 
@@ -70,7 +71,7 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.experiments.finding import files_of_experiment
 
-    return files_of_experiment(typed["file"])
+    return [*files_of_experiment(typed["file"]), *filter(None, [typed["pod"]])]
 
 
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -115,6 +116,7 @@ def experiment(
     namespace: str | None = None,
     image: str | None = None,
     pull_secret: str | None = None,
+    pod: str | None = None,
 ) -> None:
     """Run an experiment: runs, and checks of what they measure. Without words, list the experiments of Heddle.
 
@@ -126,8 +128,8 @@ def experiment(
     from heddle.views.experimenttext import checks_text, list_text, result_text
 
     _check(repeats, alone=break_ and (on or out_))
-    chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
-    where = _place(on, parallel, {key: value for key, value in chosen.items() if value is not None})
+    given = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret, "pod": pod}
+    where = _place(on, parallel, target_of(given))
     if not file:
         if needs := [flag for flag, value in (("--only", only), ("--out", out_), ("--break", break_)) if value]:
             hint = "name one: ./inv experiment FILE; ./inv experiment lists those of Heddle"

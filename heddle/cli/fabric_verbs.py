@@ -11,6 +11,7 @@ from heddle.base.extras import KUBERNETES
 from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.lab.imported.choose import files_of
 
-    return files_of(typed["fabric"])
+    return [*files_of(typed["fabric"]), *filter(None, [typed["pod"]])]
 
 
 @verb(
@@ -48,6 +49,8 @@ def up(
     namespace: str | None = None,
     image: str | None = None,
     pull_secret: str | None = None,
+    tunnel_port: int | None = None,
+    pod: str | None = None,
     dry_run: bool = False,
     repair: bool = False,
     rollback: bool = False,
@@ -81,8 +84,10 @@ def up(
         return out.result(views.up_json(done), views.up_text(done))
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
     made, source = blueprint_of(fabric, runtime, name=name, overrides=set_, dialect=dialect)
-    given = {"shards": shards, "context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
-    target = {key: str(value) for key, value in given.items() if value is not None}
+    target = target_of({
+        "shards": shards, "context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret,
+        "tunnel_port": tunnel_port, "pod": pod,
+    })  # fmt: skip
     if runtime == KUBERNETES:
         options = replace(options, target=target)
     elif target and not (dry_run and [*target] == ["shards"]):
@@ -194,7 +199,7 @@ def validate(out: Console, lab: str | None = None) -> None:
 @verb(
     group="Lab",
     help=words.RENDER,
-    files_in=["fabric"],
+    files_in=["fabric", "pod"],
     files_out=["out_"],
     directory_out=True,
 )
@@ -211,6 +216,7 @@ def render(
     namespace: str | None = None,
     image: str | None = None,
     pull_secret: str | None = None,
+    pod: str | None = None,
 ) -> None:
     """Write a fabric's containerlab topology and FRR configuration; start nothing.
 
@@ -227,8 +233,7 @@ def render(
 
     if runtime is not None:
         get_runtime(runtime)  # an unknown word is an error
-    given = {"namespace": namespace, "image": image, "pull_secret": pull_secret}
-    target = {key: value for key, value in given.items() if value is not None}
+    target = target_of({"namespace": namespace, "image": image, "pull_secret": pull_secret, "pod": pod})
     if runtime != KUBERNETES and (flags := [*(["shards"] if shards is not None else []), *target]):
         flag = f"--{flags[0].replace('_', '-')}"
         raise InputError(Problem("", flag, "is only for --runtime kubernetes", "write --runtime kubernetes, too"))

@@ -83,6 +83,8 @@ KUBERNETES: Final = group(
         "namespace": Option("namespace of the cluster (default: the one of the context, or heddle)", value="NS"),
         "image": "image of the shards (default: heddle-fabric:latest, which must be on the nodes)",
         "pull_secret": Option("Secret with the password of the image's registry", value="SECRET"),
+        "tunnel_port": "UDP port of the tunnels between shards (default: 14789)",
+        "pod": Option("a pod's template: node selector, tolerations, priority, resources, annotations", value="FILE"),
     },
 )
 
@@ -142,7 +144,7 @@ RENDER: Final[Options] = {
     "name": "override the lab name",
     "runtime": Option("kubernetes: write the manifests of the shards, too", "heddle.runtimes.registry:RUNTIMES"),
     "shards": _SHARDS,
-    **{key: each for key, each in KUBERNETES.items() if key != "context"},
+    **{key: each for key, each in KUBERNETES.items() if key not in ("context", "tunnel_port")},
 }
 
 # The columns of `./inv hashing` after switch, mode and seed; the last four count packets since the lab came up.

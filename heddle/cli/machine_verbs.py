@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from heddle.base import extras
 from heddle.cli.argv import Option
+from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.helptexts import KUBERNETES
 from heddle.cli.verbs import verb
@@ -42,6 +43,7 @@ def doctor(out: Console) -> None:
     positional=["what"],
     root=lambda typed: typed["what"] != "kubernetes",
     lasting=True,
+    files_in=["pod"],
     files_out=["out_"],
     directory_out=True,
 )
@@ -54,6 +56,8 @@ def setup(
     namespace: str | None = None,
     image: str | None = None,
     pull_secret: str | None = None,
+    tunnel_port: int | None = None,
+    pod: str | None = None,
     out_: str | None = None,
 ) -> None:
     """Install the missing parts of runtime containerlab: Docker, its daemon, containerlab, images.
@@ -66,8 +70,10 @@ def setup(
     from heddle.views import labtext as views
 
     engine.check_what(what)
-    chosen = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret}
-    given = {key: value for key, value in chosen.items() if value is not None}
+    given = target_of({
+        "context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret,
+        "tunnel_port": tunnel_port, "pod": pod,
+    })  # fmt: skip
     if what == extras.KUBERNETES:
         if stop:
             raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
@@ -91,8 +97,8 @@ def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | N
     from heddle.runtimes.kube.target import KubeTarget
 
     found = probe(KubeTarget(**given), out.observer)
-    if directory is not None and found.manifests:
-        write_texts(real(directory), found.manifests)
+    if directory is not None:
+        write_texts(real(directory), found.files)
     out.result(found.to_json(), found.text())
     out.exit_code = 0 if found.report.ok else 3
 

@@ -6,20 +6,22 @@ import fcntl
 import json
 import os
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.process import end_all, run
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.netns_topology import read_topology
-from heddle.runtimes.sharded import ShardPlan
-from heddle.switch.links.cuts import CutCount, CutEnd, TunnelUse, read_counts, tunnel_uses
+from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
+from heddle.switch.links.cuts import BEAT, TUNNEL, CutCount, CutEnd, TunnelUse, read_counts, tunnel_port, tunnel_uses
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -30,9 +32,17 @@ _REPORT: Final = "carrier.json"
 _READINGS: Final = 20
 _END_S: Final = 2.0
 _WAIT_S: Final = 15.0  # until all shards hear each other
+_DEAD_BEATS: Final = 15  # 3 s: when each shard has sent so many, one that is not heard will not be
 _LOOK_S: Final = 0.1
-NOT_HEARD: Final = "is not heard"
-_BLOCKED: Final = "allow UDP ports 4789 and 4792 between the pods: look at NetworkPolicies (docs/kubernetes.md)"
+_WATCH_S: Final = 1.0  # between two looks during a run
+PROCESS: Final = "the process that carries the state of ports"
+_BLOCKED: Final = (
+    "allow this UDP port between the pods (NetworkPolicies), or use another one: ./inv setup kubernetes finds those "
+    "that pass, ./inv up --tunnel-port takes one"
+)
+_CUT_OFF: Final = (
+    "let the network pass fragments; IPv6 makes none: use pods of a larger MTU, or smaller link.mtu and roce.ib_mtu"
+)
 
 
 def cut_ends(lab: Lab) -> list[CutEnd]:
@@ -58,8 +68,10 @@ def keep_carriers(lab: Lab) -> None:
         return
     place.mkdir(parents=True, exist_ok=True)
     key = (lab.dir / CARRIER_KEY).read_text(encoding="ascii").strip()
+    frame = max(each.mtu for each in read_topology(lab.topology).cuts)
     config = {
         "lab": lab.name, "key": key, "cables": str(cable_space(lab.name)), "report": str(place / _REPORT), "ends": ends,
+        "tunnel": TUNNEL, "beat": BEAT, "frame": frame,
     }  # fmt: skip
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
     run(argv, stdin=json.dumps(config), called="the carrier of cut links")
@@ -84,20 +96,28 @@ def end_carrier(lab: Lab) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FarTrip:
-    """The round trip to another shard, by heartbeats, ns: the last one, and the longest. alive: whether it answers."""
+    """The round trip to another shard, by beats through the tunnel, ns: the last one, and the longest.
+
+    alive: whether it answers. whole: whether frames of the links' largest size come from there.
+    """
 
     address: str
     alive: bool
     rtt_ns: int
     most_ns: int
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCarrier:
-    """The process of a shard. working: whether it runs; also where there is no cut link. trips: to the other shards."""
+    """The process of a shard. working: whether it runs; also where there is no cut link. trips: to the other shards.
+
+    beats: how many it has sent to each.
+    """
 
     working: bool = True
     trips: tuple[FarTrip, ...] = ()
+    beats: int = 0
 
 
 @spread(concat)
@@ -107,45 +127,86 @@ def carriers(lab: Lab) -> list[ShardCarrier]:
         return [ShardCarrier()]
     place = RUN_DIR / lab.name / _REPORT
     with suppress(OSError, ValueError):
-        rows = json.loads(place.read_text(encoding="utf-8"))
-        working = _process(lab) is not None
-        return [ShardCarrier(working, tuple(FarTrip(address, **row) for address, row in rows.items()))]
+        said = json.loads(place.read_text(encoding="utf-8"))
+        trips = tuple(FarTrip(address, **row) for address, row in said["trips"].items())
+        return [ShardCarrier(_process(lab) is not None, trips, said["beats"])]
     return [ShardCarrier(working=False)]
 
 
-def round_trips(lab: Lab) -> list[FarTrip]:
-    """From each shard to each of the others that it has cut links to."""
-    return [trip for each in carriers(lab) for trip in each.trips]
+def lost_carriers(lab: Lab, found: Sequence[ShardCarrier] | None = None) -> list[Problem]:
+    """Shards whose process does not run, and tunnels that carry nothing, or no large frames. None on one machine.
 
-
-def lost_carriers(lab: Lab) -> list[Problem]:
-    """Shards whose process does not run, and those that do not hear another one. None on one machine."""
+    found: of all shards; by default as now.
+    """
     if lab.runtime.here:
         return []
-    plan, found = ShardPlan.read(lab.name), list[Problem]()
+    plan = ShardPlan.read(lab.name)
+    shards = dict(zip(plan.shards, carriers(lab) if found is None else found, strict=True))
+    why, hint = "does not run: ports at the other ends lose their carrier", f"./inv up --repair --name {lab.name}"
+    silent = [name for name, each in shards.items() if not each.working]
+    problems = [Problem(f"shard {name}", PROCESS, why, f"{hint} starts it again") for name in silent]
     names = {address: name for name, address in plan.addresses.items()}
-    for name, each in zip(plan.shards, carriers(lab), strict=True):
-        if not each.working:
-            why = "does not run: ports at the other ends lose their carrier"
-            found.append(Problem(f"shard {name}", "the process that carries the state of ports", why, _again(lab)))
-        for trip in each.trips:
-            if each.working and not (trip.alive and trip.rtt_ns):
-                what = f"shard {names.get(trip.address, '')} at {trip.address}"
-                found.append(Problem(f"shard {name}", what, NOT_HEARD, _BLOCKED))
-    return found
+    for name, trip in ((name, trip) for name, each in shards.items() for trip in each.trips):
+        far, answers = names.get(trip.address, ""), trip.alive and trip.rtt_ns
+        if {name, far} & {*silent} or (answers and trip.whole):
+            continue
+        what = f"the tunnel from {_placed(lab, far)} ({trip.address}, UDP port {tunnel_port(plan.target)})"
+        why = (
+            "loses frames of the links' MTU, and passes small ones" if answers else "is dead: nothing comes through it"
+        )
+        problems.append(Problem(_placed(lab, name), what, why, _CUT_OFF if answers else _BLOCKED))
+    return problems
 
 
-def _again(lab: Lab) -> str:
-    return f"./inv up --repair --name {lab.name} starts it again"
+def _placed(lab: Lab, shard: str) -> str:
+    """`shard s1 on node n2`."""
+    place = ""
+    if isinstance(lab.runtime, ShardedRuntime):
+        with suppress(HeddleError):  # the tunnel is the error to report
+            place = lab.runtime.cluster(lab.name).place(lab.name, shard)
+    return f"shard {shard}{place}"
 
 
 def wait_for_carriers(lab: Lab, seconds: float = _WAIT_S) -> None:
-    """Return when all shards hear each other. MachineError with those that do not after some seconds."""
+    """Return when all shards hear each other.
+
+    MachineError with the tunnels that are dead: when all shards have sent enough beats, or after some seconds.
+    """
     until = time.monotonic() + seconds
-    while found := lost_carriers(lab):
-        if time.monotonic() > until:
-            raise MachineError(*found)
+    while problems := lost_carriers(lab, found := carriers(lab)):
+        if time.monotonic() > until or all(each.beats >= _DEAD_BEATS for each in found if each.trips):
+            raise MachineError(*problems)
         time.sleep(_LOOK_S)
+
+
+@contextmanager
+def tunnels_watched(lab: Lab, warn: Callable[[str], None]) -> Iterator[None]:
+    """Tunnels that die in the with block are named at once, and in its error before anything else."""
+    if lab.runtime.here:
+        yield
+        return
+    died, ended = dict[Problem, None](), threading.Event()
+
+    def watch() -> None:
+        last = list[Problem]()
+        while not ended.wait(_WATCH_S):
+            with suppress(HeddleError):  # a lost shard: the run itself names it
+                now = [each for each in lost_carriers(lab) if each.what != PROCESS]
+                for each in now:
+                    if each in last and each not in died:  # twice: a busy machine may delay beats
+                        died[each] = None
+                        warn(str(each))
+                last = now
+
+    thread = threading.Thread(target=watch, name="tunnels", daemon=True)
+    thread.start()
+    try:
+        yield
+    except HeddleError as error:
+        raise type(error)(*died, *error.problems) from None
+    finally:
+        ended.set()
+        thread.join()
 
 
 @spread(concat)

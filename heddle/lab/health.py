@@ -28,7 +28,7 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
-from heddle.lab.cutlinks import NOT_HEARD, keep_carriers, lost_carriers, wait_for_carriers
+from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, wait_for_carriers
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, start_daemons
@@ -253,7 +253,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     shards = restore_shards(lab, observer)
     _check_repairable(lab)
     observer.begin(STEP)
-    carried = [f"{each.where}: {each.what} started again" for each in lost_carriers(lab) if each.why != NOT_HEARD]
+    carried = [f"{each.where}: {each.what} started again" for each in lost_carriers(lab) if each.what == PROCESS]
     if carried:
         keep_carriers(lab)
         wait_for_carriers(lab)

@@ -31,7 +31,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.policy import QueuePolicy
 from heddle.host import capacity as machine
 from heddle.lab import agents, health
-from heddle.lab.cutlinks import TunnelSpan
+from heddle.lab.cutlinks import TunnelSpan, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
@@ -218,6 +218,7 @@ class _Running:
 
         with ExitStack() as stack:
             stack.enter_context(memory_named(self._lab))
+            stack.enter_context(tunnels_watched(self._lab, observer.warn))
             for each in self._jobs:
                 stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
             triples = [(each.job, each.plan, each.transport) for each in self._jobs]

@@ -212,7 +212,9 @@ def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
         what = f"{link.a.node}:{link.a.interface} to {link.b.node}:{link.b.interface}"
         lines.append((f"link add {ends[0]} type veth peer name {ends[1]}", what))
     if topo.cuts:
-        lines.append((tunnel_line(_netns(lab, CABLES).name), "the tunnel to the other shards"))
+        lines.append(
+            (tunnel_line(_netns(lab, CABLES).name, topo.cuts[0].tunnel_port), "the tunnel to the other shards")
+        )
     for cut in topo.cuts:
         mac = f" address {cut.end.mac}" if cut.end.mac else ""
         own = f"{cut.end.interface} netns heddle-{lab}-{cut.end.node}{mac} mtu {cut.mtu}"

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from heddle.base.families import Address
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 
 HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
@@ -97,12 +98,13 @@ class LinkDef:
 class CutDef:
     """The end of a link whose other end is in another shard (shardtopology.py). number, far: ids of both ports.
 
-    remote: the address of the other shard. mtu in bytes.
+    remote: the address of the other shard, where its tunnel listens. mtu in bytes.
     """
 
     end: End
     mtu: int
-    remote: IPv4Address
+    remote: Address
+    tunnel_port: int
     number: int
     far: int
 
@@ -226,13 +228,14 @@ class _TopologyReader:
         """The end of a cut link: a VXLAN link as heddle/runtimes/shardtopology.py writes it."""
         end = _end(item.get("endpoint"))
         try:
-            remote, ids = IPv4Address(str(item["remote"])), (int(item["vars"]["port"]), int(item["vni"]))
+            remote, port = ip_address(str(item["remote"])), int(item["dst-port"])
+            ids = int(item["vars"]["port"]), int(item["vni"])
         except (KeyError, TypeError, ValueError):
             end = None
         if end is None or end.node not in nodes:  # of a user's topology
             self._add(f"links[{number}].type: {_CUT}", "is not supported in namespaces", "use veth")
             return None
-        return CutDef(end, int(item.get("mtu", DEFAULT_MTU)), remote, *ids)
+        return CutDef(end, int(item.get("mtu", DEFAULT_MTU)), remote, port, *ids)
 
     def _unknown(self, found: Problems, what: str, key: str, legal: frozenset[str]) -> None:
         why, hint = "is not supported by the netns runtime", did_you_mean(key, sorted(legal))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol, runtime_checkable
 
-from heddle.base import problems, values
+from heddle.base import problems, state, values
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.untrusted import LINE_BYTES, parsed
@@ -243,6 +243,14 @@ def _tell(observer: Observer | None, answer: Mapping[str, Any]) -> None:
         raise ValueError("is no line for the user")
     if observer is not None:
         (observer.say if answer["event"] == "say" else observer.warn)(text[:_MOST_SAID])
+
+
+def removed(lab: str) -> Problem | None:
+    """That `down` removes a lab, or has removed it; None when it does not."""
+    record = state.read_record(lab)
+    if record is not None and record.phase != "ending":
+        return None
+    return Problem("", f"lab {lab}", "was removed by ./inv down", "./inv up starts it again")
 
 
 def call_all(

@@ -37,7 +37,7 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.registry import RUNTIMES
-from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all
+from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
 from heddle.runtimes.shardtopology import packed
 from heddle.spec.plain import load_spec
 
@@ -233,6 +233,8 @@ class ShardedRuntime(ABC):
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Shards that do not run, else nodes that do not run in them. If no shard runs: all nodes."""
+        if (gone := removed(lab)) is not None:
+            return [gone]
         cluster, plan = self.cluster(lab), ShardPlan.read(lab)
         lost = cluster.lost(lab)
         if not plan.shards.keys() & cluster.addresses(lab).keys():
@@ -307,14 +309,13 @@ class _Calls:
     def _lost(self, shard: str) -> Problem | None:
         """Why a shard is lost. The cluster may notice that a little later than we do."""
         end = time.monotonic() + _NOTICED_S
-        while True:
+        while (gone := removed(self._lab)) is None and time.monotonic() < end:
             with self._asking:
                 lost = [each for each in self._cluster.lost(self._lab) if each.where == f"shard {shard}"]
             if lost:
                 return lost[0]
-            if time.monotonic() > end:
-                return None
             time.sleep(_LOOK_S)
+        return gone
 
     def _located(self, shard: str, problem: Problem) -> Problem:
         """A problem of a shard's machine, with the shard. A node or port of the fabric names its shard already."""

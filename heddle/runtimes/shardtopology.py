@@ -2,7 +2,7 @@
 
 In:  the whole topology; the nodes of each shard, and their addresses; the ids of ports.
 Out: NAME.clab.yml with the nodes of one shard. A VXLAN link of it has the id of the far port as `vni`, the address of
-the far shard as `remote`, and the id of its own port as `vars.port`.
+the far shard as `remote`, the port of the tunnels as `dst-port`, and the id of its own port as `vars.port`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def write_part(
     shard: str,
     addresses: Mapping[str, str],
     ids: Mapping[tuple[str, str], int],
+    tunnel_port: int,
 ) -> None:
     """Replace the whole topology in a file by the part of one shard."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -45,7 +46,7 @@ def write_part(
             number, other = (ids[end["node"], end["interface"]] for end in (own, far))
             links.append({
                 "type": "vxlan", "endpoint": own, "remote": addresses[home[far["node"]]], "vni": other,
-                "vars": {"port": number}, **({"mtu": link["mtu"]} if "mtu" in link else {}),
+                "dst-port": tunnel_port, "vars": {"port": number}, **({"mtu": link["mtu"]} if "mtu" in link else {}),
             })  # fmt: skip
     part["links"] = links
     topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)

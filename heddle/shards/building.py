@@ -46,7 +46,7 @@ def create(
         topology = topology_path(name)
         topology.parent.mkdir(parents=True, exist_ok=True)
         unpack(files, topology.parent)
-        write_part(topology, shards, shard, addresses, port_ids(reopened(own).fabric))
+        write_part(topology, shards, shard, addresses, port_ids(reopened(own).fabric), cuts.tunnel_port(own.options))
         NetnsRuntime().create(name, topology, Journal(), Silent())
         state.write_record(replace(own, phase="running"))
 

@@ -1,16 +1,18 @@
 """Carry the state of ports over cut links: `python -m heddle.shards.carrier`, one process in each shard.
 
-In:  a CarrierConfig on standard input; datagrams of the other shards.
+In:  a CarrierConfig on standard input; beats of the other shards.
 Out: stubs that are up exactly while the far port is set up and its shard answers, so a port loses its carrier as with a
      cable; a file with the round trip to each shard.
 
-Each shard tells the others which of its cut ports are set down: at once when one changes, and every 0.2 s. A shard that
-is silent for 1.5 s counts as dead, also one that was never heard. The state of the stub itself is never sent, so two
-ends cannot wait for each other.
+Beats are frames through the tunnel of the cut links: a tunnel that is dead carries none. They tell the other shards
+which of the own cut ports are set down: at once when one changes, and every 0.2 s. A shard that is silent for 1.5 s
+counts as dead, also one that was never heard. The state of the stub itself is never sent, so two ends cannot wait for
+each other. Each fifth beat has the size of the links' largest frame: some networks lose fragments.
 
-A datagram is authenticated by the lab's key (HMAC-SHA-256, RFC 2104), names a link of the two shards in its direction,
+A beat is authenticated by the lab's key (HMAC-SHA-256, RFC 2104), names a link of the two shards in its direction,
 is newer than the last one of that process, and returns a moment of the receiver's clock that is not old. Another
-process of a shard is believed when it has heard this one: what was recorded before this one started has not.
+process of a shard is believed when it has heard this one: what was recorded before this one started has not. Anything
+else is dropped.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ import secrets
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,12 +42,14 @@ from heddle.kernel.namespace import inside, setns
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import CLONE_NEWNET, IFF_UP
 
-PORT: Final = 4792  # UDP, beside VXLAN's
 BEAT_S: Final = 0.2
 SILENT_S: Final = 1.5
 _REPORT_S: Final = 1.0
 _TRIES: Final = 10
-_MAC: Final = 32  # bytes of the authentication code in front of a datagram
+_MAC: Final = 32  # bytes of the authentication code in front of a beat's data
+_HEADER: Final = 14  # bytes of Ethernet's
+_WHOLE_EACH: Final = 5
+_WHOLE_S: Final = 5.0
 _LINKS: Final = 0x1  # RTMGRP_LINK
 _MOST: Final = 1 << 16
 _MOST_BOOT: Final = 64  # characters
@@ -64,21 +69,23 @@ class CarrierEnd:
 
 @dataclass(frozen=True, slots=True)
 class CarrierConfig:
-    """lab, and its key in hexadecimal. cables: the namespace of the stubs. report: the file for round trips."""
+    """lab, and its key in hexadecimal. cables: the namespace of the stubs. report: the file for round trips.
+
+    tunnel: the device in `cables`; beat: the EtherType of beats. frame: bytes of the largest frame, without its header.
+    """
 
     lab: str
     key: str
     cables: str
     report: str
+    tunnel: str
+    beat: int
+    frame: int
     ends: tuple[CarrierEnd, ...]
-
-    def to_json(self) -> str:
-        """The text that the process reads."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> CarrierConfig:
-        """What `to_json` wrote."""
+        """From the text that the process reads."""
         data = json.loads(text)
         return cls(**{**data, "ends": tuple(CarrierEnd(**row) for row in data["ends"])})
 
@@ -88,8 +95,9 @@ class FarShard:
     """Another shard, as heard. heard_s: when last; at first, since when it is waited for. links: those to it, as
     (id of its port, id of ours). down: ids of its ports that are set down.
 
-    boot, number: of its process, and of its last datagram. seen: the process that was heard last; it is to be believed
+    boot, number: of its process, and of its last beat. seen: the process that was heard last; it is to be believed
     when it has heard this one. sent_ns: its clock then, to be returned. rtt: ns; 0: none of ours has come back yet.
+    whole_s: the same of beats of the largest size, which heard_s leaves out.
     """
 
     heard_s: float
@@ -103,34 +111,42 @@ class FarShard:
     got_ns: int = 0
     rtt_ns: int = 0
     most_ns: int = 0
+    whole_s: float = -_WHOLE_S
 
     def alive(self, now: float) -> bool:
         """Whether it counts as there."""
         return now - self.heard_s < SILENT_S
 
     def hear(self, data: Mapping[str, Any], now: float, own: str) -> bool:
-        """Take a datagram that is authentic. own: the process that has received it.
+        """Take a beat that is authentic. own: the process that has received it.
 
-        False for one that is not from there, old, or of a process that has not heard this one.
+        False for one that is wrong, not from there, old, or of a process that has not heard this one.
         """
-        number, echo, sent, held, *down = map(
-            _count, (*(data[key] for key in ("number", "echo_ns", "sent_ns", "held_ns")), *data["down"])
-        )
-        boot, got, (near, far) = str(data["boot"])[:_MOST_BOOT], time.monotonic_ns(), map(_count, data["link"])
-        if (near, far) not in self.links or boot in self.old or (boot == self.boot and number <= self.number):
+        got = time.monotonic_ns()
+        try:
+            numbers = (*(data[key] for key in ("number", "echo_ns", "sent_ns", "held_ns")), *data["down"])
+            number, echo, sent_ns, held, *down = map(_count, numbers)
+            boot, seen, whole = str(data["boot"])[:_MOST_BOOT], data["seen"], data.get("whole")
+            near, far = map(_count, data["link"])
+        except (ValueError, KeyError, TypeError):
             return False
-        rtt = got - echo - held if echo else 0
+        known, rtt = (near, far) in self.links, got - echo - held if echo else 0
+        if not known or boot in self.old or (boot == self.boot and number <= self.number):
+            return False
         if boot != self.boot:
-            self.seen, self.sent_ns, self.got_ns = boot, sent, got
-            if data["seen"] != own:
+            self.seen, self.sent_ns, self.got_ns = boot, sent_ns, got
+            if seen != own:
                 return False
             self.old |= {self.boot} - {""}
         if rtt > SILENT_S * 1e9:
             return False
-        self.seen, self.boot, self.number, self.heard_s = boot, boot, number, now
-        self.down = frozenset(down)
-        self.sent_ns, self.got_ns = sent, got
-        if echo and data["seen"] == own:
+        self.seen, self.boot, self.number, self.down = boot, boot, number, frozenset(down)
+        self.sent_ns, self.got_ns = sent_ns, got
+        if whole:  # a filter by port may let fragments through: only the others show that the tunnel works
+            self.whole_s = now
+            return True
+        self.heard_s = now
+        if echo and seen == own:
             self.rtt_ns = max(1, rtt)
             self.most_ns = max(self.most_ns, self.rtt_ns)
         return True
@@ -143,19 +159,27 @@ def _count(value: Any) -> int:
     return value
 
 
-def sealed(key: bytes, data: Mapping[str, Any]) -> bytes:
-    """A datagram."""
-    body = json.dumps(data).encode()
+def sealed(key: bytes, data: Mapping[str, Any], size: int = 0) -> bytes:
+    """The content of a beat; with spaces at its end where it is shorter than `size` bytes."""
+    body = json.dumps(data).encode().ljust(size - _MAC)
     return hmac.digest(key, body, hashlib.sha256) + body
 
 
-def opened(key: bytes, datagram: bytes) -> dict[str, Any] | None:
-    """Its data; None for one that is not authentic. ValueError for what is no JSON."""
-    code, body = datagram[:_MAC], datagram[_MAC:]
+def opened(key: bytes, content: bytes) -> dict[str, Any] | None:
+    """Its data; None for one that is not authentic, or wrong."""
+    code, body = content[:_MAC], content[_MAC:]
     if not hmac.compare_digest(code, hmac.digest(key, body, hashlib.sha256)):
         return None
-    found: dict[str, Any] = parsed(body)
-    return found
+    try:
+        found = parsed(body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def beat_header(to: int, by: int, ethertype: int) -> bytes:
+    """The Ethernet header of a beat. to, by: the ids of a port of either shard, as ends of local addresses."""
+    return struct.pack("!HIHIH", 0x0200, to, 0x0200, by, ethertype)
 
 
 def _number_of(space: str) -> int:
@@ -167,11 +191,11 @@ def _number_of(space: str) -> int:
 
 
 class PortCarrier:
-    """The process. sock: bound on the network that joins the shards."""
+    """The process. sock: whole frames of the tunnel, of the type of beats."""
 
     def __init__(self, config: CarrierConfig, sock: socket.socket) -> None:
         self._config, self._sock, self._key = config, sock, bytes.fromhex(config.key)
-        self._boot, self._number = secrets.token_hex(8), 0
+        self._boot, self._number, self._beats = secrets.token_hex(8), 0, 0
         links: dict[str, set[tuple[int, int]]] = {}
         for end in config.ends:
             links.setdefault(end.remote, set()).add((end.far, end.number))
@@ -254,32 +278,36 @@ class PortCarrier:
     def _tell(self) -> None:
         for address in self._far:
             self._tell_one(address)
+        self._beats += 1
 
     def _tell_one(self, address: str) -> None:
         far = self._far[address]
         ports = {number for _, number in far.links}
         theirs, ours = min(far.links)
         self._number += 1
+        whole = self._beats % _WHOLE_EACH == 0
         data = {
             "lab": self._config.lab, "boot": self._boot, "number": self._number, "down": sorted(self._down & ports),
             "link": (ours, theirs), "seen": far.seen, "sent_ns": time.monotonic_ns(), "echo_ns": far.sent_ns,
-            "held_ns": time.monotonic_ns() - far.got_ns if far.got_ns else 0,
+            "held_ns": time.monotonic_ns() - far.got_ns if far.got_ns else 0, "whole": whole,
         }  # fmt: skip
+        content = sealed(self._key, data, self._config.frame if whole else 0)
         with suppress(OSError):  # no route, or no buffer: the next one follows
-            self._sock.sendto(sealed(self._key, data), (address, PORT))
+            self._sock.send(beat_header(theirs, ours, self._config.beat) + content)
 
     def _hear(self) -> None:
         while True:
             try:
-                datagram, (address, _) = self._sock.recvfrom(_MOST)
+                data = opened(self._key, self._sock.recv(_MOST)[_HEADER:])
             except OSError:
                 return
-            far = self._far.get(address)
-            with suppress(ValueError, KeyError, TypeError):  # of a wrong datagram: it is dropped
-                data = opened(self._key, datagram) if far is not None else None
-                if far is not None and data is not None and data["lab"] == self._config.lab:
+            if data is None or data.get("lab") != self._config.lab:
+                continue
+            for address, far in self._far.items():
+                # Of a process that has not heard this one, or not lately: answered at once.
+                if data.get("link") in [list(each) for each in far.links]:
                     far.hear(data, time.monotonic(), self._boot)
-                    if far.seen != far.boot:  # a process that has not heard this one, or not lately: at once
+                    if far.seen != far.boot:
                         self._tell_one(address)
 
     def _set_stubs(self, now: float) -> None:
@@ -308,17 +336,20 @@ class PortCarrier:
 
     def _report(self, now: float) -> None:
         rows = {
-            address: {"alive": far.alive(now), "rtt_ns": far.rtt_ns, "most_ns": far.most_ns}
+            address: {
+                "alive": far.alive(now), "rtt_ns": far.rtt_ns, "most_ns": far.most_ns,
+                "whole": now - far.whole_s < _WHOLE_S,
+            }
             for address, far in self._far.items()
-        }
+        }  # fmt: skip
         path = Path(self._config.report)
         with suppress(OSError):
-            path.with_suffix(".new").write_text(json.dumps(rows), encoding="utf-8")
+            path.with_suffix(".new").write_text(json.dumps({"beats": self._beats, "trips": rows}), encoding="utf-8")
             path.with_suffix(".new").replace(path)
 
 
 def main() -> int:
-    """Read the configuration, open the socket here, and go on in the namespace of the stubs, in the background."""
+    """Read the configuration, and go on in the namespace of the stubs, in the background."""
     config = CarrierConfig.from_json(sys.stdin.read())
     lock = os.open(f"{config.report}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for left in reversed(range(_TRIES)):
@@ -329,15 +360,10 @@ def main() -> int:
             if not left:
                 return 0  # one works already
             time.sleep(0.02)  # or someone looks whether one works
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.bind(("", PORT))  # without SO_REUSEADDR: of two processes with it, the second one gets all datagrams
-    except OSError as error:
-        print(f"UDP port {PORT} is in use in this shard: {error.strerror}", file=sys.stderr)
-        return 1
+    setns(os.open(config.cables, os.O_RDONLY | os.O_CLOEXEC), CLONE_NEWNET)
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    sock.bind((config.tunnel, config.beat))
     sock.setblocking(False)
-    there = os.open(config.cables, os.O_RDONLY | os.O_CLOEXEC)
-    setns(there, CLONE_NEWNET)
     carrier = PortCarrier(config, sock)
     if os.fork():
         return 0

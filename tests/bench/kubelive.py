@@ -23,7 +23,7 @@ from heddle.base.events import Observer, Silent
 from heddle.fabric.cutting import cut
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
-from heddle.lab.cutlinks import round_trips, tunnels
+from heddle.lab.cutlinks import carriers, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of, in_network
 from heddle.render.dialects import RenderOptions
@@ -111,7 +111,7 @@ def _figures(cluster: RealCluster, observer: Observer) -> Iterator[Figure]:
                 if way == _PODS:
                     after = _crossed(lab)
                     sent, lost = sent + after[0] - before[0], lost + after[1] - before[1]
-                    trips += [each.rtt_ns for each in round_trips(lab)]
+                    trips += [trip.rtt_ns for each in carriers(lab) for trip in each.trips]
     with _up(_POD, found[_POD], observer) as lab:
         _read(lab, _POD, found[_POD], cluster)
     kernel, pods, pod = found.values()

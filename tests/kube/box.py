@@ -5,7 +5,8 @@
 FILE has a Box as JSON. Standard output: the line "started" when all processes run. Standard input: `["stop", "n1", 0]`
 and `["start", "n1", 0]` for a node's kubelet, and `["mtu", "n1", 9000]` for its new pods, a line each, which is
 answered with a line; its end ends the cluster. `["bpf", "n1", 0]`: new containers of the node may not use bpf(2);
-`["pods", "n1", 0]`: pods of the node do not reach those of others; both with 1 end that.
+`["pods", "n1", 0]`: pods of the node do not reach those of others; both with 1 end that. `["drop", "n1", 4789]`: what
+pods of the node send to this UDP port is dropped; -4789 ends that.
 Nothing is in the machine's network namespace, except a socket that listens on its loopback: it is inherited, and
 connections are passed to the API server from here.
 """
@@ -131,6 +132,7 @@ class Cluster:
         )  # fmt: skip
         self.go(
             "apiserver", str(at / "bin/kube-apiserver"), f"--etcd-servers={etcd}", f"--advertise-address={API}",
+            "--allow-privileged=true",
             "--bind-address=0.0.0.0", f"--secure-port={API_PORT}", f"--cert-dir={pki}", "--authorization-mode=RBAC",
             f"--token-auth-file={pki / 'tokens.csv'}", f"--service-cluster-ip-range={_SERVICES}",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -219,7 +221,7 @@ class Cluster:
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"}, "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.box.cgroup}-{node}", "failSwapOn": False, "failCgroupV1": False,
-            "makeIPTablesUtilChains": False, "localStorageCapacityIsolation": False, "oomScoreAdj": 0,
+            "makeIPTablesUtilChains": False, "oomScoreAdj": 0,
             "resolvConf": "", "imageGCHighThresholdPercent": 100, "volumePluginDir": str(own / "plugins"),
             "evictionHard": {f"{of}.available": "0%" for of in ("memory", "nodefs", "imagefs")},
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock", "nodeStatusUpdateFrequency": "2s",
@@ -266,6 +268,11 @@ class Cluster:
         """Whether pods of the node reach those of other nodes, as where a policy denies it: packets are dropped."""
         rule = ("blackhole", "from", _PODS, "to", _PODS)
         _do(*self.inside(node), "ip", "rule", "delete" if joined else "add", *rule)
+
+    def set_drop(self, node: str, port: int) -> None:
+        """Drop what pods send to a UDP port, as Calico drops 4789; no longer for a negative one."""
+        rule = ("from", _PODS, "ipproto", "udp", "dport", str(abs(port)), "blackhole")
+        _do(*self.inside(node), "ip", "rule", "add" if port > 0 else "delete", *rule)
 
     def _await(self, done: object, name: str) -> None:
         assert callable(done)
@@ -360,7 +367,8 @@ def main() -> None:
         if action in ("start", "stop"):
             (cluster.kubelet if action == "start" else cluster.stop_kubelet)(node)
         else:
-            {"mtu": cluster.set_mtu, "bpf": cluster.set_bpf, "pods": cluster.set_pods}[action](node, value)
+            of = {"mtu": cluster.set_mtu, "bpf": cluster.set_bpf, "pods": cluster.set_pods, "drop": cluster.set_drop}
+            of[action](node, value)
         print("done", flush=True)
 
 

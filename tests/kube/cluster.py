@@ -94,6 +94,17 @@ class RealCluster:
             for node in self.nodes:
                 self._tell("pods", node, 1)
 
+    @contextmanager
+    def dropped(self, port: int) -> Iterator[None]:
+        """Datagrams of pods to a UDP port are dropped meanwhile, as Calico drops those to 4789."""
+        for node in self.nodes:
+            self._tell("drop", node, port)
+        try:
+            yield
+        finally:
+            for node in self.nodes:
+                self._tell("drop", node, -port)
+
     def kill_pod(self, name: str, namespace: str = "default") -> int:
         """Kill the processes of a pod's containers, also those in namespaces of its own; how many."""
         status = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]

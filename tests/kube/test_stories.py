@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import urllib.error
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from heddle.base.problems import MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
-from heddle.lab.cutlinks import cut_counts, round_trips, tunnels
+from heddle.lab.cutlinks import cut_counts, tunnels
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of
 from heddle.lab.status import status
@@ -30,6 +31,7 @@ from tests.netns.test_shards import (
     flapped,
     paused_across_a_cut,
     ran,
+    round_trips,
     routes_avoid_a_cut_that_is_down,
     shown_by_the_page,
     taken,
@@ -143,7 +145,9 @@ def test_a_shard_that_is_killed_during_a_run_is_named_and_repair_restores_it(
     assert there.is_empty()
 
 
-def test_repair_restores_shards_whose_pods_were_deleted_or_drained(space: Callable[[str], Space], name: str) -> None:
+def test_repair_restores_shards_whose_pods_were_deleted_and_a_drain_waits_for_down(
+    space: Callable[[str], Space], name: str
+) -> None:
     there = space("moved")
     api, pod = there.cluster.api, manifests.pod_name(name, "s2")
     lab = there.up(name)
@@ -157,6 +161,10 @@ def test_repair_restores_shards_whose_pods_were_deleted_or_drained(space: Callab
         _repaired(lab)
         node = api.pods(there.name)[pod]["spec"]["nodeName"]
         try:
+            with pytest.raises(urllib.error.HTTPError, match="429"):  # its disruption budget
+                api.drain(node)
+            assert api.pods(there.name)[pod]["spec"]["nodeName"] == node and not status(name)[0].faults
+            api.delete(there.path(f"poddisruptionbudgets/heddle-{name}", "apis/policy/v1"))
             assert api.drain(node) == [pod]
             until(lambda: f"shard s2  {OF_S2}" in " ".join(status(name)[0].faults))
             _repaired(lab)

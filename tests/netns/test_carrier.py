@@ -1,10 +1,12 @@
 """The process that carries the state of ports over cut links, as a bad network and an attacker meet it.
 
-One real process at one shard's end; the test is the other shard.
+One real process at one shard's end; the test is the other shard. A veth pair is the tunnel between them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +28,17 @@ from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import IFF_UP
-from heddle.shards.carrier import BEAT_S, PORT, SILENT_S, CarrierConfig, CarrierEnd, opened, sealed
+from heddle.shards.carrier import BEAT_S, SILENT_S, CarrierConfig, CarrierEnd, beat_header, opened, sealed
+from heddle.switch.links.cuts import BEAT, TUNNEL
 from tests.machine import until
 from tests.netns.claimed import claimed, namespace_of
 from tests.objects.shared import ROOT
 
 pytestmark = pytest.mark.root
 
-HERE, THERE = "10.78.0.1", "10.78.0.2"
+THERE = "fd00:78::2"  # of the other shard: a name of it, for the process
 NEAR, FAR = 7, 3  # ids of the ports of the cut link
+FRAME: Final = 4200
 STUB: Final = "p7"
 
 
@@ -62,15 +66,19 @@ class OtherShard:
             "echo_ns": last["sent_ns"] if last else 0, "held_ns": time.monotonic_ns() - self.heard_ns, **changes,
         }  # fmt: skip
 
-    def send(self, datagram: bytes) -> None:
-        self.sent.append(datagram)
-        self.sock.sendto(datagram, (HERE, PORT))
+    def send(self, content: bytes) -> None:
+        self.sent.append(content)
+        self.passed(content)
+
+    def passed(self, content: bytes) -> None:
+        """Send a beat with this content, and do not keep it."""
+        self.sock.send(beat_header(NEAR, FAR, BEAT) + content)
 
     def beat(self) -> None:
         last = 0.0
         while not self.ended:
             try:
-                self.heard.append(self.sock.recv(1 << 16))
+                self.heard.append(self.sock.recv(1 << 16)[14:])
                 self.heard_ns = time.monotonic_ns()
             except TimeoutError:
                 pass
@@ -90,9 +98,11 @@ class CarrierBench:
     other: OtherShard
 
     def start(self) -> subprocess.CompletedProcess[str]:
-        argv = ["nsenter", f"--net={self.spaces['under']}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
+        argv = [sys.executable, "-P", "-m", "heddle.shards.carrier"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(argv, input=self.config.to_json(), text=True, env=env, capture_output=True, check=False)
+        return subprocess.run(
+            argv, input=json.dumps(asdict(self.config)), text=True, env=env, capture_output=True, check=False
+        )
 
     @property
     def process(self) -> int:
@@ -102,9 +112,12 @@ class CarrierBench:
         with RouteSocket(self.spaces["cables"]) as netlink:
             return any(each.name == STUB and each.flags & IFF_UP for each in interfaces(netlink))
 
+    def trip(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(Path(self.config.report).read_text())["trips"][THERE]
+        return found
+
     def alive(self) -> bool:
-        row = json.loads(Path(self.config.report).read_text())[THERE]
-        return bool(row["alive"] and row["rtt_ns"])
+        return bool(self.trip()["alive"] and self.trip()["rtt_ns"])
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -122,25 +135,26 @@ class CarrierBench:
 @pytest.fixture
 def carrier(tmp_path: Path) -> Iterator[CarrierBench]:
     with claimed() as name, ExitStack() as stack:
-        spaces = {each: namespace_of(name, each) for each in ("node", "cables", "under", "there")}
+        spaces = {each: namespace_of(name, each) for each in ("node", "cables", "there")}
         for space in spaces.values():
             run(["ip", "netns", "add", space.name])
             stack.callback(run, ["ip", "netns", "del", space.name], check=False)
-        for near, far in (("node eth1", f"cables {STUB}"), ("under eth0", "there eth0")):
+        for near, far in (("node eth1", f"cables {STUB}"), (f"cables {TUNNEL}", "there eth0")):
             (one, port), (two, peer) = near.split(), far.split()
-            ends = f"{port} netns {spaces[one].name} type veth peer name {peer} netns {spaces[two].name}"
+            far_end = f"{peer} netns {spaces[two].name} mtu 65000"
+            ends = f"{port} netns {spaces[one].name} mtu 65000 type veth peer name {far_end}"
             run(["ip", "link", "add", *ends.split()])
             for where, device in ((one, port), (two, peer)):
                 run(["ip", "-n", spaces[where].name, "link", "set", device, "up"])
-        for where, address in (("under", HERE), ("there", THERE)):
-            run(["ip", "-n", spaces[where].name, "addr", "add", f"{address}/24", "dev", "eth0"])
         with inside(spaces["there"]):
-            sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        sock.bind((THERE, PORT))
+            sock = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+        sock.bind(("eth0", BEAT))
         sock.settimeout(0.05)
         key = secrets.token_hex(32)
         end = CarrierEnd(str(spaces["node"]), "eth1", STUB, NEAR, FAR, THERE)
-        config = CarrierConfig(name, key, str(spaces["cables"]), str(tmp_path / "report"), (end,))
+        config = CarrierConfig(
+            name, key, str(spaces["cables"]), str(tmp_path / "report"), TUNNEL, BEAT, FRAME, (end,)
+        )  # fmt: skip
         made = CarrierBench(spaces, config, OtherShard(sock, bytes.fromhex(key), name, quiet=True))
         beats = threading.Thread(target=made.other.beat)
         beats.start()
@@ -164,10 +178,63 @@ def test_a_port_has_a_carrier_while_the_other_shard_is_heard_and_no_longer(carri
     carrier.other.boot, carrier.other.number, carrier.other.quiet = "started again", 0, False
     until(carrier.up)
     assert carrier.start().returncode == 0, "it works already"
-    Path(f"{carrier.config.report}.lock").rename(f"{carrier.config.report}.other")  # as of another lab
-    refused = carrier.start()
-    Path(f"{carrier.config.report}.other").rename(f"{carrier.config.report}.lock")
-    assert (refused.returncode, "in use" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
+
+
+def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier(carrier: CarrierBench) -> None:
+    other = carrier.other
+    other.quiet = False
+    until(carrier.alive)
+    assert not carrier.trip()["whole"], "none has come"
+    until(lambda: any(len(each) == FRAME for each in other.heard))
+    until(lambda: opened(other.key, other.heard[-1]) is not None)
+    other.send(sealed(other.key, other.data(whole=True), FRAME))
+    until(lambda: carrier.trip()["whole"])
+    until(lambda: not carrier.trip()["whole"])
+    assert carrier.up() and carrier.alive()
+    other.quiet = True
+    until(lambda: not carrier.up())
+    for _ in range(20):  # of each frame only the fragments come: no port is in them
+        other.send(sealed(other.key, other.data(whole=True), FRAME))
+        time.sleep(BEAT_S)
+        assert not carrier.up()
+    os.kill(carrier.process, signal.SIGKILL)  # one that starts then does not take it for a tunnel that works
+    assert carrier.start().returncode == 0
+    for _ in range(5):
+        other.send(sealed(other.key, other.data(whole=True), FRAME))
+        time.sleep(BEAT_S)
+        assert not carrier.alive()
+
+
+VALUES: Final[tuple[dict[str, Any], ...]] = (
+    {"number": float("inf")}, {"number": float("nan")}, {"down": [float("inf")]}, {"down": 1}, {"link": "ab"},
+    {"link": [{}, 1]}, {"link": [[FAR], NEAR]}, {"link": None}, {"sent_ns": 10**4000}, {"echo_ns": -(10**30)},
+    {"held_ns": "x"}, {"boot": None, "number": None}, {"lab": {}},
+)  # fmt: skip
+WRONG: Final[tuple[bytes, ...]] = (
+    b"", bytes(40), b"[" * 30_000, b"[]", b"null", b"\xff\xfe", b'"text"',
+    *(
+        json.dumps({"lab": "LAB", "boot": "b", "number": 1, "down": [], "link": [FAR, NEAR], "seen": "", "sent_ns": 1,
+                    "echo_ns": 0, "held_ns": 0, **each}).encode()
+        for each in VALUES
+    ),
+)  # fmt: skip
+
+
+def test_no_content_that_a_member_of_the_lab_seals_ends_the_process(carrier: CarrierBench) -> None:
+    other = carrier.other
+    other.quiet = False
+    until(carrier.alive)
+    process = carrier.process
+    for each in WRONG:
+        body = each.replace(b"LAB", other.lab.encode())
+        other.passed(hmac.digest(other.key, body, hashlib.sha256) + body)
+    other.sock.send(beat_header(NEAR, FAR, BEAT))
+    heard = len(other.heard)
+    until(lambda: len(other.heard) > heard + 10)
+    assert carrier.process == process and Path(f"/proc/{process}").exists()
+    other.boot, other.number = "started again", 0
+    until(carrier.alive)
+    assert carrier.up()
 
 
 def test_what_an_attacker_sends_changes_nothing(carrier: CarrierBench) -> None:
@@ -183,7 +250,7 @@ def test_what_an_attacker_sends_changes_nothing(carrier: CarrierBench) -> None:
     with carrier.steady():
         for _ in range(5):
             for recorded in (*former, *other.sent[:-1], *own, *other.heard):
-                other.sock.sendto(recorded, (HERE, PORT))
+                other.passed(recorded)
             for forged in (
                 sealed(bytes(32), other.data(**down)),
                 sealed(other.key, other.data(lab="another", **down)),
@@ -191,7 +258,7 @@ def test_what_an_attacker_sends_changes_nothing(carrier: CarrierBench) -> None:
                 sealed(other.key, other.data(boot="recorded", seen="before", **down)),
                 sealed(other.key, {"lab": other.lab}), sealed(other.key, other.data(down="x")), b"", bytes(40),
             ):  # fmt: skip
-                other.sock.sendto(forged, (HERE, PORT))
+                other.passed(forged)
             time.sleep(0.4)
     assert carrier.alive()
     other.send(sealed(other.key, other.data(**down)))

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import pytest
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.kernel.testrun import run_on
+from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
 from heddle.switch.pfc import frame as pfc
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.root
 REDIRECT: Final = 7  # TC_ACT_REDIRECT
 MTU: Final = 4200
 HERE, THERE = "10.77.0.1", "10.77.0.2"
+HERE_6, THERE_6 = "fd00:77::1", "fd00:77::2"
+PORT: Final = 24789
 _VXLAN: Final = 8  # bytes of its header: flags, and the VNI in bytes 4 to 6
 _ALL: Final = 0x0003  # ETH_P_ALL
 _OUTGOING: Final = 4  # PACKET_OUTGOING
@@ -66,13 +69,18 @@ def received(sock: socket.socket, count: int = 1) -> list[bytes]:
 
 @dataclass
 class CutBench:
-    """A port of a switch whose link is cut. port: sends and receives at the port; there: as the other shard."""
+    """A port of a switch whose link is cut. port: sends and receives at the port; there: as the other shard.
+
+    here: the address of the tunnel. cables: the namespace of the stub and the tunnel.
+    """
 
     bench: Bench
     near: int
     far: int
     port: socket.socket
     there: socket.socket
+    here: str
+    cables: Path
 
     def cell(self, number: int = LOSSLESS) -> Any:
         """Counters of a class of the port."""
@@ -93,7 +101,7 @@ class CutBench:
 
     def arrive(self, vni: int, frame: bytes) -> None:
         """Send a frame from the other shard."""
-        self.there.sendto(struct.pack("!II", 0x08 << 24, vni << 8) + frame, (HERE, cuts.VXLAN_PORT))
+        self.there.sendto(struct.pack("!II", 0x08 << 24, vni << 8) + frame, (self.here, PORT))
 
 
 def received_datagram(sock: socket.socket) -> bytes:
@@ -125,8 +133,8 @@ def _make(space: Path, stack: ExitStack) -> None:
 
 
 @contextmanager
-def cut_bench(underlay: int = 9000) -> Iterator[CutBench]:
-    """The port, its stub and the tunnel. underlay: the MTU of the network between the shards."""
+def cut_bench(underlay: int = 9000, addresses: tuple[str, str] = (HERE, THERE)) -> Iterator[CutBench]:
+    """The port, its stub and the tunnel. underlay, addresses: of the network between the shards."""
     with bench() as made, ExitStack() as stack:
         node, name, near, far = _uplink(made)
         lab = made.queues.fabric.name
@@ -141,20 +149,23 @@ def cut_bench(underlay: int = 9000) -> Iterator[CutBench]:
         run(["ip", *f"link add {name} netns {spaces[node].name} mtu {MTU} type veth peer name {stub}".split()])
         wire = f"eth0 netns {spaces['there'].name} mtu {underlay}"
         run(["ip", *f"link add eth0 netns {spaces['under'].name} mtu {underlay} type veth peer name {wire}".split()])
-        at("under", *cuts.tunnel_line(spaces["_cables"].name).split())
-        for where, address in (("under", HERE), ("there", THERE)):
-            at(where, "addr", "add", f"{address}/24", "dev", "eth0")
+        at("under", *cuts.tunnel_line(spaces["_cables"].name, PORT).split())
+        for where, address in zip(("under", "there"), map(ip_address, addresses), strict=True):
+            run(["nsenter", f"--net={spaces[where]}", "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=0"])
+            words = (f"{address}/24",) if address.version == 4 else (f"{address}/64", "nodad")
+            at(where, "addr", "add", *words, "dev", "eth0")
             at(where, "link", "set", "eth0", "up")
         for where, device in ((node, name), ("_cables", cuts.stub_name(near)), ("_cables", cuts.TUNNEL)):
             at(where, "link", "set", device, "up")
         tc(spaces[node], _programs(made, name, near))
-        end = cuts.CutEnd(node, name, near, far, IPv4Address(THERE))
+        end = cuts.CutEnd(node, name, near, far, ip_address(addresses[1]))
         cuts.attach(made.queues.fabric, spaces["_cables"], [end])
         port = stack.enter_context(sent_by(spaces[node], name))
         with inside(spaces["there"]):
-            there = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        there.bind((THERE, cuts.VXLAN_PORT))
-        yield CutBench(made, near, far, port, there)
+            family = socket.AF_INET6 if ":" in addresses[1] else socket.AF_INET
+            there = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+        there.bind((addresses[1], PORT))
+        yield CutBench(made, near, far, port, there, addresses[0], spaces["_cables"])
 
 
 @pytest.fixture
@@ -163,9 +174,10 @@ def port() -> Iterator[Bench]:
         yield made
 
 
-@pytest.fixture
-def cut() -> Iterator[CutBench]:
-    with cut_bench() as made:
+@pytest.fixture(params=[(HERE, THERE), (HERE_6, THERE_6)], ids=["IPv4", "IPv6"])
+def cut(request: pytest.FixtureRequest) -> Iterator[CutBench]:
+    """The cut between shards that reach each other by IPv4, and by IPv6."""
+    with cut_bench(addresses=request.param) as made:
         yield made
 
 
@@ -252,9 +264,31 @@ def test_what_is_no_whole_frame_of_a_tunnel_is_dropped(cut: CutBench) -> None:
     for size in range(14):
         cut.arrive(cut.near, ipv4(DATA)[:size])
     for datagram in (b"", b"\x08", bytes(8), bytes(8) + ipv4(DATA), b"\x08\0\0\0\0\0"):
-        cut.there.sendto(datagram, (HERE, cuts.VXLAN_PORT))
+        cut.there.sendto(datagram, (cut.here, PORT))
     cut.arrive(cut.near, ipv4(0))
     assert received(cut.port) == [ipv4(0)] and cut.counts == (0, 0, 1, 100)
+
+
+def test_a_beat_crosses_to_the_shard_of_its_port_and_to_no_port(cut: CutBench) -> None:
+    with inside(cut.cables):
+        own = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    with own:
+        own.bind((cuts.TUNNEL, cuts.BEAT))
+        own.settimeout(2.0)
+        for size in (60, MTU):
+            frame = beat_header(cut.far, cut.near, cuts.BEAT) + bytes(size)
+            own.send(frame)
+            outer = received_datagram(cut.there)
+            assert (outer[4:7], outer[_VXLAN:]) == ((1 << 23 | cut.far).to_bytes(3), frame)
+            answer = beat_header(cut.near, cut.far, cuts.BEAT) + bytes(size)
+            cut.arrive(1 << 23 | cut.near, answer)
+            assert own.recv(1 << 16) == answer
+        for nowhere in (0, cut.far + 1, 1 << 23, 0xFFFFFFFF):
+            with suppress(OSError):  # ENOBUFS: the sender hears that its frame was dropped
+                own.send(beat_header(nowhere, cut.near, cuts.BEAT) + bytes(60))
+        own.send(frame)
+        assert received_datagram(cut.there)[_VXLAN:] == frame
+    assert received(cut.port) == [] and cut.counts == (0, 0, 0, 0)
 
 
 def test_a_link_that_is_down_sends_nothing_over_its_tunnel(cut: CutBench) -> None:
@@ -278,7 +312,7 @@ def test_a_stub_without_a_tunnel_drops_and_counts_nothing(port: Bench) -> None:
     """By test runs: no stamp, and port 0, which leads nowhere until its row says so."""
     program, table = port.queues.program("cut_out"), port.queues.cuts
     assert run_on(program, ipv4(DATA)).retval == SHOT and not table["sent"].any()
-    table["tunnel"][0], table["remote"][0] = 1, int(IPv4Address(THERE))
+    table["tunnel"][0], table["remote"][0] = 1, (int(ip_address(THERE)), 0, 0, 0)
     for frame in (OTHER[:15], ipv4(DATA, 3000), ipv6(0), PAUSE):
         assert run_on(program, frame).retval == REDIRECT
     assert (table["sent"][0], table["sent_bytes"][0]) == (4, 15 + 3000 + 100 + len(PAUSE))

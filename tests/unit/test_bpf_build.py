@@ -49,7 +49,7 @@ def symbols(path: Path) -> set[tuple[str, str]]:
 _EXTRA = {1: 4, 2: 0, 3: 12, 8: 0, 9: 0, 10: 0, 11: 0, 12: 0, 14: 4, 17: 4}  # kind -> bytes behind its btf_type
 STRUCTS = {
     "cells": "cell", "ingress": "ingress", "gates": "gate", "agent": "agent", "links": "link", "switches": "node",
-    "policies": "policy", "dscp": "classes", "faults": "fault",
+    "policies": "policy", "dscp": "classes", "faults": "fault", "cuts": "cut",
 }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def test_a_positional_list_takes_all_words_that_are_left() -> None:
         ("", "up FABRIC is missing"),
         ("a b", "b is an unexpected word for up"),
         ("a --nmae x", "did you mean --name?"),
+        ("a --lab x", "did you mean --name?"),
         ("a --name --dry", "--name needs a value"),
         ("a --dry=yes", "this flag takes none"),
         ("a -- b", "-- has no meaning for up"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heddle.runtimes.kube.apierrors import refused, unreachable
-from heddle.runtimes.kube.podstate import ended_before, pod_state
+from heddle.runtimes.kube.podstate import chosen_address, ended_before, pod_state
 
 QUOTA = (
     'create Pod heddle-zone-s1-0 in StatefulSet heddle-zone-s1 failed error: pods "heddle-zone-s1-0" is forbidden: '
@@ -30,7 +30,7 @@ def pod(status: dict[str, Any], container: dict[str, Any] | None = None, **metad
     return {
         "metadata": {"name": "heddle-zone-s1-0", "uid": "7d1", **metadata},
         "spec": spec,
-        "status": {"phase": "Pending", "podIP": "10.244.1.5", "containerStatuses": [own], **status},
+        "status": {"phase": "Pending", "podIPs": [{"ip": "10.244.1.5"}], "containerStatuses": [own], **status},
     }
 
 
@@ -221,3 +221,17 @@ def test_a_cluster_that_cannot_be_reached_is_named() -> None:
         "something else": "cannot be used: something else",
     }.items():
         assert unreachable(OSError(said), "https://c").why == why
+
+
+@pytest.mark.parametrize(
+    ("addresses", "chosen"),
+    [
+        ([], ""),
+        (["10.0.0.1"], "10.0.0.1"),
+        (["fd00::1"], "fd00::1"),
+        (["10.0.0.1", "fd00::1"], "10.0.0.1"),
+        (["fd00::1", "10.0.0.1"], "10.0.0.1"),
+    ],
+)
+def test_tunnels_use_ipv4_where_a_pod_has_it(addresses: list[str], chosen: str) -> None:
+    assert chosen_address(addresses) == chosen

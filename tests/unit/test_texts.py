@@ -19,6 +19,7 @@ from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
 from heddle.cli.renamed import old_words
 from heddle.lab import outages
+from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle.workshop.catalogue import unit_ids
 from tests.bench import order
 
@@ -117,6 +118,7 @@ _OF_RUN: Final = {
 WRITTEN: Final = {
     **{(verb, flag): value for verb in (*nccltests.VERBS, "tuner") for flag, value in _OF_RUN.items()},
     ("tuner", "--qps"): tuner_verb._QPS,
+    **{(verb, "--tunnel-port"): f"{TUNNEL_PORT}" for verb in ("setup", "up")},
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",

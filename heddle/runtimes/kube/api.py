@@ -33,6 +33,7 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "Job": ("/apis/batch/v1", "jobs"),
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
@@ -69,8 +70,20 @@ class KubeApi:
         answer = self._call("GET", self.path(kind), f"list {KINDS[kind][1]}", query=query)
         return list((answer or {}).get("items") or [])
 
+    def create(self, manifest: Mapping[str, Any], *, trial: bool = False) -> dict[str, Any] | None:
+        """Create an object; None when there is one of its name. trial: only ask whether it would be accepted."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        query = [("fieldManager", MANAGER), *([("dryRun", "All")] if trial else [])]
+        try:
+            return self._call("POST", self.path(kind), f"create {kind} {name}", query=query, body=manifest)
+        except ConflictError:
+            return None
+
     def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object, or change it to what the manifest says (server-side apply)."""
+        """Create an object, or change it to what the manifest says (server-side apply).
+
+        ConflictError when the manifest has a `uid`, and the object of that name has another one.
+        """
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         query = [("fieldManager", MANAGER), ("force", "true")]
         path, what = self.path(kind, name), f"create {kind} {name}"
@@ -140,7 +153,7 @@ class KubeApi:
             problem = apierrors.refused(error, what, self.server, self.target.namespace)
             if error.status == 404 and absent and not problem.what.startswith("namespace "):
                 return
-            raise (ForbiddenError if error.status in (401, 403) else MachineError)(problem) from None
+            raise _KINDS_OF_ERROR.get(error.status, MachineError)(problem) from None
         except OSError as error:
             raise UnreachableError(apierrors.unreachable(error, self.server)) from None
         except Exception as error:  # urllib3's errors have no base outside it: HTTPError
@@ -153,8 +166,17 @@ class ForbiddenError(MachineError):
     """This user may not do that."""
 
 
+class ConflictError(MachineError):
+    """There is another object of that name."""
+
+
 class UnreachableError(MachineError):
     """The API does not answer."""
+
+
+_KINDS_OF_ERROR: Final[Mapping[int, type[MachineError]]] = {
+    401: ForbiddenError, 403: ForbiddenError, 409: ConflictError,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def refused(error: Any, what: str, server: str, namespace: str) -> Problem:
         why = f"is forbidden: {user} may not {verb} {resource} in namespace {namespace}"
         return Problem("kubernetes", what, why, RIGHTS)
     if code == 404 and f'namespaces "{namespace}"' in said:
-        hint = f"kubectl create namespace {namespace}, or use --namespace"
+        hint = f"./inv setup kubernetes --namespace {namespace} prints its manifest; or use another --namespace"
         return Problem("kubernetes", f"namespace {namespace}", "does not exist", hint)
     if code == 403 and "exceeded quota" in said:
         return Problem("kubernetes", what, quota_words(said), "raise the quota, or use another --namespace")

@@ -44,11 +44,14 @@ class IndexedJob:
         self._selector = manifests.experiment_selector(owner(), name)
 
     def create(self) -> None:
-        """Make its objects. The policy is removed with the Job, also by the cluster."""
+        """Make its objects: no pod starts before its policy. The cluster removes the policy with the Job."""
         job, policy = self._objects()
-        uid = self._cluster.api.apply(job)["metadata"]["uid"]
-        whose = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"], "uid": uid}
-        self._cluster.api.apply({**policy, "metadata": {**policy["metadata"], "ownerReferences": [whose]}})
+        made = self._cluster.put(self._name, {**job, "spec": {**job["spec"], "suspend": True}})
+        uid, name = made["metadata"]["uid"], job["metadata"]["name"]
+        whose = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": uid}
+        policy["metadata"]["ownerReferences"] = [whose]
+        self._cluster.put(self._name, policy)
+        self._cluster.api.apply(job)
 
     def _objects(self) -> list[dict[str, Any]]:
         deadline = time.monotonic() - self._begun + _DEADLINE_S

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any, Final
 
@@ -18,10 +19,10 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.kube import manifests, podexec
-from heddle.runtimes.kube.api import ForbiddenError, KubeApi, UnreachableError
+from heddle.runtimes.kube.api import ConflictError, ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.apierrors import RIGHTS
 from heddle.runtimes.kube.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
-from heddle.runtimes.kube.podstate import USUAL_S, PodState, ended_before, pod_state, when
+from heddle.runtimes.kube.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
 
 _STEP: Final = "pods"
@@ -76,20 +77,36 @@ class KubeCluster:
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """See Cluster. InputError when the lab's objects are of another owner."""
-        self.check_owner(lab, "choose another lab name (--name), or another --namespace")
         start = _Start(self, lab, shards, observer)
         start.apply()
         self._answered.update(start.wait())
 
+    def put(self, lab: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, or change this user's of that name; as the cluster has it then.
+
+        InputError for one of another user, also where both create theirs at the same moment: one of them is first.
+        """
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        while (made := self.api.create(manifest)) is None:
+            found = self.api.get(kind, metadata["name"])
+            if found is not None:
+                self._check_owner(found, kind, lab, "choose another lab name (--name), or another --namespace")
+                with suppress(ConflictError):  # it was replaced meanwhile
+                    return self.api.apply({**manifest, "metadata": {**metadata, "uid": found["metadata"]["uid"]}})
+        return made
+
     def check_owner(self, lab: str, hint: str) -> None:
-        """InputError when there are objects of the lab's name that are not this user's."""
-        name = manifests.object_name(lab)
-        for kind in ("ConfigMap", "Service"):
-            found = self.api.get(kind, name)
-            if found is not None and (whose := _labels(found).get(OWNER)) != owner():
-                place = f"in namespace {self.target.namespace}"
-                why = f"belongs to {whose} {place}" if whose else f"has the name of a {kind} {place} ({name})"
-                raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
+        """InputError when the objects of the lab's name are not this user's."""
+        found = self.api.get("ConfigMap", manifests.object_name(lab))
+        if found is not None:
+            self._check_owner(found, "ConfigMap", lab, hint)
+
+    def _check_owner(self, found: Mapping[str, Any], kind: str, lab: str, hint: str) -> None:
+        if (whose := _labels(found).get(OWNER)) != owner():
+            place = f"in namespace {self.target.namespace}"
+            name = f"has the name of a {kind} {place} ({found['metadata']['name']})"
+            why = f"belongs to {whose} {place}" if whose else name
+            raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
 
     def addresses(self, lab: str) -> Mapping[str, str]:
         """See Cluster."""
@@ -246,9 +263,9 @@ class _Start:
         self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
 
     def apply(self) -> None:
-        """Create all objects, or change them."""
+        """Create all objects, or change them: the first one is the claim on the lab's name."""
         for each in self._objects:
-            self._cluster.api.apply(each)
+            self._cluster.put(self._lab, each)
 
     def wait(self) -> dict[str, str]:
         """Incarnation -> address, when all shards have answered.
@@ -306,7 +323,7 @@ class _Start:
         except MachineError as error:
             said, why, hint = "", error.problems[0].why, error.problems[0].hint
         if said:
-            self._addresses[shard] = said
+            self._addresses[shard] = chosen_address(said.split(","))
         elif state.ready:
             state = replace(state, why=f"runs on node {state.node}, but {why}", hint=hint, patience_s=_SILENT_S)
         return shard, state
@@ -326,7 +343,7 @@ class _Start:
         """Keep which pods, and which starts of them, have the lab."""
         config = next(each for each in self._objects if each["kind"] == "ConfigMap")
         metadata = {**config["metadata"], "annotations": {_STARTED: json.dumps(dict(started))}}
-        self._cluster.api.apply({**config, "metadata": metadata})
+        self._cluster.put(self._lab, {**config, "metadata": metadata})
 
 
 def _occurrence(event: Mapping[str, Any]) -> tuple[str, str]:

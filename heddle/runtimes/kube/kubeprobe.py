@@ -20,15 +20,17 @@ from heddle.base.untrusted import parsed
 from heddle.host.doctor import Check, Report
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube import manifests, podinit
-from heddle.runtimes.kube.api import KubeApi
+from heddle.runtimes.kube.api import KubeApi, UnreachableError
 from heddle.runtimes.kube.kubecluster import KubeCluster
-from heddle.runtimes.kube.target import KubeTarget
+from heddle.runtimes.kube.target import KubeTarget, owner
+from heddle.switch.links.cuts import tunnel_port
 
 PROBE: Final = "setup-probe"  # no lab has such a name
 _TRIALS: Final = "heddle.runtimes.kube.podtrials"
 _NEEDS: Final = tuple(ShardNeed(name, (), 512 << 20, 0.1) for name in ("s1", "s2"))
 _SECONDS: Final = 240.0
-_BELOW: Final = "apply the manifest below"
+_BELOW: Final = "apply the manifests below: kubectl apply -f DIR, with ./inv setup kubernetes --out DIR"
+_OPEN: Final = "as administrator: apply 3-policy.yaml of ./inv setup kubernetes --out DIR (docs/kubernetes.md)"
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 
 
@@ -37,7 +39,12 @@ class ProbeReport:
     """Rows, and file name -> manifest for an administrator."""
 
     report: Report
-    manifests: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def manifests(self) -> Mapping[str, str]:
+        """The files, if a row needs them."""
+        return self.files if any(each.fix == _BELOW and not each.ok for each in self.report.checks) else {}
 
     def to_json(self) -> dict[str, Any]:
         """`ok`, `checks`, `manifests`."""
@@ -61,24 +68,18 @@ def probe(target: KubeTarget, observer: Observer) -> ProbeReport:
         rows = [_reached(api)]
     except MachineError as error:
         return ProbeReport(Report((_failed("api", error),)))
-    wanted: dict[str, str] = {}
-    namespace, wanted_namespace = _namespace(api)
-    rights = _rights(cluster)
-    rows += [namespace, rights]
-    if wanted_namespace:
-        wanted["namespace.yaml"] = manifests.namespace_text(api.target.namespace)
-    if not rights.ok:
-        wanted["access.yaml"] = manifests.access_text(api.target.namespace)
-        return ProbeReport(Report(tuple(rows)), wanted)
+    files = manifests.admin_files(api.target.namespace)
+    rows += [namespace := _namespace(api), rights := _rights(cluster)]
+    if not (namespace.ok and rights.ok):
+        return ProbeReport(Report(tuple(rows)), files)
+    rows.append(_policy(cluster))
     try:
         with _pods(cluster, observer) as addresses:
             rows.append(Check("pods", True, f"two pods run, from image {api.target.image}"))
             rows += _tried(cluster, addresses, observer)
     except MachineError as error:
         rows.append(_failed("pods", error))
-        if any("Pod Security" in each.why or "does not exist" in each.why for each in error.problems):
-            wanted["namespace.yaml"] = manifests.namespace_text(api.target.namespace)
-    return ProbeReport(Report(tuple(rows)), wanted)
+    return ProbeReport(Report(tuple(rows)), files)
 
 
 def _failed(name: str, error: HeddleError) -> Check:
@@ -95,18 +96,35 @@ def _reached(api: KubeApi) -> Check:
     return Check("api", True, f"{named}{api.server} answers, {version.get('gitVersion', 'version not known')}")
 
 
-def _namespace(api: KubeApi) -> tuple[Check, bool]:
-    """The namespace's row, and whether its manifest is wanted."""
+def _namespace(api: KubeApi) -> Check:
+    """Whether it exists, and its level."""
     name = api.target.namespace
-    found = api.read(f"/api/v1/namespaces/{name}", f"read namespace {name}")
+    try:
+        found = api.read(f"/api/v1/namespaces/{name}", f"read namespace {name}")
+    except UnreachableError:
+        raise
+    except MachineError as error:
+        return Check("namespace", False, f"{name} {error.problems[0].why}", _BELOW)
     if found is None:
-        return Check("namespace", True, f"{name}: this user may not see its labels", required=False), False
+        return Check("namespace", True, f"{name}: this user may not see its labels", required=False)
     level = (found["metadata"].get("labels") or {}).get(_LEVEL)
     if level in (None, "privileged"):
-        detail = f"{name}: Pod Security level {level or 'of the cluster (no label)'}"
-        return Check("namespace", True, detail), False
-    fix = _BELOW
-    return Check("namespace", False, f"{name}: Pod Security level {level}; shards need privileged", fix), True
+        return Check("namespace", True, f"{name}: Pod Security level {level or 'of the cluster (no label)'}")
+    return Check("namespace", False, f"{name}: Pod Security level {level}; shards need privileged", _BELOW)
+
+
+def _policy(cluster: KubeCluster) -> Check:
+    """Whether the namespace refuses a pod with a path of its node. Nothing is made: the API is only asked."""
+    *_, shard = manifests.lab_objects(f"{PROBE}-policy", owner(), _NEEDS[:1], cluster.target)
+    shard["spec"]["template"]["spec"]["volumes"] = [{"name": "node", "hostPath": {"path": "/"}}]
+    try:
+        cluster.api.create(shard, trial=True)
+    except UnreachableError:
+        raise
+    except MachineError:
+        return Check("policy", True, "pods with a path of their node are refused", required=False)
+    why = "who may make StatefulSets here can mount any path of a node: is root of all nodes"
+    return Check("policy", False, why, _OPEN, required=False)
 
 
 def _rights(cluster: KubeCluster) -> Check:
@@ -134,12 +152,12 @@ def _pods(cluster: KubeCluster, observer: Observer) -> Iterator[Mapping[str, str
 def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observer) -> list[Check]:
     """What the pods find, each with the other one as its peer."""
     observer.begin("trials")
-    words = [*cluster.python, _TRIALS]
+    words, port = [*cluster.python, _TRIALS], str(tunnel_port(cluster.target.to_json()))
     names = [each.name for each in _NEEDS]
     nodes = [f"node {each.node}" for _, each in sorted(cluster.states(PROBE).items())]
 
     def tried(name: str, peer: str) -> list[Check]:
-        argv = cluster.argv(PROBE, name, [*words, "check", addresses.get(peer, "")])
+        argv = cluster.argv(PROBE, name, [*words, "check", port, addresses.get(peer, "")])
         done = run(argv, check=False, timeout=_SECONDS)
         if done.code != 0:
             return [Check("trials", False, f"the trials in the pod ended with an error: {done.reason}")]
@@ -150,7 +168,7 @@ def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observe
 
     with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
         for name in names:
-            stack.enter_context(_answering(cluster.argv(PROBE, name, [*words, "answer"])))
+            stack.enter_context(_answering(cluster.argv(PROBE, name, [*words, "answer", port])))
         found = list(pool.map(tried, names, reversed(names)))
     rows = joined(dict(zip(nodes, found, strict=True)) if len({*nodes}) == len(names) else {"": found[0]})
     observer.end("trials", f"{sum(each.ok for each in rows)} of {len(rows)} passed")

@@ -6,6 +6,7 @@ In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, o
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,11 +17,11 @@ from heddle.runtimes.kube.target import KubeTarget
 
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
-READY: Final = "/run/heddle-ready"  # a pod's first process writes its address there when all is as a shard needs it
-ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its address
+READY: Final = "/run/heddle-ready"  # a pod's first process writes ADDRESS there when all is as a shard needs it
+ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its addresses, with commas between them
 LAB, OWNER, SHARD, EXPERIMENT = "heddle.lab", "heddle.owner", "heddle.shard", "heddle.experiment"
 # In the order in which they are removed: what makes pods before the pods.
-LAB_KINDS: Final = ("StatefulSet", "Pod", "Service", "NetworkPolicy", "ConfigMap")
+LAB_KINDS: Final = ("StatefulSet", "Pod", "PodDisruptionBudget", "Service", "NetworkPolicy", "ConfigMap")
 EXPERIMENT_KINDS: Final = ("Job", "Pod", "NetworkPolicy")
 PROCESS: Final = "heddle.process"  # annotation of a Job: which process needs it (jobs.py)
 INDEX: Final = "batch.kubernetes.io/job-completion-index"  # annotation of a Job's pod
@@ -31,6 +32,15 @@ _INIT: Final = "heddle.runtimes.kube.podinit"
 # two processors has beside its system. A shard that has too little is slow; one that fits no node never runs.
 _LEAST_MILLICPUS: Final = 100
 _MOST_MILLICPUS: Final = 1000
+_DISK: Final = {"requests": "256Mi", "limits": "4Gi"}  # of a pod: logs, and runs of an experiment with captures
+# Autoscalers leave a node with such a pod alone: Cluster Autoscaler, Karpenter.
+_KEPT: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+# Of the nodes that may take a shard, none has two more than another.
+_SPREAD: Final = {
+    "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+    "nodeTaintsPolicy": "Honor",
+}  # fmt: skip
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # of a machine, in the words of container images
 _MOST_PODS: Final = 100  # of an experiment at once, where no number is given
 LEASE: Final = "--lease"  # option of the first process: end when nobody has needed the pod for so many seconds
 
@@ -55,6 +65,7 @@ _PODS: Final = (
 LAB_RULES: Final = (
     AccessRule("", ("configmaps", "services"), _OBJECTS, "the cut and the names of shards"),
     AccessRule("apps", ("statefulsets",), _OBJECTS, "the shards"),
+    AccessRule("policy", ("poddisruptionbudgets",), _OBJECTS, "no drain of a node ends a lab"),
     *_PODS,
 )
 EXPERIMENT_RULES: Final = (AccessRule("batch", ("jobs",), _OBJECTS[1:], "the fabrics of experiments"), *_PODS)
@@ -96,7 +107,7 @@ def lab_text(
     lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget, *, options: Sequence[str] = ()
 ) -> str:
     """The manifest of a lab. options: of the first process of its pods."""
-    rows = [{"name": each.name, "nodes": each.nodes, **_size(each)} for each in shards]
+    rows = [{"name": each.name, "nodes": each.nodes, "resources": _resources(each, target)} for each in shards]
     return _render("lab.yaml.j2", lab=lab, owner=owner, name=object_name(lab), shards=rows, **_pod(target, options))
 
 
@@ -134,23 +145,47 @@ def experiment_objects(
         expired=EXPIRED,
         deadline_s=round(deadline_s),
         process=process,
-        **_size(job.need),
+        resources=_resources(job.need, target),
         **_pod(target, options),
     )
     return list(yaml.safe_load_all(text))
 
 
-def _size(need: ShardNeed) -> dict[str, int]:
+def _resources(need: ShardNeed, target: KubeTarget) -> dict[str, dict[str, str]]:
+    """Requests and limits of a pod. What the user's template has is taken: of memory and disk one of both is enough."""
     millicpus = min(max(_LEAST_MILLICPUS, round(need.cpus * 1000)), _MOST_MILLICPUS)
-    return {"memory_bytes": need.memory_bytes, "millicpus": millicpus}
+    (container,) = _given(target, "spec").get("containers") or [{}]
+    given = {key: (container.get("resources") or {}).get(key) or {} for key in _DISK}
+    found = {}
+    for key, other in (("requests", "limits"), ("limits", "requests")):
+        own = {"memory": str(need.memory_bytes), "ephemeral-storage": _DISK[key]}
+        own |= {"cpu": f"{millicpus}m"} if key == "requests" else {}
+        both = {name: value for name, value in given[other].items() if name != "cpu"}
+        found[key] = {name: str(value) for name, value in {**own, **both, **given[key]}.items()}
+    return found
+
+
+def _given(target: KubeTarget, part: str) -> dict[str, Any]:
+    """A part of the user's template."""
+    return dict(json.loads(target.pod or "{}").get(part) or {})
 
 
 def _pod(target: KubeTarget, options: Sequence[str]) -> dict[str, Any]:
     """What every pod's template needs. options: of its first process."""
+    metadata, spec = _given(target, "metadata"), _given(target, "spec")
+    spec.pop("containers", None)
+    secrets = [{"name": target.pull_secret}] if target.pull_secret else []
+    if secrets := [*secrets, *(spec.pop("imagePullSecrets", None) or [])]:
+        spec["imagePullSecrets"] = secrets
+    # The image is of one architecture: as a rule that of the machine where it was built.
+    machine = platform.machine()
+    own = {"kubernetes.io/os": "linux", "kubernetes.io/arch": _ARCHITECTURES.get(machine, machine)}
+    spec["nodeSelector"] = {**own, **(spec.get("nodeSelector") or {})}
     return {
         "namespace": target.namespace, "image": target.image, "local": is_local(target.image),
-        "pull_secret": target.pull_secret, "command": [*PYTHON, _INIT, *options], "ready": READY,
-        "address": ADDRESS,
+        "command": [*PYTHON, _INIT, *options], "ready": READY, "address": ADDRESS,
+        "own_labels": metadata.get("labels") or {}, "annotations": {**_KEPT, **(metadata.get("annotations") or {})},
+        "spread": spec.pop("topologySpreadConstraints", None) or [_SPREAD], "own_spec": spec,
     }  # fmt: skip
 
 
@@ -173,13 +208,18 @@ def access_text(namespace: str) -> str:
     return _render("access.yaml.j2", namespace=namespace, rules=RULES)
 
 
+def admin_files(namespace: str) -> dict[str, str]:
+    """File name -> manifest: what an administrator makes once for a namespace, in the order to apply them."""
+    return {
+        "1-namespace.yaml": namespace_text(namespace),
+        "2-access.yaml": access_text(namespace),
+        "3-policy.yaml": _render("policy.yaml.j2", namespace=namespace),
+    }
+
+
 def files(lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget) -> Mapping[str, str]:
     """File name -> manifest: all that `render --runtime kubernetes` writes, in the order to apply them."""
-    return {
-        "1-namespace.yaml": namespace_text(target.namespace),
-        "2-access.yaml": access_text(target.namespace),
-        "3-lab.yaml": lab_text(lab, owner, shards, target),
-    }
+    return {**admin_files(target.namespace), "4-lab.yaml": lab_text(lab, owner, shards, target)}
 
 
 def _render(template: str, **values: Any) -> str:

@@ -35,6 +35,12 @@ _START: Final = frozenset(
 )
 _CREATING: Final = "ContainerCreating"
 _CAPABILITY: Final = "this node's container runtime does not allow a capability: use other nodes"
+_NO_NODE: Final = {  # words of the scheduler -> hint
+    "unschedulable": "kubectl uncordon NODE when its maintenance has ended",
+    "untolerated taint": "use tolerations in --pod FILE",
+    "affinity/selector": "use nodeSelector in --pod FILE: kubectl get nodes --show-labels (also kubernetes.io/arch)",
+    "topology spread": "shards are spread evenly: free a node, or use topologySpreadConstraints in --pod FILE",
+}
 _MEMORY: Final = re.compile(r"Insufficient (memory|cpu|pods|ephemeral-storage)")
 
 
@@ -74,7 +80,7 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
     facts: dict[str, Any] = {
         "uid": str(pod["metadata"].get("uid", "")),
         "restarts": int(own.get("restartCount") or 0),
-        "address": str(status.get("podIP") or ""),
+        "address": chosen_address([str(each.get("ip") or "") for each in status.get("podIPs") or []]),
         "node": str(spec.get("nodeName") or ""),
     }
     if pod["metadata"].get("deletionTimestamp"):
@@ -95,6 +101,11 @@ def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
     return PodState(
         False, why, hint, patience, **facts, fresh=bool(facts["node"]) and waits and not own.get("lastState")
     )
+
+
+def chosen_address(addresses: Sequence[str]) -> str:
+    """Of a pod's addresses the one for tunnels: IPv4 if there is one, since it fragments frames. Empty without any."""
+    return next((each for each in addresses if ":" not in each), next(iter(addresses), ""))
 
 
 def _absent(events: Sequence[Mapping[str, Any]]) -> PodState:
@@ -155,9 +166,8 @@ def _unscheduled(said: str, hint: str) -> tuple[str, str, float]:
     short = sorted(set(_MEMORY.findall(said)))
     if short:
         return f"fits no node: too little free {' and '.join(short)} ({_short(said)})", hint, 45.0
-    if "unschedulable" in said:
-        return f"finds no node: {_short(said)}", "kubectl uncordon NODE when its maintenance has ended", 45.0
-    return f"finds no node: {_short(said)}", "kubectl get nodes shows their states", 45.0
+    hints = [text for word, text in _NO_NODE.items() if word in said]
+    return f"finds no node: {_short(said)}", "; ".join(hints) or "kubectl get nodes shows their states", 45.0
 
 
 def ended_before(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Which cluster runs a lab, and how: what `--context`, `--namespace` and `--image` say."""
+"""Which cluster runs a lab, and how: what `--context`, `--namespace`, `--image` and the other flags say."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ class KubeTarget:
     """A namespace of a cluster. context: of the kubeconfig; empty: the current one. image: of shards.
 
     pull_secret: the name of a Secret of the namespace with the registry's password; empty: none is needed.
+    tunnel_port: UDP, of the tunnels between shards; empty: the default. pod: see podtemplate.py; empty: none.
     """
 
     context: str = ""
     namespace: str = ""
     image: str = IMAGE
     pull_secret: str = ""
+    tunnel_port: str = ""
+    pod: str = ""
 
     def to_json(self) -> dict[str, str]:
         """For the lab's record."""
@@ -53,6 +56,9 @@ def checked(target: KubeTarget) -> KubeTarget:
     ]
     if _IMAGE.fullmatch(target.image) is None:
         wrong.append(Problem("", f"--image {target.image}", "is not the name of an image", f"use a name as {IMAGE}"))
+    port = target.tunnel_port
+    if port and not (port.isdecimal() and len(port) < 6 and 1 <= int(port) < 1 << 16):
+        wrong.append(Problem("", f"--tunnel-port {port}", "is not a UDP port", "use 1 to 65535"))
     if wrong:
         raise InputError(*wrong)
     return target

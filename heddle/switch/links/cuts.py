@@ -7,13 +7,14 @@ the tunnel from the counts of both ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from heddle.base.families import Address
 from heddle.base.process import run
 from heddle.fabric.model import Fabric
 from heddle.host import delivery
@@ -24,7 +25,9 @@ from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER, classid
 
 TUNNEL: Final = "tunnel"  # the VXLAN device
-VXLAN_PORT: Final = 4789  # of IANA
+# Not IANA's 4789: Calico drops that from pods (felix PR 2063, "Drop VXLAN encapped packets originating in workloads").
+TUNNEL_PORT: Final = 14789
+BEAT: Final = 0x88B5  # EtherType of the shards' beats: IEEE 802, local experimental 1
 _TUNNEL_MTU: Final = 65000  # larger than any port's: its packets are cut into fragments on the way
 
 
@@ -39,7 +42,7 @@ class CutEnd:
     port: str
     number: int
     far: int
-    remote: IPv4Address
+    remote: Address
 
     @property
     def stub(self) -> str:
@@ -64,10 +67,15 @@ def stub_name(number: int) -> str:
     return f"p{number}"
 
 
-def tunnel_line(netns: str) -> str:
+def tunnel_port(options: Mapping[str, str]) -> int:
+    """The UDP port of a lab's tunnels, by the options of its record."""
+    return int(options.get("tunnel_port") or TUNNEL_PORT)
+
+
+def tunnel_line(netns: str, port: int) -> str:
     """The words of `ip` that make the tunnel: its packets are sent and received where `ip` runs, not in `netns`."""
     device = f"link add {TUNNEL} netns {netns} mtu {_TUNNEL_MTU} type vxlan"
-    return f"{device} external dstport {VXLAN_PORT} nolearning df unset"
+    return f"{device} external dstport {port} nolearning df unset"
 
 
 def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
@@ -81,15 +89,18 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
         indexes = {name: index for index, name in read_names(netlink).items()}
     with LabQueues.pinned(fabric) as live:
         for end in ends:
-            live.cuts["tunnel"][end.far], live.cuts["remote"][end.far] = indexes[TUNNEL], int(end.remote)
+            packed = end.remote.packed
+            words = struct.unpack("<4I", packed) if len(packed) == 16 else (int(end.remote), 0, 0, 0)
+            live.cuts["tunnel"][end.far], live.cuts["ipv6"][end.far] = indexes[TUNNEL], len(packed) == 16
+            live.cuts["remote"][end.far] = words
             live.cuts["stub"][end.number] = indexes[end.stub]
     pins = pin_dir(fabric.name, OWNER)
-    filters = [(end.stub, "cut_out", f" classid {classid(end.far)}") for end in ends] + [(TUNNEL, "cut_in", "")]
-    lines = []
-    for device, program, own in filters:
-        lines.append(f"qdisc replace dev {device} clsact")
+    filters = [(end.stub, "ingress", "cut_out", f" classid {classid(end.far)}") for end in ends]
+    filters += [(TUNNEL, "ingress", "cut_in", ""), (TUNNEL, f"egress protocol {BEAT:#x}", "cut_beat", "")]
+    lines = [f"qdisc replace dev {device} clsact" for device in dict.fromkeys(each[0] for each in filters)]
+    for device, hook, program, own in filters:
         what = f"bpf direct-action object-pinned {pins / program}{own}"
-        lines.append(f"filter replace dev {device} ingress pref 5 handle 1 {what}")
+        lines.append(f"filter replace dev {device} {hook} pref 5 handle 1 {what}")
     run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
 
 

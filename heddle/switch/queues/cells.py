@@ -82,9 +82,9 @@ POLICY: Final = _layout(
     **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
 )
 CUT: Final = _layout(
-    "tunnel remote stub pad sent sent_bytes received received_bytes",
-    **dict.fromkeys(("tunnel", "remote", "stub", "pad"), "<u4"),
-)
+    "tunnel ipv6 stub pad remote sent sent_bytes received received_bytes",
+    **dict.fromkeys(("tunnel", "ipv6", "stub", "pad"), "<u4"), remote="(4,)<u4",
+)  # fmt: skip
 TRANSIT: Final = np.dtype("<u8")
 ACTIVE: Final = np.dtype("<u4")
 DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
@@ -93,7 +93,7 @@ LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "faults": FAULT, "cuts": CUT,
     "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
-PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle", "cut_out", "cut_in")
+PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle", "cut_out", "cut_in", "cut_beat")
 
 
 class LabQueues:
