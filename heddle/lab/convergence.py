@@ -53,11 +53,12 @@ class Gap:
     extra: frozenset[str]
     skewed: str = ""
 
-    def text(self) -> str:
-        """`rtsw1: 10.0.1.0/24 has no next hop eth2`."""
+    @property
+    def problem(self) -> Problem:
+        """`rtsw1  10.0.1.0/24 has no next hop eth2`."""
         wrong = [f"has no next hop {port}" for port in sorted(self.missing)]
         wrong += [f"has the extra next hop {port}" for port in sorted(self.extra)]
-        return f"{self.switch}: {self.prefix} {', '.join([*wrong, *([self.skewed] if self.skewed else [])])}"
+        return Problem(self.switch, str(self.prefix), ", ".join([*wrong, *([self.skewed] if self.skewed else [])]))
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class Blueprint(ABC):
         """The parts of a snapshot that `gaps` needs."""
 
     @abstractmethod
-    def gaps(self, now: Snapshot) -> list[str]:
-        """Routes that are missing in kernels, in lines."""
+    def gaps(self, now: Snapshot) -> list[Problem]:
+        """Routes that are missing in kernels."""
 
     @abstractmethod
     def routes_checked(self) -> str:

@@ -29,6 +29,7 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.facts import facts
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
@@ -38,6 +39,7 @@ from heddle.lab.removal import engines_of, remove, remove_others
 from heddle.lab.shardswitch import install_over_shards
 from heddle.lab.snapshot import LabPart
 from heddle.lab.stepclock import StepClock
+from heddle.lab.thresholds import lossy_data
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
@@ -99,7 +101,7 @@ def up(
             observer.say(note)
         for line in _shown(lab.blueprint.warnings):
             observer.warn(line)
-        for warning in lab.fabric.policy.queues.late_marks:
+        for warning in (*lab.fabric.policy.queues.late_marks, *lossy_data(lab.fabric)):
             observer.warn(warning)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
@@ -157,8 +159,9 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
                 lab.wait(observer, timeout)
         except CheckError as error:
             raise CheckError(*_session_problems(lab), *error.problems) from None
-        if lab.blueprint.rendered and (foreign := health.wrong_routes(lab, lab.snapshot(LabPart.FIBS))):
-            raise CheckError(*foreign)  # a repair does not remove them: their origin may install them again
+        if foreign := facts(lab, lab.snapshot(LabPart.FIBS), ("route",)):
+            # A repair does not remove them: their origin may install them again.
+            raise CheckError(*(each.problem for each in foreign))
     return UpResult(lab, False, not kept, clock.seconds(), done)
 
 

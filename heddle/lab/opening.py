@@ -81,17 +81,17 @@ class Rendered(Blueprint):
         """Routes, and the links and drains that may explain missing ones."""
         return LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED
 
-    def gaps(self, now: Snapshot) -> list[str]:
+    def gaps(self, now: Snapshot) -> list[Problem]:
         """Prefixes whose next hops or weights differ from the expected ones."""
         found = convergence.gaps(self.fabric, now.fibs)
         if not found:
             return []
         state = State.of(self.fabric, now)
-        causes = [state.text()] if state.text() else []
+        causes = [Problem("", state.text(), "")] if state.text() else []
         if causes:  # report the cause once, and not every prefix that follows from it
             wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained, state.shut)
             found = convergence.gaps(self.fabric, now.fibs, wanted)
-        return [*causes, *(gap.text() for gap in found)]
+        return [*causes, *(gap.problem for gap in found)]
 
     def routes_checked(self) -> str:
         """`96 prefixes with all their next hops, and no other route, in every kernel`."""

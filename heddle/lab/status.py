@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
-from heddle.lab import health
 from heddle.lab.daemons import MissingSession, SessionCauses, explained
+from heddle.lab.facts import NEXT_HOPS, SESSION, known_facts, parts
 from heddle.lab.faults.orders import fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
@@ -34,8 +34,9 @@ class LabStatus:
     """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
     removes what there is.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines. gaps: routes that are missing
-    or have other next hops, neighbours that are not up, a line each; none are read where nodes are not running.
+    converged: every route is in every kernel, and there are no faults. faults: in lines, but for missing sessions and
+    gaps: routes that are missing or have other next hops, neighbours that are not up. None are read where nodes are not
+    running.
     link_faults: what `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
     """
 
@@ -82,11 +83,12 @@ def _status(name: str) -> LabStatus:
         record = state.read_record(name)
         lost = lab.missing_nodes()
         # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
-        more = LabPart(0) if lost else health.parts(lab) | lab.blueprint.gap_parts
+        more = LabPart(0) if lost else parts(lab)
         stopped = _stopped(lab, lost)
         running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
         now = lab.snapshot(LabPart.SESSIONS | more, running)
-        faults = lost or health.problems(lab, now)
+        found = () if lost else known_facts(lab, now)
+        faults = lost or [each.problem for each in found if each.kind not in (SESSION, NEXT_HOPS)]
         gaps = [] if lost else lab.blueprint.gaps(now)
         sessions = _missing_sessions(lab, now, stopped, running)
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
@@ -95,7 +97,7 @@ def _status(name: str) -> LabStatus:
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=not gaps and not faults,
+        converged=not gaps and not lost and not found,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
@@ -104,7 +106,7 @@ def _status(name: str) -> LabStatus:
         faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
-        gaps=tuple(gaps),
+        gaps=first_lines(gaps),
     )
 
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.daemons import MissingSession, SessionCauses, explained, missing_of
+from heddle.lab.fact import Fact
+from heddle.lab.facts import facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import spread, union
 from heddle.lab.thresholds import threshold_differences
@@ -26,6 +28,7 @@ from heddle.proof.evidence import Evidence
 from heddle.switch.queues.classes import policies_of
 
 if TYPE_CHECKING:
+    from heddle.checks.validate import CheckResult
     from heddle.lab.lab import Lab
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
@@ -46,7 +49,8 @@ _READ: Final = _STATES | _COUNTED
 class FlowSeen:
     """Packets of one flow: sent in a run, arrived of probes. ports: of its path, from the sender's NIC on.
 
-    damaged: those that arrived with a wrong ICRC. lost, latency_s: of probes; the mean time of one way.
+    damaged: those that arrived with a wrong ICRC. Of probes: lost; latency_s, the mean time of one way of small ones;
+    full and full_lost: those of the size of a full data packet, sent and lost.
     """
 
     name: str
@@ -55,11 +59,14 @@ class FlowSeen:
     damaged: int
     lost: int = 0
     latency_s: float | None = None
+    full: int = 0
+    full_lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """One row of `probes`."""
         return {
-            "path": list(self.ports), "packets": self.packets, "lost": self.lost, "damaged": self.damaged,
+            "path": list(self.ports), "packets": self.packets, "lost": self.lost, "full_lost": self.full_lost,
+            "damaged": self.damaged,
             "latency_us": None if self.latency_s is None else round(self.latency_s * 1e6, 1),
         }  # fmt: skip
 
@@ -91,7 +98,7 @@ class LiveState:
     """What only a running lab shows. stopped: nodes that do not run. missing: BGP sessions, with bgpd's reasons.
 
     thresholds: port -> differences of its queues from the fabric file, in words; None while a run is measured, which
-    may scale them.
+    may scale them. facts: what `status` and `validate` report, too; none where nodes are not running.
     """
 
     snapshot: Snapshot
@@ -99,15 +106,17 @@ class LiveState:
     missing: tuple[MissingSession, ...]
     thresholds: Mapping[str, tuple[str, ...]] | None
     rendered: bool
+    facts: tuple[Fact, ...] = ()
 
     @classmethod
     def of(cls, lab: Lab, *, measured: bool) -> LiveState:
         """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
-        now = lab.snapshot(_READ, [node.name for node in lab.fabric.nodes if node.name not in stopped])
+        now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
         seen = SessionCauses(stopped, now.down, now.silent)
         missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
-        return cls(now, stopped, missing, None if measured else _thresholds(lab), lab.blueprint.rendered)
+        found = () if stopped else facts(lab, now)
+        return cls(now, stopped, missing, None if measured else _thresholds(lab), lab.blueprint.rendered, found)
 
 
 @spread(union)
@@ -127,7 +136,8 @@ def _thresholds(lab: Lab) -> dict[str, tuple[str, ...]]:
 class Case:
     """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
 
-    live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent.
+    live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent. checks:
+    of `validate`, that failed then.
     """
 
     fabric: Fabric
@@ -136,6 +146,7 @@ class Case:
     live: LiveState | None
     traffic: tuple[TrafficSeen, ...]
     probed: bool = False
+    checks: tuple[CheckResult, ...] = ()
 
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
@@ -213,6 +224,26 @@ class Case:
                     before, sources = found.get(f"{name}:{port}", (False, []))
                     found[f"{name}:{port}"] = (before or here, [*sources, source])
         return {ref: (here, ", ".join(sources)) for ref, (here, sources) in found.items()}
+
+    @cached_property
+    def facts(self) -> Mapping[Fact, str]:
+        """Every fact that a reading of the lab has, with these readings: before the run, after it, now."""
+        outcome = None if self.run is None else self.run.record.outcome
+        around = None if outcome is None else outcome.fabric_state
+        readings = [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
+        readings += [] if self.live is None else [(NOW, self.live.facts)]
+        found: dict[Fact, str] = {}
+        for source, some in readings:
+            for fact in some:
+                found[fact] = f"{found[fact]}, {source}" if fact in found else source
+        return found
+
+    @cached_property
+    def disturbed(self) -> frozenset[str]:
+        """Ports that cannot forward or count all packets, as facts show: what is lost there has a known cause."""
+        kinds = ("mtu", "mac", "port", "programs")
+        refs = {fact.problem.where for fact in self.facts if fact.kind in kinds}
+        return frozenset({*refs, *(self.peer(ref) for ref in refs)})
 
     @cached_property
     def silent(self) -> Mapping[str, tuple[str, ...]]:

@@ -38,6 +38,26 @@ CAUSES: Final[Mapping[str, CauseCheck]] = {
     "bgp-session-down": CauseCheck("BGP session down", states.bgp_session, "bgp_session_down", "interface"),
     "drained": CauseCheck("drained switch", states.drained, "bgp_graceful_shutdown", "node"),
     "misrouting": CauseCheck("misrouting", states.misrouting, "host_static_blackhole", "node"),
+    "missing-next-hop": CauseCheck(
+        "missing next hop", states.shown_by_facts("every prefix has all next hops that its sessions give"),
+        "missing_next_hop", "node",
+    ),
+    "wrong-mtu": CauseCheck("wrong MTU", symptoms.wrong_mtu, "link_mtu_mismatch", "link"),
+    "wrong-neighbour": CauseCheck(
+        "wrong neighbour", states.shown_by_facts("every neighbour entry has the MAC of the other end"),
+        "arp_cache_poisoning", "interface",
+    ),
+    "wrong-class": CauseCheck(
+        "wrong class of a DSCP", states.shown_by_facts("every DSCP maps to the class of the fabric file"),
+        "dscp_misconfiguration", "node",
+    ),
+    "pause-agent": CauseCheck(
+        "PFC agent", states.shown_by_facts("the agent and its keeper run"), "pfc_agent_down", "node",
+    ),
+    "wrong-queues": CauseCheck(
+        "wrong queues or programs", states.shown_by_facts("every port has its queues and programs"),
+        "qdisc_misconfiguration", "interface",
+    ),
     "pfc-storm": CauseCheck("PFC storm", symptoms.pause_storm, "pfc_storm", "interface"),
     "slow-link": CauseCheck("slow link", symptoms.slow_link, "link_capacity_bottleneck", "link"),
     "slow-host": CauseCheck("slow host or NIC", symptoms.slow_host, "receiver_resource_contention", "node"),
@@ -46,6 +66,15 @@ CAUSES: Final[Mapping[str, CauseCheck]] = {
     "wrong-threshold": CauseCheck("wrong threshold", states.wrong_threshold, "ecn_threshold_misconfiguration", "node"),
     "wrong-seed": CauseCheck("wrong hash seed", states.wrong_seed, "ecmp_seed_misconfiguration", "node"),
     "polarisation": CauseCheck("polarisation", states.polarisation, "ecmp_polarisation", "node"),
+    "wrong-hashing": CauseCheck(
+        "wrong hashing", states.shown_by_facts("every switch hashes as set last"), "ecmp_misconfiguration", "node",
+    ),
+    "wrong-sysctl": CauseCheck(
+        "wrong sysctl", states.shown_by_facts("every sysctl has the value of the topology"),
+        "sysctl_misconfiguration", "node",
+    ),
+    "failed-check": CauseCheck("failed check", symptoms.failed_check, "failed_check", "node"),
+    "lossy-class": CauseCheck("lossy class of data", states.lossy_class, "lossy_class", "node", fault=False),
     "incast": CauseCheck("incast", symptoms.incast, "incast_traffic_network_limitation", "interface", fault=False),
     "hash-collision": CauseCheck("hash collision", symptoms.collision, "ecmp_collision", "interface", fault=False),
     "host-cpu": CauseCheck("host CPU", symptoms.busy_machine, "host_cpu", "node", fault=False),

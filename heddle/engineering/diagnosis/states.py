@@ -7,26 +7,29 @@ A state that follows from another one is not reported: a link of a dead node, a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_rate
 from heddle.engineering.diagnosis.case import NOW, OF_RUN, Case
-from heddle.engineering.diagnosis.finding import CauseResult, Finding, Observation
+from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
 from heddle.fabric.model import Role
 from heddle.lab import convergence
-from heddle.lab.health import foreign_routes
+from heddle.lab.facts import NEXT_HOPS
+from heddle.lab.foreignroutes import foreign_routes
 from heddle.lab.outages import State
+from heddle.lab.thresholds import lossy_data
 from heddle.switch.queues.classes import held_bps
+from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.predict.polarisation import Pair
 
 NO_LAB: Final = "the lab is not running"
 IMPORTED: Final = "an imported topology does not state it"
-_FLAPS: Final = 2  # changes of a carrier: lost and found
+_ONCE: Final = 2  # changes of a carrier: lost and found
 _SHARE: Final = 0.5  # of the switches: as many with one seed are no single wrong value
 
 
@@ -60,36 +63,45 @@ def link_down(case: Case) -> CauseResult:
         }
         for ref in State.ends(case.fabric, down):
             state[ref] = f"{state[ref]}, {source}" if ref in state else source
+    rows = {ref: ("is down", Observation(f"{ref} has no carrier", source)) for ref, source in state.items()}
+    for ref, count in _changes(case).items():
+        if count == _ONCE and not {ref, case.peer(ref)} & state.keys():
+            line = Observation(f"the carrier of {ref} was lost once and came back", OF_RUN)
+            rows[ref] = ("was down for a part of the run, and is up again", line)
     found = [
-        Finding(
-            "link-down", ref, f"the link {case.link(ref)} is down", "established",
-            (Observation(f"{ref} has no carrier", source),),
-        )
-        for ref, source in state.items()
+        Finding("link-down", ref, f"the link {case.link(ref)} {verb}", "established", (line,))
+        for ref, (verb, line) in rows.items()
         if not {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead and not {ref, case.peer(ref)} & flaps
-    ]  # fmt: skip
+    ]
     return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier") if case.states else _unread()
 
 
+def _changes(case: Case) -> dict[str, int]:
+    """The lower end of each link -> how often its carrier was lost or found during the run."""
+    found: dict[str, int] = {}
+    for ref, count in ({} if case.evidence is None else case.evidence.carrier_changes).items():
+        lower = _lower(case, ref)
+        found[lower] = max(count, found.get(lower, 0))
+    return found
+
+
 def _flapping(case: Case) -> list[str]:
-    """The lower ends of links whose carrier was lost and found during the run."""
-    changes = {} if case.evidence is None else case.evidence.carrier_changes
-    return [*dict.fromkeys(_lower(case, ref) for ref, count in changes.items() if count >= _FLAPS)]
+    return [ref for ref, count in _changes(case).items() if count > _ONCE]
 
 
 def link_flaps(case: Case) -> CauseResult:
-    """A link lost its carrier during the run and found it again, once or more often."""
+    """A link lost its carrier during the run several times."""
     if case.evidence is None:
         return CauseResult(unknown="the run left no counters")
-    changes, dead = case.evidence.carrier_changes, {*case.dead}
+    changes, dead = _changes(case), {*case.dead}
     found = []
     for ref in _flapping(case):
-        count = max(changes.get(ref, 0), changes.get(case.peer(ref), 0))
+        count = changes[ref]
         if {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead:
             continue
         line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
         found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
-    return CauseResult.of(found, "no carrier was lost and came back during the run")
+    return CauseResult.of(found, "no carrier was lost more than once during the run")
 
 
 def _lower(case: Case, ref: str) -> str:
@@ -156,12 +168,39 @@ def misrouting(case: Case) -> CauseResult:
             lines.setdefault(route.switch, {})[f"{route.what} {route.why}"] = source
         for gap in convergence.gaps(case.fabric, fibs):
             if gap.extra:
-                lines.setdefault(gap.switch, {})[gap.text()] = source
+                lines.setdefault(gap.switch, {})[f"{gap.prefix} {gap.problem.why}"] = source
     found = []
     for name, texts in lines.items():
         shown = tuple(Observation(text, source) for text, source in [*texts.items()][:3])
         found.append(Finding("misrouting", name, f"{name} has a wrong route", "established", shown))
+    if not found and any(fact.kind == NEXT_HOPS for fact in case.facts):
+        return CauseResult(unknown="next hops are missing")
     return CauseResult.of(found, "every route leads over a shortest path") if case.states else _unread()
+
+
+def shown_by_facts(ruled_out: str) -> Callable[[Case], CauseResult]:
+    """A cause that facts alone show; the diagnosis adds them. ruled_out: where there are none."""
+
+    def judge(case: Case) -> CauseResult:
+        if case.live is None:
+            return _unread()
+        return CauseResult(unknown="nodes do not run") if case.live.stopped else CauseResult(ruled_out=ruled_out)
+
+    return judge
+
+
+def lossy_class(case: Case) -> CauseResult:
+    """Data is in a class that may drop it: a property of the fabric file, not a fault."""
+    texts = lossy_data(case.fabric)
+    number = case.fabric.policy.queues.class_of_dscp[DSCP_DATA]
+    lost = sum(rows[number].refused for each in case.traffic for rows in each.tallies.values() if number in rows)
+    lines = (*(Observation(text, "fabric file") for text in texts),)
+    if lost:
+        lines += (Observation(f"queues dropped {many(lost, 'packet')} of class {number}", case.traffic[0].source),)
+    what = f"data is in class {number}, which is lossy"
+    confidence: Confidence = "established" if lost else "likely"
+    found = [Finding("lossy-class", case.fabric.name, what, confidence, lines)] if texts else []
+    return CauseResult.of(found, f"data is in class {number}, as its DSCP says")
 
 
 def _seeds(case: Case) -> dict[str, tuple[int, str]]:

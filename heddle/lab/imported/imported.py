@@ -195,11 +195,11 @@ class ImportedLab(Blueprint):
         """Routes, to find hosts without one, and neighbours."""
         return LabPart.FIBS | LabPart.ADJACENCIES
 
-    def gaps(self, now: Snapshot) -> list[str]:
+    def gaps(self, now: Snapshot) -> list[Problem]:
         """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now)
-        routes = [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
-        return [*(each.text() for each in awaited(self.fabric, now.adjacencies)), *routes]
+        routes = [Problem(switch, f"no route to {address}", f"({port})") for switch, address, port in unreached]
+        return [*(Problem(e.port, e.what, e.why) for e in awaited(self.fabric, now.adjacencies)), *routes]
 
     def routes_checked(self) -> str:
         """`4 addresses of hosts have routes in every switch's kernel`."""

@@ -1,0 +1,296 @@
+"""What is wrong with a running lab, as one list that all readers share.
+
+In:  a Lab and a snapshot of it with `parts(lab)`.
+Out: Facts, what explains others first. `status`, the warnings of `run`, the checks of `validate` and the causes of
+`diagnose` read this list and no other, so none of them knows less than another one.
+A new fact is one function, which returns Problems, and its line in FACTS. Facts are read from kernels, maps and
+daemons, never from the record of faults that were set on purpose; `as_set` adds what the record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import Problem
+from heddle.base.tables import some_of
+from heddle.fabric.model import Port
+from heddle.kernel.fib import LINK_LOCAL
+from heddle.lab import agents, convergence
+from heddle.lab.cutlinks import lost_carriers
+from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
+from heddle.lab.fact import Fact
+from heddle.lab.faults import orders
+from heddle.lab.faults.slowlink import SlowLink, shares_of
+from heddle.lab.foreignroutes import foreign_routes
+from heddle.lab.impairments import Requested
+from heddle.lab.outages import State, repair_hint
+from heddle.lab.portstate import port_faults, root_words
+from heddle.lab.rehash import hashing_faults
+from heddle.lab.shardmemory import memory_problems
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.sysctls import wrong_sysctls
+from heddle.lab.thresholds import wrong_thresholds
+from heddle.switch.queues.portqueues import Setup
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+NEXT_HOPS: Final = "next-hops"
+SESSION: Final = "session"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What facts are found in."""
+
+    lab: Lab
+    now: Snapshot
+
+    @cached_property
+    def missing(self) -> tuple[MissingSession, ...]:
+        """BGP sessions that are not established, with their causes."""
+        found = self.lab.blueprint.missing_sessions(self.now)
+        seen = SessionCauses((), self.now.down, self.now.silent)
+        return explained(found, seen, self.lab.daemons.peers) if found else ()
+
+    @cached_property
+    def thresholds(self) -> Sequence[Problem]:
+        """Thresholds, classes and curves that differ from what was set last."""
+        hint = self.repairs("sets them again")
+        return [replace(each, hint=hint) for each in wrong_thresholds(self.lab)]
+
+    def repairs(self, what: str) -> str:
+        """The hint for what `up --repair` repairs: `sets it again`."""
+        return repair_hint(self.lab.name, what)
+
+
+def _daemons(look: Look) -> Iterable[Problem]:
+    """Daemons that do not answer, after shards whose memory was too small for them."""
+    hint = look.repairs("starts FRR of that switch again")
+    silent = [Problem(node, each, "does not answer", hint) for node, names in look.now.silent.items() for each in names]
+    return [*(memory_problems(look.lab) if silent or look.lab.missing_nodes() else ()), *silent]
+
+
+def _agent(look: Look) -> Iterable[Problem]:
+    """The PFC agent or its keeper does not work: no pause is sent or obeyed, or gates stay closed."""
+    state = agents.alive(look.lab) if Setup.of(look.lab.fabric).gated else None
+    for name, effect in (("agent", "pauses are neither sent nor obeyed"), ("keeper", "gates stay closed without it")):
+        if state is not None and (why := state.fault(name)):
+            yield Problem("", f"the PFC {name}", f"{why}, so {effect}", look.repairs("starts it again"))
+
+
+def _ports(look: Look) -> Iterable[Problem]:
+    """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
+    installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
+    for ref, kind in look.now.foreign_roots.items():
+        yield Problem(ref, *root_words(kind), installs if kind else recreate)
+    for ref, why in port_faults(look.lab.fabric, look.now).queues.items():
+        yield Problem(ref, "the port", why, installs)
+
+
+def _programs(look: Look) -> Iterable[Problem]:
+    hint = look.repairs("installs them again")
+    faults = port_faults(look.lab.fabric, look.now).programs
+    return [Problem(ref, "the port", why, hint) for ref, why in faults.items()]
+
+
+def _links(look: Look) -> Iterable[Problem]:
+    if not look.lab.blueprint.rendered:
+        return []  # an imported topology does not say which links should be up
+    hint = look.repairs("sets it up")
+    return [Problem(ref, "the link", "is down", hint) for ref in State.ends(look.lab.fabric, look.now.down)]
+
+
+def _mtus(look: Look) -> Iterable[Problem]:
+    """Ports with another MTU than the fabric file; of an imported topology only links with two."""
+    links, rendered, hint = look.now.links, look.lab.blueprint.rendered, look.repairs("sets it again")
+    for port in _every_port(look.lab):
+        here, there = (links.get(ref, (port.mtu, ""))[0] for ref in (port.ref, port.peer_ref))
+        if here != port.mtu and (rendered or here < there):
+            why = f"is {here}, not {port.mtu}; the other end, {port.peer_ref}, has {there}"
+            yield Problem(port.ref, "the MTU", why, hint)
+
+
+def _path_mtus(look: Look) -> Iterable[Problem]:
+    """MTUs that nodes have learned while a link had a smaller one: they last ten minutes."""
+    for name, learned in look.now.path_mtus.items():
+        most = max((port.mtu for port in look.lab.fabric.by_name[name].ports), default=0)
+        small = {address: mtu for address, mtu in learned.items() if mtu < most}
+        if small:
+            what = f"the learned MTU of the path to {some_of([*small])}"
+            yield Problem(name, what, f"is {min(small.values())}, not {most}", look.repairs("forgets it"))
+
+
+def _macs(look: Look) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    for port in _every_port(look.lab):
+        mac = look.now.links.get(port.ref, (0, port.mac))[1]
+        if look.lab.blueprint.rendered and mac != port.mac:
+            yield Problem(port.ref, "the MAC", f"is {mac}, not {port.mac}", hint)
+
+
+def _neighbours(look: Look) -> Iterable[Problem]:
+    """Neighbour entries with a MAC that is not that of the only node at the other end of the link."""
+    hint, ports = look.repairs("removes it"), {port.ref: port for port in _every_port(look.lab)}
+    for ref, entries in look.now.neighbours.items():
+        peer = ports.get(ports[ref].peer_ref) if ref in ports else None
+        if peer is None or peer.bridge or ports[ref].bridge:
+            continue
+        for each in entries:
+            if each.mac not in (peer.mac, look.now.links.get(peer.ref, (0, peer.mac))[1]):
+                why = f"has the MAC {each.mac}, and {peer.ref} has {peer.mac}"
+                yield Problem(ref, f"the neighbour entry of {each.address}", why, hint)
+
+
+def _every_port(lab: Lab) -> Iterable[Port]:
+    return (port for node in lab.fabric.nodes for port in node.ports)
+
+
+def _drained(look: Look) -> Iterable[Problem]:
+    hint = f"./inv fault undrain {{}} --lab {look.lab.name} ends it"
+    why = f"drains the switch ({GRACEFUL_SHUTDOWN})"
+    names = look.now.drained if look.lab.blueprint.rendered else ()
+    return [Problem(name, "BGP", why, hint.format(name)) for name in names]
+
+
+def _sessions(look: Look) -> Iterable[Problem]:
+    """Missing BGP sessions over links that are up, between daemons that answer."""
+    for each in look.missing:
+        ends = (each.a, each.b)
+        if any(end.node in look.now.silent or end.ref in look.now.down for end in ends):
+            continue  # it follows from another fact
+        at = next((end for end in ends if f"down at {end.node} " in each.why), each.a)
+        other = each.b if at == each.a else each.a
+        why = f"with {other.ref} is not established: {each.why or f'{at.state}, the cause is not known'}"
+        hint = f"./inv exec --lab {look.lab.name} {at.node} vtysh -c 'show bgp neighbors {at.peer}'"
+        yield Problem(at.ref, "the BGP session", why, hint)
+
+
+def _unrouted(look: Look) -> Iterable[Problem]:
+    """Ports without the route to their link-local neighbour: no BGP session comes up there."""
+    refs = look.now.unrouted if look.lab.blueprint.rendered else ()
+    return [Problem(ref, f"the route {LINK_LOCAL}", "is missing", look.repairs("adds it")) for ref in refs]
+
+
+def _next_hops(look: Look) -> Iterable[Problem]:
+    """Prefixes with other next hops than the fabric has with its present links, drains and sessions."""
+    lab, now = look.lab, look.now
+    if not lab.blueprint.rendered:
+        return [] if look.missing or now.silent else lab.blueprint.gaps(now)
+    state = State.of(lab.fabric, now)
+    without = {*state.shut, *(end.ref for each in look.missing for end in (each.a, each.b) if end.port)}
+    fibs = {name: fib for name, fib in now.fibs.items() if name not in now.silent}
+    if not convergence.gaps(lab.fabric, fibs):
+        return []
+    wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, sorted(without))
+    look_at = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
+    return [
+        replace(gap.problem, hint=look_at.format(gap.switch, gap.prefix))
+        for gap in convergence.gaps(lab.fabric, fibs, wanted)
+    ]
+
+
+def _routes(look: Look) -> Iterable[Problem]:
+    found = foreign_routes(look.lab.fabric, look.now.fibs) if look.lab.blueprint.rendered else []
+    word = "ip" if look.lab.fabric.policy.ip_version == 4 else "ip -6"
+    show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}} to see its origin, and remove it there"
+    return [Problem(route.switch, route.what, route.why, show.format(route.switch, route.prefix)) for route in found]
+
+
+def _hashing(look: Look) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    faults = hashing_faults(look.lab, look.now.hashing)
+    return [Problem(name, "the hashing:", why, hint) for name, why in faults.items()]
+
+
+def _sysctls(look: Look) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
+
+
+def _thresholds(look: Look) -> Iterable[Problem]:
+    return [each for each in look.thresholds if each.where]
+
+
+def _classes(look: Look) -> Iterable[Problem]:
+    """DSCPs in another class than in the fabric file: one table for all ports."""
+    return [each for each in look.thresholds if not each.where]
+
+
+@dataclass(frozen=True, slots=True)
+class FactKind:
+    """How a fact is found, and who reports it. words: what was read, where there is no such fact.
+
+    check: of `validate`, which fails. causes: of `diagnose`; the first is its own, and findings of the others at the
+    same place report it, too.
+    """
+
+    find: Callable[[Look], Iterable[Problem]]
+    check: str
+    causes: tuple[str, ...]
+
+
+# What explains others comes first.
+FACTS: Final[Mapping[str, FactKind]] = {
+    "daemons": FactKind(_daemons, "daemons", ("control-plane-dead", "node-down")),
+    "agent": FactKind(_agent, "pauses", ("pause-agent",)),
+    "tunnel": FactKind(lambda look: lost_carriers(look.lab), "links", ("link-down",)),
+    "link": FactKind(_links, "links", ("link-down", "link-flap", "node-down")),
+    "mtu": FactKind(_mtus, "mtu", ("wrong-mtu",)),
+    "path-mtu": FactKind(_path_mtus, "mtu", ("wrong-mtu",)),
+    "mac": FactKind(_macs, "neighbours", ("wrong-neighbour",)),
+    "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
+    "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
+    "programs": FactKind(_programs, "programs", ("wrong-queues",)),
+    "thresholds": FactKind(_thresholds, "thresholds", ("wrong-threshold",)),
+    "classes": FactKind(_classes, "thresholds", ("wrong-class",)),
+    "drained": FactKind(_drained, "links", ("drained",)),
+    SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
+    "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
+    "route": FactKind(_routes, "routes", ("misrouting",)),
+    NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop", "misrouting")),
+    "hashing": FactKind(_hashing, "hashing", ("wrong-hashing", "wrong-seed")),
+    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-hashing", "wrong-seed")),
+}  # fmt: skip
+
+
+def parts(lab: Lab) -> LabPart:
+    """The parts of a snapshot that facts are found in. An imported topology defines neither drains nor routes."""
+    rendered = LabPart.DRAINED | LabPart.FIBS | LabPart.UNROUTED if lab.blueprint.rendered else LabPart(0)
+    every = LabPart.SILENT | LabPart.PORTS | LabPart.NEIGHBOURS | LabPart.CARRIER | LabPart.SESSIONS | LabPart.HASHING
+    return every | rendered | lab.blueprint.gap_parts
+
+
+def facts(lab: Lab, now: Snapshot, kinds: Collection[str] = FACTS) -> tuple[Fact, ...]:
+    """The facts of a lab whose nodes are all running. now: a snapshot taken just now, by default with `parts(lab)`."""
+    look = Look(lab, now)
+    return tuple(Fact(kind, problem) for kind, each in FACTS.items() if kind in kinds for problem in each.find(look))
+
+
+def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:
+    """The same facts, with what the record says: faults that were set on purpose are named, with what ends them.
+
+    A port that has the rate that was set is no fault.
+    """
+    recorded, shares = Requested.read(lab.dir), shares_of(orders.each_of(SlowLink, lab), lab)
+    slowed = {ref for ref in shares if ref not in port_faults(lab.fabric, now, shares).queues} if shares else set()
+    kept = [each for each in found if not (each.kind == "port" and each.problem.where in slowed)]
+    on_purpose = f"./inv fault up {{}} --lab {lab.name} sets it up"
+    lines: list[Problem] = []
+    for each in kept:
+        where = each.problem.where
+        if each.kind == "link" and where in recorded.down:
+            lines.append(replace(each.problem, why="is down on purpose", hint=on_purpose.format(where)))
+        elif each.kind == "link" and where in recorded.run_down:
+            lines.append(replace(each.problem, why="is down for one run"))
+        else:
+            lines.append(each.problem)
+    return tuple(Fact(each.kind, line) for each, line in zip(kept, orders.explained(lab, lines), strict=True))
+
+
+def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:
+    """Both: for readers who may know what was set on purpose."""
+    return as_set(lab, now, facts(lab, now))
