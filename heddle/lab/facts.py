@@ -43,7 +43,7 @@ SESSION: Final = "session"
 
 
 @dataclass(frozen=True)
-class Look:
+class LabLook:
     """What facts are found in."""
 
     lab: Lab
@@ -67,14 +67,14 @@ class Look:
         return repair_hint(self.lab.name, what)
 
 
-def _daemons(look: Look) -> Iterable[Problem]:
+def _daemons(look: LabLook) -> Iterable[Problem]:
     """Daemons that do not answer, after shards whose memory was too small for them."""
     hint = look.repairs("starts FRR of that switch again")
     silent = [Problem(node, each, "does not answer", hint) for node, names in look.now.silent.items() for each in names]
     return [*(memory_problems(look.lab) if silent or look.lab.missing_nodes() else ()), *silent]
 
 
-def _agent(look: Look) -> Iterable[Problem]:
+def _agent(look: LabLook) -> Iterable[Problem]:
     """The PFC agent or its keeper does not work: no pause is sent or obeyed, or gates stay closed."""
     state = agents.alive(look.lab) if Setup.of(look.lab.fabric).gated else None
     for name, effect in (("agent", "pauses are neither sent nor obeyed"), ("keeper", "gates stay closed without it")):
@@ -82,7 +82,7 @@ def _agent(look: Look) -> Iterable[Problem]:
             yield Problem("", f"the PFC {name}", f"{why}, so {effect}", look.repairs("starts it again"))
 
 
-def _ports(look: Look) -> Iterable[Problem]:
+def _ports(look: LabLook) -> Iterable[Problem]:
     """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
     installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
     for ref, kind in look.now.foreign_roots.items():
@@ -91,20 +91,20 @@ def _ports(look: Look) -> Iterable[Problem]:
         yield Problem(ref, "the port", why, installs)
 
 
-def _programs(look: Look) -> Iterable[Problem]:
+def _programs(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("installs them again")
     faults = port_faults(look.lab.fabric, look.now).programs
     return [Problem(ref, "the port", why, hint) for ref, why in faults.items()]
 
 
-def _links(look: Look) -> Iterable[Problem]:
+def _links(look: LabLook) -> Iterable[Problem]:
     if not look.lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
     hint = look.repairs("sets it up")
     return [Problem(ref, "the link", "is down", hint) for ref in State.ends(look.lab.fabric, look.now.down)]
 
 
-def _mtus(look: Look) -> Iterable[Problem]:
+def _mtus(look: LabLook) -> Iterable[Problem]:
     """Ports with another MTU than the fabric file; of an imported topology only links with two."""
     links, rendered, hint = look.now.links, look.lab.blueprint.rendered, look.repairs("sets it again")
     for port in _every_port(look.lab):
@@ -114,7 +114,7 @@ def _mtus(look: Look) -> Iterable[Problem]:
             yield Problem(port.ref, "the MTU", why, hint)
 
 
-def _path_mtus(look: Look) -> Iterable[Problem]:
+def _path_mtus(look: LabLook) -> Iterable[Problem]:
     """MTUs that nodes have learned while a link had a smaller one: they last ten minutes."""
     for name, learned in look.now.path_mtus.items():
         most = max((port.mtu for port in look.lab.fabric.by_name[name].ports), default=0)
@@ -124,7 +124,7 @@ def _path_mtus(look: Look) -> Iterable[Problem]:
             yield Problem(name, what, f"is {min(small.values())}, not {most}", look.repairs("forgets it"))
 
 
-def _macs(look: Look) -> Iterable[Problem]:
+def _macs(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
     for port in _every_port(look.lab):
         mac = look.now.links.get(port.ref, (0, port.mac))[1]
@@ -132,7 +132,7 @@ def _macs(look: Look) -> Iterable[Problem]:
             yield Problem(port.ref, "the MAC", f"is {mac}, not {port.mac}", hint)
 
 
-def _neighbours(look: Look) -> Iterable[Problem]:
+def _neighbours(look: LabLook) -> Iterable[Problem]:
     """Neighbour entries with a MAC that is not that of the only node at the other end of the link."""
     hint, ports = look.repairs("removes it"), {port.ref: port for port in _every_port(look.lab)}
     for ref, entries in look.now.neighbours.items():
@@ -149,14 +149,14 @@ def _every_port(lab: Lab) -> Iterable[Port]:
     return (port for node in lab.fabric.nodes for port in node.ports)
 
 
-def _drained(look: Look) -> Iterable[Problem]:
+def _drained(look: LabLook) -> Iterable[Problem]:
     hint = f"./inv fault undrain {{}} --lab {look.lab.name} ends it"
     why = f"drains the switch ({GRACEFUL_SHUTDOWN})"
     names = look.now.drained if look.lab.blueprint.rendered else ()
     return [Problem(name, "BGP", why, hint.format(name)) for name in names]
 
 
-def _sessions(look: Look) -> Iterable[Problem]:
+def _sessions(look: LabLook) -> Iterable[Problem]:
     """Missing BGP sessions over links that are up, between daemons that answer."""
     for each in look.missing:
         ends = (each.a, each.b)
@@ -169,13 +169,13 @@ def _sessions(look: Look) -> Iterable[Problem]:
         yield Problem(at.ref, "the BGP session", why, hint)
 
 
-def _unrouted(look: Look) -> Iterable[Problem]:
+def _unrouted(look: LabLook) -> Iterable[Problem]:
     """Ports without the route to their link-local neighbour: no BGP session comes up there."""
     refs = look.now.unrouted if look.lab.blueprint.rendered else ()
     return [Problem(ref, f"the route {LINK_LOCAL}", "is missing", look.repairs("adds it")) for ref in refs]
 
 
-def _next_hops(look: Look) -> Iterable[Problem]:
+def _next_hops(look: LabLook) -> Iterable[Problem]:
     """Prefixes with other next hops than the fabric has with its present links, drains and sessions."""
     lab, now = look.lab, look.now
     if not lab.blueprint.rendered:
@@ -193,29 +193,30 @@ def _next_hops(look: Look) -> Iterable[Problem]:
     ]
 
 
-def _routes(look: Look) -> Iterable[Problem]:
+def _routes(look: LabLook) -> Iterable[Problem]:
     found = foreign_routes(look.lab.fabric, look.now.fibs) if look.lab.blueprint.rendered else []
     word = "ip" if look.lab.fabric.policy.ip_version == 4 else "ip -6"
-    show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}} to see its origin, and remove it there"
+    show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}}"
+    show += " to see its origin (proto), and remove it there"
     return [Problem(route.switch, route.what, route.why, show.format(route.switch, route.prefix)) for route in found]
 
 
-def _hashing(look: Look) -> Iterable[Problem]:
+def _hashing(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
     faults = hashing_faults(look.lab, look.now.hashing)
     return [Problem(name, "the hashing:", why, hint) for name, why in faults.items()]
 
 
-def _sysctls(look: Look) -> Iterable[Problem]:
+def _sysctls(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
     return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
 
 
-def _thresholds(look: Look) -> Iterable[Problem]:
+def _thresholds(look: LabLook) -> Iterable[Problem]:
     return [each for each in look.thresholds if each.where]
 
 
-def _classes(look: Look) -> Iterable[Problem]:
+def _classes(look: LabLook) -> Iterable[Problem]:
     """DSCPs in another class than in the fabric file: one table for all ports."""
     return [each for each in look.thresholds if not each.where]
 
@@ -228,7 +229,7 @@ class FactKind:
     same place report it, too.
     """
 
-    find: Callable[[Look], Iterable[Problem]]
+    find: Callable[[LabLook], Iterable[Problem]]
     check: str
     causes: tuple[str, ...]
 
@@ -266,7 +267,7 @@ def parts(lab: Lab) -> LabPart:
 
 def facts(lab: Lab, now: Snapshot, kinds: Collection[str] = FACTS) -> tuple[Fact, ...]:
     """The facts of a lab whose nodes are all running. now: a snapshot taken just now, by default with `parts(lab)`."""
-    look = Look(lab, now)
+    look = LabLook(lab, now)
     return tuple(Fact(kind, problem) for kind, each in FACTS.items() if kind in kinds for problem in each.find(look))
 
 

@@ -31,7 +31,6 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
 from heddle.lab.facts import facts
 from heddle.lab.health import Repaired, restore_all_routes
-from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
@@ -142,7 +141,7 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
     with clock.step("converge"):
         done = None
         if repairing:
-            done = repair_running(lab, observer)
+            done = health.repair(lab, observer)
         elif lost := lab.missing_nodes():
             raise MachineError(*lost)
         elif wrong := health.faults(lab):
@@ -160,8 +159,7 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
         except CheckError as error:
             raise CheckError(*_session_problems(lab), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(LabPart.FIBS), ("route",)):
-            # A repair does not remove them: their origin may install them again.
-            raise CheckError(*(each.problem for each in foreign))
+            raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
     return UpResult(lab, False, not kept, clock.seconds(), done)
 
 

@@ -110,8 +110,7 @@ def judged(case: Case) -> Diagnosis:
 def _reports(case: Case, found: Finding, where: str) -> bool:
     """Whether a finding is about a place, or about a node or a link that has it."""
     node, colon, _ = where.partition(":")
-    places = {where, node, *((peer := case.peer(where), peer.partition(":")[0]) if colon else ())}
-    return bool(places & {found.object, *found.also})
+    return found.object in {where, node, *((peer := case.peer(where), peer.partition(":")[0]) if colon else ())}
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:

@@ -110,7 +110,7 @@ def wrong_mtu(case: Case) -> CauseResult:
     found = []
     for place in damaged_at(full):
         small = [each.lost - each.full_lost for each in case.probes if place.port in each.ports]
-        if place.damaged < place.packets or any(small):
+        if place.damaged < place.packets or any(small) or case.disturbed & {place.port, *place.ties}:
             continue
         text = f"{place.damaged} of {place.packets} full packets over {place.port} were lost, and no small one"
         what = f"no full packet passes the link {case.link(place.port)} (MTU)"
