@@ -207,6 +207,12 @@ KINDS: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
 )  # fmt: skip
 
 
+# Those that neither change routes nor wait for them: each can come on top of another one.
+BESIDE: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
+    lossy, corrupting, slow_host, wrong_threshold, wrong_seed, small_mtu, small_mtus, wrong_neighbour, wrong_class,
+)  # fmt: skip
+
+
 def _fabric_port(lab: Lab, rng: random.Random) -> Port:
     between = [port for node in lab.fabric.switches for port in node.ports if not lab.fabric.leads_to_host(port)]
     return rng.choice(between)
@@ -275,7 +281,11 @@ def _with_mtu(lab: Lab, *refs: str) -> Iterator[None]:
     try:
         yield
     finally:
-        repair(lab, Silent())
+        for ref in refs:
+            node, _, name = ref.partition(":")
+            _ip(lab, node, "ip", "link", "set", name, "mtu", str(lab.fabric.by_name[node].port(name).mtu))
+        for node in (each.name for each in lab.fabric.nodes):  # what was learned meanwhile lasts ten minutes
+            _ip(lab, node, "ip", "route", "flush", "cache")
 
 
 @contextmanager
@@ -304,17 +314,18 @@ def _neighbour(lab: Lab, nic: Port) -> Iterator[None]:
     try:
         yield
     finally:
-        repair(lab, Silent())
+        _ip(lab, nic.peer_node, "ip", "neigh", "del", *entry[:1], *entry[3:5])
 
 
 @contextmanager
 def _classes(lab: Lab) -> Iterator[None]:
+    queues = lab.fabric.policy.queues
     with LabQueues.pinned(lab.fabric) as live:
-        live.set_classes(replace(lab.fabric.policy.queues, dscp={DSCP_DATA: lab.fabric.policy.queues.best_effort}))
-    try:
-        yield
-    finally:
-        repair(lab, Silent())
+        live.set_classes(replace(queues, dscp={DSCP_DATA: queues.best_effort}))
+        try:
+            yield
+        finally:
+            live.set_classes(queues)
 
 
 def _pids(lab: Lab, node: str) -> list[int]:

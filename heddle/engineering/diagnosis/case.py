@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NOW: Final = "state now"
 OF_RUN: Final = "counters of the run"
 OF_PROBES: Final = "probes"
+_OF_WATCH: Final = "counters of a second"
 _BEFORE: Final = "state before the run"
 _AFTER: Final = "state after the run"
 _WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
@@ -137,7 +138,7 @@ class Case:
     """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
 
     live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent. checks:
-    of `validate`, that failed then.
+    of `validate`, that failed then. watched: the evidence is of a second, since no run has left any.
     """
 
     fabric: Fabric
@@ -147,21 +148,23 @@ class Case:
     traffic: tuple[TrafficSeen, ...]
     probed: bool = False
     checks: tuple[CheckResult, ...] = ()
+    watched: bool = False
 
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
-        """Read what there is. A run that failed has no evidence; then the lab is all there is."""
+        """Read what there is. A run that failed has no evidence; then the lab is watched for a second."""
         live = None if lab is None else LiveState.of(lab, measured=run is None)
         evidence = None if run is None or run.damage else _measured(run)
-        if run is None and lab is not None and live is not None:
+        watched = evidence is None and lab is not None and live is not None and not live.stopped
+        if watched and lab is not None and live is not None:
             time.sleep(_WATCHED_S)
             evidence = Evidence.of(live.snapshot, lab.snapshot(_COUNTED, keep_errors=True), (), ())
-        case = cls(fabric, run, evidence, live, ())
+        case = cls(fabric, run, evidence, live, (), watched=watched)
         return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
 
     def of_run(self, evidence: Evidence) -> TrafficSeen:
-        """The traffic of the run."""
-        return TrafficSeen(OF_RUN, evidence.tallies, self._flows(), evidence.backlog_drops)
+        """The traffic of the run, or of the second in which the lab was watched."""
+        return TrafficSeen(_OF_WATCH if self.watched else OF_RUN, evidence.tallies, self._flows(), evidence.backlog_drops)
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value
@@ -209,7 +212,7 @@ class Case:
     @cached_property
     def states(self) -> tuple[tuple[str, Snapshot], ...]:
         """Every reading of the fabric that has switches, with its name."""
-        run = self.evidence if self.run is not None else None
+        run = None if self.watched else self.evidence
         found = [] if run is None else [(_BEFORE, run.before), (_AFTER, run.after)]
         found += [] if self.live is None else [(NOW, self.live.snapshot)]
         return tuple((source, state) for source, state in found if state.nodes)

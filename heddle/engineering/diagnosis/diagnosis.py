@@ -122,8 +122,8 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
         raise ValueError("a diagnosis needs a run or a lab")
     found = judged(Case.of(fabric, run, lab))
     verdict = found.verdict
-    decided = found.fault and verdict is not None and verdict.confidence == "established" and found.case.traffic
-    if decided or lab is None or observer is None:
+    decided = found.fault and verdict is not None and verdict.confidence == "established"
+    if (decided and not found.case.watched) or lab is None or observer is None:
         return found
     from heddle.checks.validate import validate
     from heddle.engineering.diagnosis.pathprobes import probe_paths

@@ -264,7 +264,7 @@ def _host_pauses(case: Case) -> tuple[dict[str, int], str]:
         for row, label in enumerate(recorded.labels):
             if not label.host and case.to_host(label.port):
                 found[label.port] += int(recorded.series.columns["pfc_received"][row].sum())
-    elif case.run is None and case.evidence is not None:  # the lab was watched
+    elif case.watched and case.evidence is not None:
         counts = [state.queues.gates["pfc_received"] for state in (case.evidence.before, case.evidence.after)]
         moved = (counts[1] - counts[0]).reshape(-1, CLASSES).sum(axis=1)
         for number, port in numbered_ports(case.fabric):
