@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from heddle.base.problems import CheckError, InputError, first_lines
+from heddle.base.problems import CheckError, InputError
 from heddle.checks.probe import probe
 from heddle.checks.subject import Answer, Found, NothingError, Subject, first_line
 from heddle.fabric import hashmodes
@@ -112,23 +112,20 @@ def daemons(subject: Subject) -> Found:
 
 def bgp(subject: Subject) -> Found:
     """Every BGP session is established, as bgpd reports at both ends."""
-    made = subject.lab.blueprint
-    faults = made.session_faults(subject.now)
-    expected = made.sessions(subject.now)[1]
-    if not expected and not faults:
+    lost, expected = subject.lab.blueprint.missing_sessions(subject.now), subject.lab.blueprint.sessions(subject.now)[1]
+    if not expected:
         raise NothingError("no BGP session is configured between switches of the lab")
-    return f"{expected} sessions established", faults
+    return f"{expected} sessions established", [f"{each.a.text()} - {each.b.text()}" for each in lost]
 
 
 def routes(subject: Subject) -> Answer:
     """Every kernel has every route with all of its next hops, those to neighbours, and no other route."""
-    lab, made, now = subject.lab, subject.lab.blueprint, subject.now
-    checked, gaps = made.routes_checked(), [*first_lines(made.gaps(now))]
-    if not checked and not gaps:
+    lab, made = subject.lab, subject.lab.blueprint
+    if not (checked := made.routes_checked()):
         raise NothingError("no host has an address, so no route is expected")
-    inside = [] if made.rendered else overriding_routes(lab.fabric, now.fibs)
+    inside = [] if made.rendered else overriding_routes(lab.fabric, subject.now.fibs)
     notes = (f"{each.switch}: {each.what} overrides {each.overrides}, the network of a host" for each in inside)
-    return Answer(checked, gaps, tuple(notes))
+    return Answer(checked, [], tuple(notes))
 
 
 def reachability(subject: Subject) -> Found:

@@ -122,7 +122,7 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
 
 
 def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[str], tuple[Fact, ...]]) -> CheckResult:
-    """What a check found, after the facts that belong to it."""
+    """The facts that belong to a check; without any, what it found."""
     found: tuple[Fact, ...] = ()
     try:
         found = facts_of(name)
@@ -133,9 +133,7 @@ def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[
         checked, own, notes = Answer("", [])
     except HeddleError as error:
         return CheckResult(name, False, "; ".join(map(first_line, error.problems)))
-    named = tuple(each.problem.where for each in found if each.problem.where)
-    faults = [each.text for each in found]
-    faults += [line for line in own if line not in faults and not (named and name == "bgp" and line.startswith(named))]
+    faults = [each.text for each in found] or own  # what the check has found follows from the facts
     detail = shortened(faults) if faults else "; ".join([checked, *([shortened(notes)] if notes else [])])
     hint = f"; {found[0].problem.hint}" if found and found[0].problem.hint else ""
     return CheckResult(name, not faults, detail + hint, notes=notes)

@@ -41,13 +41,13 @@ class FabricReading:
         from heddle.lab.facts import NEXT_HOPS, as_set, facts
         from heddle.lab.faults.orders import fault_lines
 
-        found: tuple[Fact, ...] = ()
         try:
             found = facts(lab, now)
-            faults = [each.text for each in as_set(lab, now, found) if each.kind != NEXT_HOPS]
         except HeddleError as error:  # a part that could not be read: a host may have ended before the run did
-            faults = [*first_lines(error.problems)]
-        return cls(tuple(faults), first_lines(lab.blueprint.gaps(now)), fault_lines(lab), found)
+            return cls(first_lines(error.problems), (), fault_lines(lab))
+        known = as_set(lab, now, found)
+        faults, gaps = ([each.text for each in known if (each.kind == NEXT_HOPS) == gap] for gap in (False, True))
+        return cls(tuple(faults), tuple(gaps), fault_lines(lab), found)
 
     @property
     def converged(self) -> bool:

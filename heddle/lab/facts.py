@@ -18,7 +18,7 @@ from heddle.base.problems import Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Port
 from heddle.kernel.fib import LINK_LOCAL
-from heddle.lab import agents, convergence
+from heddle.lab import agents
 from heddle.lab.cutlinks import lost_carriers
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
 from heddle.lab.fact import Fact
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NEXT_HOPS: Final = "next-hops"
 SESSION: Final = "session"
+_EXTRA: Final = "extra next hop"
 
 
 @dataclass(frozen=True)
@@ -176,29 +177,23 @@ def _unrouted(look: LabLook) -> Iterable[Problem]:
 
 
 def _next_hops(look: LabLook) -> Iterable[Problem]:
-    """Prefixes with other next hops than the fabric has with its present links, drains and sessions."""
-    lab, now = look.lab, look.now
-    if not lab.blueprint.rendered:
-        return [] if look.missing or now.silent else lab.blueprint.gaps(now)
-    state = State.of(lab.fabric, now)
-    without = {*state.shut, *(end.ref for each in look.missing for end in (each.a, each.b) if end.port)}
-    fibs = {name: fib for name, fib in now.fibs.items() if name not in now.silent}
-    if not convergence.gaps(lab.fabric, fibs):
-        return []
-    wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, sorted(without))
-    look_at = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
-    return [
-        replace(gap.problem, hint=look_at.format(gap.switch, gap.prefix))
-        for gap in convergence.gaps(lab.fabric, fibs, wanted)
-    ]
+    """Prefixes that lack next hops, although links, drains and sessions give them."""
+    lab = look.lab
+    hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
+    found = (each for each in lab.blueprint.gaps(look.now) if _EXTRA not in each.why)
+    return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
 
 
 def _routes(look: LabLook) -> Iterable[Problem]:
-    found = foreign_routes(look.lab.fabric, look.now.fibs) if look.lab.blueprint.rendered else []
+    """Routes that the fabric does not have, and next hops that are on no shortest path."""
+    if not look.lab.blueprint.rendered:
+        return []
     word = "ip" if look.lab.fabric.policy.ip_version == 4 else "ip -6"
     show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}}"
     show += " to see its origin (proto), and remove it there"
-    return [Problem(route.switch, route.what, route.why, show.format(route.switch, route.prefix)) for route in found]
+    found = [Problem(each.switch, each.what, each.why) for each in foreign_routes(look.lab.fabric, look.now.fibs)]
+    found += [each for each in look.lab.blueprint.gaps(look.now) if _EXTRA in each.why]
+    return [replace(each, hint=show.format(each.where, each.what.partition(" ")[0])) for each in found]
 
 
 def _hashing(look: LabLook) -> Iterable[Problem]:
@@ -252,9 +247,9 @@ FACTS: Final[Mapping[str, FactKind]] = {
     SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
     "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
     "route": FactKind(_routes, "routes", ("misrouting",)),
-    NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop", "misrouting")),
-    "hashing": FactKind(_hashing, "hashing", ("wrong-hashing", "wrong-seed")),
-    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-hashing", "wrong-seed")),
+    NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop",)),
+    "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
+    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
 }  # fmt: skip
 
 

@@ -119,10 +119,6 @@ class Blueprint(ABC):
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
 
     @abstractmethod
-    def session_faults(self, now: Snapshot) -> list[str]:
-        """Ends of sessions that are not established, in lines. Part: SESSIONS."""
-
-    @abstractmethod
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """Both ends of each BGP session that is expected. Part: SESSIONS."""
 

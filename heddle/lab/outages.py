@@ -26,7 +26,7 @@ from heddle.base.problems import CheckError, InputError, MachineError, Problem, 
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.lab import convergence
-from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
+from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.impairments import Requested, ports_of
 from heddle.lab.nearnodes import down_of, in_network
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -99,18 +99,6 @@ class State:
             if here or not there:
                 dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
         return tuple(dead)
-
-    def text(self) -> str:
-        """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
-        parts = []
-        if self.dead:
-            parts.append(f"{some_of(self.dead)} {'is' if len(self.dead) == 1 else 'are'} down")
-        if self.drained:
-            are = "is" if len(self.drained) == 1 else "are"
-            parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
-        if self.shut:
-            parts.append(f"the BGP session at {some_of(self.shut)} is shut down")
-        return "; ".join(parts)
 
 
 def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:

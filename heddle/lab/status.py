@@ -89,7 +89,6 @@ def _status(name: str) -> LabStatus:
         now = lab.snapshot(LabPart.SESSIONS | more, running)
         found = () if lost else known_facts(lab, now)
         faults = lost or [each.problem for each in found if each.kind not in (SESSION, NEXT_HOPS)]
-        gaps = [] if lost else lab.blueprint.gaps(now)
         sessions = _missing_sessions(lab, now, stopped, running)
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
@@ -97,7 +96,7 @@ def _status(name: str) -> LabStatus:
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=not gaps and not lost and not found,
+        converged=not lost and not found,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
@@ -106,7 +105,7 @@ def _status(name: str) -> LabStatus:
         faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
-        gaps=first_lines(gaps),
+        gaps=tuple(each.text for each in found if each.kind == NEXT_HOPS),
     )
 
 

@@ -226,7 +226,8 @@ def test_foreign_routes_are_notes_with_words_and_a_hint() -> None:
 
 
 def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=SimpleNamespace(rendered=rendered)))
+    made = SimpleNamespace(rendered=rendered, gaps=lambda now: [])
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=made))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(fabric, more).items()}
     found = facts(lab, Snapshot("tiny", LabPart.FIBS, nodes), ("route",))
     return [str(each.problem) for each in found]

@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
-from heddle.lab.daemons import MissingSession, SessionCauses, explained, missing_of
 from heddle.lab.fact import Fact
 from heddle.lab.facts import facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import spread, union
-from heddle.lab.thresholds import threshold_differences
+from heddle.lab.thresholds import QueueSetting, own_settings
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof.evidence import Evidence
-from heddle.switch.queues.classes import policies_of
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
@@ -42,8 +39,7 @@ _BEFORE: Final = "state before the run"
 _AFTER: Final = "state after the run"
 _WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
 _COUNTED: Final = LabPart.CARRIER | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
-_STATES: Final = LabPart.FIBS | LabPart.HASHING | LabPart.PORTS | LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
-_READ: Final = _STATES | _COUNTED
+_READ: Final = _COUNTED | LabPart.FIBS | LabPart.HASHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +92,15 @@ class TrafficSeen:
 
 @dataclass(frozen=True)
 class LiveState:
-    """What only a running lab shows. stopped: nodes that do not run. missing: BGP sessions, with bgpd's reasons.
+    """What only a running lab shows. stopped: nodes that do not run.
 
-    thresholds: port -> differences of its queues from the fabric file, in words; None while a run is measured, which
-    may scale them. facts: what `status` and `validate` report, too; none where nodes are not running.
+    settings: node -> values of queues that were set live; None while a run is measured, which may scale them. facts:
+    what `status` and `validate` report, too; none where nodes are not running.
     """
 
     snapshot: Snapshot
     stopped: tuple[str, ...]
-    missing: tuple[MissingSession, ...]
-    thresholds: Mapping[str, tuple[str, ...]] | None
-    rendered: bool
+    settings: Mapping[str, Mapping[str, QueueSetting]] | None
     facts: tuple[Fact, ...] = ()
 
     @classmethod
@@ -114,23 +108,8 @@ class LiveState:
         """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
         now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
-        seen = SessionCauses(stopped, now.down, now.silent)
-        missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
         found = () if stopped else facts(lab, now)
-        return cls(now, stopped, missing, None if measured else _thresholds(lab), lab.blueprint.rendered, found)
-
-
-@spread(union)
-def _thresholds(lab: Lab) -> dict[str, tuple[str, ...]]:
-    from heddle.switch.queues.cells import LabQueues
-
-    found: dict[str, list[str]] = {}
-    with LabQueues.pinned(lab.fabric) as live:
-        own = lab.handles()
-        for port, number, what in threshold_differences(lab.fabric, live, policies_of(lab.fabric)):
-            if port.node in own:
-                found.setdefault(port.ref, []).append(f"class {number}: {what}")
-    return {ref: tuple(lines) for ref, lines in found.items()}
+        return cls(now, stopped, None if measured else own_settings(lab), found)
 
 
 @dataclass(frozen=True)
@@ -164,7 +143,8 @@ class Case:
 
     def of_run(self, evidence: Evidence) -> TrafficSeen:
         """The traffic of the run, or of the second in which the lab was watched."""
-        return TrafficSeen(_OF_WATCH if self.watched else OF_RUN, evidence.tallies, self._flows(), evidence.backlog_drops)
+        source = _OF_WATCH if self.watched else OF_RUN
+        return TrafficSeen(source, evidence.tallies, self._flows(), evidence.backlog_drops)
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value
@@ -254,16 +234,6 @@ class Case:
         return {} if self.live is None else self.live.snapshot.silent
 
     @cached_property
-    def drained(self) -> Mapping[str, str]:
-        """Switch that BGP drains -> the readings that show it."""
-        found: dict[str, list[str]] = {}
-        for source, state in self.states:
-            for name, node in state.nodes.items():
-                if node.drained:
-                    found.setdefault(name, []).append(source)
-        return {name: ", ".join(sources) for name, sources in found.items()}
-
-    @cached_property
     def dead(self) -> tuple[str, ...]:
         """Switches that do not run, or all of whose links have no carrier at one reading."""
         found = set() if self.live is None else {*self.live.stopped}
@@ -273,14 +243,6 @@ class Case:
                 if switch.ports and all({port.ref, port.peer_ref} & down for port in switch.ports):
                     found.add(switch.name)
         return tuple(node.name for node in self.fabric.nodes if node.name in found)
-
-    @property
-    def rendered(self) -> bool:
-        """Whether the fabric file states routes and seeds; an imported topology does not."""
-        if self.live is not None:
-            return self.live.rendered
-        around = None if self.run is None else self.run.surroundings.value
-        return around is None or bool(around.spec)
 
     def peer(self, ref: str) -> str:
         """The port at the other end of a link."""

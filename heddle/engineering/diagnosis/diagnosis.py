@@ -92,7 +92,7 @@ class Diagnosis:
 
 def judged(case: Case) -> Diagnosis:
     """Judge every cause, and add what facts show and no finding reports: a diagnosis knows all facts."""
-    results = {name: check.judge(case) for name, check in CAUSES.items()}
+    results = {name: check.result(case) for name, check in CAUSES.items()}
     added: dict[tuple[str, str], Finding] = {}
     for fact, source in case.facts.items():
         where, causes = fact.problem.where, FACTS[fact.kind].causes
@@ -104,6 +104,8 @@ def judged(case: Case) -> Diagnosis:
         added[key] = replace(old, evidence=(*old.evidence, line)[:_LINES])
     for (cause, _), finding in added.items():
         results[cause] = CauseResult((*results[cause].findings, finding))
+    if results["missing-next-hop"].findings and results["misrouting"].ruled_out:
+        results["misrouting"] = CauseResult(unknown="next hops are missing")
     return Diagnosis(case, results)
 
 

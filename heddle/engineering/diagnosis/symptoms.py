@@ -20,7 +20,7 @@ from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, TrafficSeen
 from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
-from heddle.engineering.diagnosis.states import shown_by_facts, slow_port
+from heddle.engineering.diagnosis.states import slow_port, without_facts
 from heddle.proof.linkuse import links_of
 from heddle.switch.queues.portids import numbered_ports
 from heddle.wire.layout import DSCP_DATA
@@ -116,7 +116,7 @@ def wrong_mtu(case: Case) -> CauseResult:
         what = f"no full packet passes the link {case.link(place.port)} (MTU)"
         sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
         found.append(Finding("wrong-mtu", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
-    return CauseResult(tuple(found)) if found else shown_by_facts("every port has the MTU of its link")(case)
+    return CauseResult(tuple(found)) if found else without_facts(case, "every port has the MTU of its link")
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,12 +206,6 @@ class ImportedLab(Blueprint):
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
 
-    def session_faults(self, now: Snapshot) -> list[str]:
-        """Sessions with both ends in the lab that are not established."""
-        found = self._sessions(now)
-        silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
-        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
-
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """One for each session over the lab's own links and addresses."""
         return convergence.pairs_of(self.fabric, self._sessions(now))
