@@ -18,8 +18,8 @@ from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel import offloads as port_offloads
 from heddle.lab import rehash
+from heddle.lab.convergence import overriding_routes
 from heddle.lab.faults.orders import fault_lines, lost_faults
-from heddle.lab.foreignroutes import overriding_routes
 from heddle.lab.impairments import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.lab.sysctls import wrong_sysctls

@@ -14,8 +14,8 @@ from heddle.base.ethernet import CLASSES
 from heddle.checks.subject import Answer, Found, NothingError, Subject
 from heddle.fabric.model import Role
 from heddle.lab import agents
+from heddle.lab.facts import port_faults
 from heddle.lab.lab import Lab
-from heddle.lab.portstate import port_faults
 from heddle.lab.thresholds import late_marks, lossy_data, own_settings, wanted_policies
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import read_closed

@@ -12,27 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base.problems import Problem
 from heddle.base.tables import some_of
-from heddle.fabric.model import Port
+from heddle.fabric.model import Fabric, Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
+from heddle.lab.convergence import foreign_routes
 from heddle.lab.cutlinks import lost_carriers
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
-from heddle.lab.fact import Fact
+from heddle.lab.fabricstate import Fact
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.foreignroutes import foreign_routes
 from heddle.lab.impairments import Requested
 from heddle.lab.outages import State, repair_hint
-from heddle.lab.portstate import port_faults, root_words
 from heddle.lab.rehash import hashing_faults
 from heddle.lab.shardmemory import memory_problems
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.sysctls import wrong_sysctls
 from heddle.lab.thresholds import wrong_thresholds
+from heddle.switch.queues.attached import expected
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:
@@ -45,16 +45,17 @@ _EXTRA: Final = "extra next hop"
 
 @dataclass(frozen=True)
 class LabLook:
-    """What facts are found in."""
+    """What facts are found in. stopped: nodes that do not run; then only sessions are read."""
 
     lab: Lab
     now: Snapshot
+    stopped: Sequence[str] = ()
 
     @cached_property
     def missing(self) -> tuple[MissingSession, ...]:
-        """BGP sessions that are not established, with their causes."""
+        """BGP sessions that are not established, with their causes. Parts: SESSIONS, CARRIER, SILENT."""
         found = self.lab.blueprint.missing_sessions(self.now)
-        seen = SessionCauses((), self.now.down, self.now.silent)
+        seen = SessionCauses(self.stopped, self.now.down, self.now.silent)
         return explained(found, seen, self.lab.daemons.peers) if found else ()
 
     @cached_property
@@ -87,7 +88,7 @@ def _ports(look: LabLook) -> Iterable[Problem]:
     """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
     installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
     for ref, kind in look.now.foreign_roots.items():
-        yield Problem(ref, *root_words(kind), installs if kind else recreate)
+        yield Problem(ref, *_root_words(kind), installs if kind else recreate)
     for ref, why in port_faults(look.lab.fabric, look.now).queues.items():
         yield Problem(ref, "the port", why, installs)
 
@@ -96,6 +97,40 @@ def _programs(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("installs them again")
     faults = port_faults(look.lab.fabric, look.now).programs
     return [Problem(ref, "the port", why, hint) for ref, why in faults.items()]
+
+
+class PortFaults(NamedTuple):
+    """Ports with Heddle's root qdisc that differ otherwise: `rtsw1:eth1` -> `is shaped to 1mbit, not 25mbit`."""
+
+    queues: Mapping[str, str]
+    programs: Mapping[str, str]
+
+
+def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | None = None) -> PortFaults:
+    """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS.
+
+    shares: port -> the share of its rate that it has on purpose.
+    """
+    setup, foreign, shares = Setup.of(fabric), now.foreign_roots, shares or {}
+    wrong: dict[str, str] = {}
+    odd: dict[str, str] = {}
+    for node in fabric.nodes:
+        for port in node.ports:
+            slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
+            has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
+            if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
+                wrong[port.ref] = "; ".join(lines)
+            if has != wanted and foreign.get(port.ref) != "":
+                current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
+                odd[port.ref] = f"has {current or 'no program'}, not {should}"
+    return PortFaults(wrong, odd)
+
+
+def _root_words(kind: str) -> tuple[str, str]:
+    """(what, why) of a Problem for a port without Heddle's root qdisc."""
+    if not kind:
+        return "the port", "is missing: it was removed"
+    return "the root qdisc", "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
 
 
 def _links(look: LabLook) -> Iterable[Problem]:

@@ -24,20 +24,19 @@ from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import NOT_HEARD, keep_carriers, lost_carriers, wait_for_carriers
-from heddle.lab.facts import NEXT_HOPS, SESSION, as_set, facts, known_facts, parts
+from heddle.lab.facts import NEXT_HOPS, SESSION, as_set, facts, known_facts, parts, port_faults
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, start_daemons
 from heddle.lab.impairments import Requested, changing, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of, in_network
-from heddle.lab.portstate import port_faults
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
 from heddle.lab.shardswitch import restore_shards
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, nothing, spread
-from heddle.lab.sysctls import restore_sysctls
+from heddle.lab.sysctls import wrong_sysctls
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
@@ -94,7 +93,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     with owners.lock(lab.name, owners.CHANGES):
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
         done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
-        done += [f"{each} set again" for each in restore_sysctls(lab)]
+        done += [f"{each.where}: {each.what} set again" for each in wrong_sysctls(lab, repair=True).problems]
     with changing(lab):
         over = orders.finish(lab)
     done += [f"{each.where}: {orders.text_of(each)} was not finished, undone" for each in over]

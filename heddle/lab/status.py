@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
-from heddle.lab.daemons import MissingSession, SessionCauses, explained
-from heddle.lab.facts import NEXT_HOPS, SESSION, known_facts, parts
+from heddle.lab.daemons import MissingSession
+from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
 from heddle.lab.faults.orders import fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_ours
-from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.snapshot import LabPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ def _status(name: str) -> LabStatus:
         record = state.read_record(name)
         lost = lab.missing_nodes()
         # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
-        more = LabPart(0) if lost else parts(lab)
+        more = LabPart.CARRIER | LabPart.SILENT if lost else parts(lab)
         stopped = _stopped(lab, lost)
         running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
         now = lab.snapshot(LabPart.SESSIONS | more, running)
         found = () if lost else known_facts(lab, now)
         faults = lost or [each.problem for each in found if each.kind not in (SESSION, NEXT_HOPS)]
-        sessions = _missing_sessions(lab, now, stopped, running)
+        sessions = LabLook(lab, now, stopped).missing
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
     return LabStatus(
@@ -114,14 +114,3 @@ def _stopped(lab: Lab, lost: Sequence[Problem]) -> list[str]:
     where, shards = {each.where for each in lost}, lab.runtime.shards(lab.name)
     names = [each.name for each in lab.fabric.nodes]
     return [each for each in names if each in where or (shards is not None and f"shard {shards.of(each)}" in where)]
-
-
-def _missing_sessions(
-    lab: Lab, now: Snapshot, stopped: Sequence[str], running: Sequence[str]
-) -> tuple[MissingSession, ...]:
-    """Missing sessions with their causes, which are read only if one is missing. stopped: nodes not running."""
-    found = lab.blueprint.missing_sessions(now)
-    if not found:
-        return ()
-    seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
-    return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.daemons.peers)

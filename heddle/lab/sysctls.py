@@ -1,6 +1,6 @@
 """The sysctls of nodes against those that the topology sets; where it sets none, against those that Heddle needs.
 
-In:  a Lab. Out: SysctlsRead. Repair: the expected values are written again.
+In:  a Lab. Out: SysctlsRead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Role
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
-from heddle.lab.spread import concat, spread
+from heddle.lab.spread import spread
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -38,8 +38,11 @@ def _joined(found: Sequence[SysctlsRead]) -> SysctlsRead:
 
 
 @spread(_joined)
-def wrong_sysctls(lab: Lab) -> SysctlsRead:
-    """Read all of these nodes. A problem names the node, the key, its value and the expected one."""
+def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
+    """Read all of these nodes. A problem names the node, the key, its value and the expected one.
+
+    repair: write the expected values, except those that a topology sets itself.
+    """
     problems: list[Problem] = []
     count = 0
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
@@ -62,26 +65,13 @@ def wrong_sysctls(lab: Lab) -> SysctlsRead:
                     own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
                 elif certain := [each for each in settings.get(key, ()) if each.certain]:
                     why = f"is {now}, and the topology sets {certain[-1].value} ({certain[-1].source})"
-                    problems.append(Problem(node.name, key, why))
+                    problems += [] if repair else [Problem(node.name, key, why)]
                 elif not _same(now, value):
+                    if repair and path.exists():
+                        path.write_text(value)
                     problems.append(Problem(node.name, key, f"is {now}, not {value}"))
     notes = (f"{what} on {some_of(names)}, as the topology sets it ({source})" for (what, source), names in own.items())
     return SysctlsRead(count, tuple(problems), tuple(notes))
-
-
-@spread(concat)
-def restore_sysctls(lab: Lab) -> list[str]:
-    """Write the expected values again; returns `rtsw1: net.ipv4.ip_forward`. Those of hashing have their own repair."""
-    given, handles = lab.blueprint.sysctls(lab.topology), lab.handles()
-    done = []
-    for each in wrong_sysctls(lab).problems:
-        value = given[each.where].get(each.what)
-        if value is not None and each.where in handles:
-            with inside(handles[each.where].netns):
-                if (path := sysctl_path(each.what)).exists():
-                    path.write_text(value)
-                    done.append(f"{each.where}: {each.what}")
-    return done
 
 
 def _same(now: str, wanted: str) -> bool:

@@ -15,9 +15,9 @@ from heddle.checks.subject import Subject
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, NextHop
+from heddle.lab.convergence import ForeignRoute, foreign_routes, overriding_routes
 from heddle.lab.daemons import BgpPeer, MissingSession, SessionCauses, SessionEnd, explained, missing_of
 from heddle.lab.facts import facts
-from heddle.lab.foreignroutes import ForeignRoute, foreign_routes, overriding_routes
 from heddle.lab.imported.reachability import BgpSession, Sessions, pairs_of
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Rendered
