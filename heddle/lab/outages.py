@@ -100,6 +100,18 @@ class State:
                 dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
         return tuple(dead)
 
+    def text(self) -> str:
+        """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
+        parts = []
+        if self.dead:
+            parts.append(f"{some_of(self.dead)} {'is' if len(self.dead) == 1 else 'are'} down")
+        if self.drained:
+            are = "is" if len(self.drained) == 1 else "are"
+            parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
+        if self.shut:
+            parts.append(f"the BGP session at {some_of(self.shut)} is shut down")
+        return "; ".join(parts)
+
 
 def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
     """Take links down in one step, and wait until no kernel forwards over them. timeout: seconds.
