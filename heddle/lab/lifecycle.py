@@ -98,10 +98,9 @@ def up(
             observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
-        for line in _shown(lab.blueprint.warnings):
+        of_queues = (*lab.fabric.policy.queues.late_marks, *lossy_data(lab.fabric))
+        for line in (*_shown(lab.blueprint.warnings), *of_queues):
             observer.warn(line)
-        for warning in (*lab.fabric.policy.queues.late_marks, *lossy_data(lab.fabric)):
-            observer.warn(warning)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)
