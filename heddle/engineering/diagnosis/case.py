@@ -198,15 +198,10 @@ class Case:
         return tuple((source, state) for source, state in found if state.nodes)
 
     @cached_property
-    def down(self) -> Mapping[str, tuple[bool, str]]:
-        """Port without carrier -> whether it was taken down at this end, and the readings that show it."""
-        found: dict[str, tuple[bool, list[str]]] = {}
-        for source, state in self.states:
-            for name, node in state.nodes.items():
-                for port, here in (node.down or {}).items():
-                    before, sources = found.get(f"{name}:{port}", (False, []))
-                    found[f"{name}:{port}"] = (before or here, [*sources, source])
-        return {ref: (here, ", ".join(sources)) for ref, (here, sources) in found.items()}
+    def down(self) -> frozenset[str]:
+        """Ports that had no carrier at one reading."""
+        nodes = (row for _, state in self.states for row in state.nodes.items())
+        return frozenset(f"{name}:{port}" for name, node in nodes for port in node.down or ())
 
     @cached_property
     def facts(self) -> Mapping[Fact, str]:

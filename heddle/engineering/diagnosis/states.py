@@ -33,7 +33,7 @@ def node_down(case: Case) -> CauseResult:
     found = []
     for name in case.dead:
         node = case.fabric.by_name[name]
-        lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", _sources(case, name))]
+        lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", case.states[-1][0])]
         if case.live is not None and name in case.live.stopped:
             lines = [Observation("the node does not run", NOW)]
         elif daemons := case.silent.get(name):
@@ -43,18 +43,13 @@ def node_down(case: Case) -> CauseResult:
     return CauseResult.of(found, ruled_out) if case.states else _unread()
 
 
-def _sources(case: Case, node: str) -> str:
-    ports = [*case.fabric.by_name[node].ports]
-    return next((case.down[ref][1] for p in ports for ref in (p.ref, p.peer_ref) if ref in case.down), NOW)
-
-
 def link_down(case: Case) -> CauseResult:
     """A link lost its carrier once during the run, and found it again; facts show those that are down."""
     if not case.states:
         return _unread()
-    down, found = {*case.down}, list[Finding]()
+    found = list[Finding]()
     for ref, count in _changes(case).items():
-        if count == _ONCE and not {ref, case.peer(ref)} & down and not _on_dead(case, ref):
+        if count == _ONCE and not {ref, case.peer(ref)} & case.down and not _on_dead(case, ref):
             line = Observation(f"the carrier of {ref} was lost once and came back", OF_RUN)
             what = f"the link {case.link(ref)} was down for a part of the run, and is up again"
             found.append(Finding("link-down", ref, what, "established", (line,)))

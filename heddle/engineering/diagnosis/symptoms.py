@@ -74,7 +74,7 @@ def _losses(case: Case, traffic: TrafficSeen) -> Iterator[Finding]:
 
 def _gone(case: Case, port: str) -> bool:
     """Whether a state of the link explains lost packets: it was down, or has a wrong MTU."""
-    return bool({port, case.peer(port)} & {*case.down, *case.disturbed}) or port.partition(":")[0] in case.dead
+    return bool({port, case.peer(port)} & (case.down | case.disturbed)) or port.partition(":")[0] in case.dead
 
 
 def bit_errors(case: Case) -> CauseResult:
