@@ -22,6 +22,7 @@ from heddle.lab.convergence import overriding_routes
 from heddle.lab.faults.orders import fault_lines, lost_faults
 from heddle.lab.impairments import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
+from heddle.lab.outages import State
 from heddle.lab.sysctls import wrong_sysctls
 from heddle.runs.store import has_run, paths_of
 
@@ -125,7 +126,9 @@ def routes(subject: Subject) -> Answer:
         raise NothingError("no host has an address, so no route is expected")
     inside = [] if made.rendered else overriding_routes(lab.fabric, subject.now.fibs)
     notes = (f"{each.switch}: {each.what} overrides {each.overrides}, the network of a host" for each in inside)
-    return Answer(checked, [], tuple(notes))
+    # Routes avoid what is down or drained: the cause once, and not every prefix that follows from it.
+    cause = State.of(lab.fabric, subject.now).text() if made.rendered else ""
+    return Answer(checked, [cause] if cause else [], tuple(notes))
 
 
 def reachability(subject: Subject) -> Found:

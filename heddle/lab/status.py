@@ -14,7 +14,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab.daemons import MissingSession
 from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
-from heddle.lab.faults.orders import fault_lines
+from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_ours
@@ -34,10 +34,10 @@ class LabStatus:
     """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
     removes what there is.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines, but for missing sessions and
-    gaps: routes that are missing or have other next hops, neighbours that are not up. None are read where nodes are not
-    running.
-    link_faults: what `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
+    converged: every route is in every kernel, and there are no faults. faults: in lines; a missing session is one of
+    them only if that was set. gaps: routes that are missing or have other next hops, neighbours that are not up. None
+    are read where nodes are not running. link_faults: what `./inv fault` or the fabric file set on links, in lines;
+    routes do not depend on them.
     """
 
     lab: str
@@ -88,7 +88,8 @@ def _status(name: str) -> LabStatus:
         running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
         now = lab.snapshot(LabPart.SESSIONS | more, running)
         found = () if lost else known_facts(lab, now)
-        faults = lost or [each.problem for each in found if each.kind not in (SESSION, NEXT_HOPS)]
+        own = (each for each in found if each.kind != NEXT_HOPS and (each.kind != SESSION or ON_PURPOSE in each.text))
+        faults = lost or [each.problem for each in own]
         sessions = LabLook(lab, now, stopped).missing
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))

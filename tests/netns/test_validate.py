@@ -60,7 +60,8 @@ def broken(lab: Lab, node: str, breaks: str, repair: str) -> Iterator[dict[str, 
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links",
-        "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
+        "mtu", "neighbours", "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths",
+        "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
@@ -72,7 +73,8 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
         found = failed(tiny)
         assert set(found) == {"queues"}
-        assert found["queues"].detail == f"{port.ref}: the root qdisc is missing"
+        repairs = f"./inv up --repair --name {tiny.name} installs it again"
+        assert found["queues"].detail == f"{port.ref}  the root qdisc is missing; {repairs}"
     finally:
         repair(tiny, Silent())
     assert failed(tiny) == {}
@@ -80,7 +82,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
         found = failed(tiny)
         assert set(found) == {"programs"}
-        assert f"{port.ref} has no program" in found["programs"].detail
+        assert f"{port.ref}  the port has no program" in found["programs"].detail
     finally:
         repair(tiny, Silent())
 
@@ -93,8 +95,13 @@ WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {
 @pytest.mark.parametrize(
     ("command", "wrong", "right", "said"),
     [
-        (CLASS, "7mbit", "100mbit", "rtsw1:eth1 is shaped to 7mbit"),
-        deep(WEIGHT, "4214", "16856", "rtsw1:eth1 has tbf limit 1073741824b, quantum 4214 prio 1 for class 3, not"),
+        (CLASS, "7mbit", "100mbit", "rtsw1:eth1  the port is shaped to 7mbit"),
+        deep(
+            WEIGHT,
+            "4214",
+            "16856",
+            "rtsw1:eth1  the port has tbf limit 1073741824b, quantum 4214 prio 1 for class 3",
+        ),
     ],
     ids=["rate", "weight"],
 )
@@ -121,7 +128,7 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
     finally:
         write(seed)
     assert set(found) == {"sysctls", "hashing"}
-    assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
+    assert f"ctsw1  {key} is 5, not {seed}" in found["sysctls"].detail
 
 
 @pytest.mark.needs("ethtool")
@@ -133,7 +140,7 @@ def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
         assert set(found) == {"programs"}
         has, wanted = found["programs"].detail.split(", not ")
-        assert has == "host1:eth1 has ingress:dequeue as port 13, egress:enqueue as port 13"
+        assert has == "host1:eth1  the port has ingress:dequeue as port 13, egress:enqueue as port 13"
         assert "ingress:nic" in wanted
     assert failed(tiny) == {}
 
