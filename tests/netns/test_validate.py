@@ -19,7 +19,7 @@ from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
-from heddle.lab import snapshot
+from heddle.lab import reading
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
@@ -150,8 +150,11 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
     mtu = tiny.fabric.policy.mtu
     with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
-        assert {"reachability"} <= set(found) <= {"reachability", "depths"}
+        assert {"reachability", "mtu"} <= set(found) <= {"reachability", "mtu", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
+        ends = "host1:eth1  the MTU is 1400, not 4200; the other end, rtsw1:eth3, has 4200; "
+        assert found["mtu"].detail.startswith(ends)
+    repair(tiny, Silent())
     until(lambda: failed(tiny) == {})
 
 
@@ -191,7 +194,7 @@ def entered(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LabPart]]:
     """The parts of each snapshot of a lab that is taken."""
     found: list[LabPart] = []
-    whole = snapshot.take
+    whole = reading.take
 
     def counted(*positional: object, **named: object) -> Snapshot:
         assert isinstance(positional[2], LabPart)
@@ -228,11 +231,11 @@ def test_parts_in_one_reading_are_what_single_readers_find_and_only_named_nodes_
     assert entered == {"rtsw1": 1}
 
 
-def test_status_enters_each_namespace_once(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
+def test_status_takes_one_snapshot(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
     (row,) = status(tiny.name)
     assert row.converged and row.bgp.established == row.bgp.expected > 0
-    assert entered == dict.fromkeys(tiny.handles(), 1)
-    assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.HASHING | LabPart.QUEUES)
+    assert entered == dict.fromkeys(tiny.handles(), 2), "once more for its sysctls"
+    assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.QUEUES)
 
 
 def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
