@@ -64,6 +64,16 @@ class LabLook:
         hint = self.repairs("sets them again")
         return [replace(each, hint=hint) for each in wrong_thresholds(self.lab)]
 
+    @cached_property
+    def ports(self) -> PortFaults:
+        """Ports whose shapers, queues or programs differ."""
+        return port_faults(self.lab.fabric, self.now)
+
+    @cached_property
+    def gaps(self) -> Sequence[Problem]:
+        """Prefixes with other next hops than links, drains and sessions give."""
+        return self.lab.blueprint.gaps(self.now)
+
     def repairs(self, what: str) -> str:
         """The hint for what `up --repair` repairs: `sets it again`."""
         return repair_hint(self.lab.name, what)
@@ -89,14 +99,13 @@ def _ports(look: LabLook) -> Iterable[Problem]:
     installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
     for ref, kind in look.now.foreign_roots.items():
         yield Problem(ref, *_root_words(kind), installs if kind else recreate)
-    for ref, why in port_faults(look.lab.fabric, look.now).queues.items():
+    for ref, why in look.ports.queues.items():
         yield Problem(ref, "the port", why, installs)
 
 
 def _programs(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("installs them again")
-    faults = port_faults(look.lab.fabric, look.now).programs
-    return [Problem(ref, "the port", why, hint) for ref, why in faults.items()]
+    return [Problem(ref, "the port", why, hint) for ref, why in look.ports.programs.items()]
 
 
 class PortFaults(NamedTuple):
@@ -215,7 +224,7 @@ def _next_hops(look: LabLook) -> Iterable[Problem]:
     """Prefixes that lack next hops, although links, drains and sessions give them."""
     lab = look.lab
     hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
-    found = (each for each in lab.blueprint.gaps(look.now) if _EXTRA not in each.why)
+    found = (each for each in look.gaps if _EXTRA not in each.why)
     return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
 
 
@@ -227,7 +236,7 @@ def _routes(look: LabLook) -> Iterable[Problem]:
     show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}}"
     show += " to see its origin (proto), and remove it there"
     found = [Problem(each.switch, each.what, each.why) for each in foreign_routes(look.lab.fabric, look.now.fibs)]
-    found += [each for each in look.lab.blueprint.gaps(look.now) if _EXTRA in each.why]
+    found += [each for each in look.gaps if _EXTRA in each.why]
     return [replace(each, hint=show.format(each.where, each.what.partition(" ")[0])) for each in found]
 
 
