@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 NEXT_HOPS: Final = "next-hops"
 SESSION: Final = "session"
 _EXTRA: Final = "extra next hop"
+_MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", "route", NEXT_HOPS)  # by faults of lab/faults/
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,8 @@ def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:
             lines.append(replace(each.problem, why="is down for one run"))
         else:
             lines.append(each.problem)
-    return tuple(Fact(each.kind, line) for each, line in zip(kept, orders.explained(lab, lines), strict=True))
+    rows = zip(kept, lines, orders.explained(lab, lines), strict=True)
+    return tuple(Fact(each.kind, meant if each.kind in _MADE else line) for each, line, meant in rows)
 
 
 def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:
