@@ -161,10 +161,11 @@ def _mtus(look: LabLook) -> Iterable[Problem]:
 
 
 def _path_mtus(look: LabLook) -> Iterable[Problem]:
-    """MTUs that nodes have learned while a link had a smaller one: they last ten minutes."""
+    """MTUs of paths to hosts that nodes have learned while a link had a smaller one: they last ten minutes."""
+    hosts = {str(port.address.ip) for port in look.lab.fabric.host_ports if port.address is not None}
     for name, learned in look.now.path_mtus.items():
         most = max((port.mtu for port in look.lab.fabric.by_name[name].ports), default=0)
-        small = {address: mtu for address, mtu in learned.items() if mtu < most}
+        small = {address: mtu for address, mtu in learned.items() if mtu < most and address in hosts}
         if small:
             what = f"the learned MTU of the path to {some_of([*small])}"
             yield Problem(name, what, f"is {min(small.values())}, not {most}", look.repairs("forgets it"))
