@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 NEXT_HOPS: Final = "next-hops"
 SESSION: Final = "session"
+ROUTE: Final = "route"
 _EXTRA: Final = "extra next hop"
-_MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", "route", NEXT_HOPS)  # by faults of lab/faults/
+_MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", ROUTE, NEXT_HOPS)  # by faults of lab/faults/
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "drained": FactKind(_drained, "links", ("drained",)),
     SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
     "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
-    "route": FactKind(_routes, "routes", ("misrouting",)),
+    ROUTE: FactKind(_routes, "routes", ("misrouting",)),
     NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop",)),
     "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
     "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),

@@ -24,7 +24,7 @@ from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import NOT_HEARD, keep_carriers, lost_carriers, wait_for_carriers
-from heddle.lab.facts import NEXT_HOPS, SESSION, as_set, facts, known_facts, parts, port_faults
+from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, start_daemons
@@ -52,7 +52,7 @@ def faults(lab: Lab) -> list[Problem]:
     if lost := lab.missing_nodes():
         return lost  # other faults would follow from these
     found = known_facts(lab, lab.snapshot(parts(lab)))
-    return [each.problem for each in found if each.kind not in (NEXT_HOPS, SESSION)]
+    return [each.problem for each in found if each.kind not in (NEXT_HOPS, ROUTE, SESSION)]
 
 
 def check_ports(lab: Lab) -> None:
