@@ -85,9 +85,10 @@ class TrafficSeen:
         rows = self.tallies.get(port, {}).values()
         return sum(each.offered - each.refused for each in rows), sum(each.lost - each.refused for each in rows)
 
-    def refused(self, port: str) -> int:
-        """Packets that the queue of a port dropped."""
-        return sum(each.refused for each in self.tallies.get(port, {}).values())
+    @property
+    def incomplete(self) -> bool:
+        """Whether packets were lost on a link, or arrived with a wrong ICRC."""
+        return any(flow.damaged for flow in self.flows) or any(self.on_link(port)[1] > 0 for port in self.tallies)
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,8 @@ def slow_host(case: Case) -> CauseResult:
         host = rank.nic.partition(":")[0]
         what = f"{host} is slow: its rank uses messages late"
         found.append(Finding("slow-host", host, what, _by_times(slowest), lines))
+    if not found and any(traffic.incomplete for traffic in case.traffic):
+        return CauseResult(unknown="packets were lost or damaged, so ranks waited for these")
     return CauseResult.of(found, "no rank uses messages late")
 
 
