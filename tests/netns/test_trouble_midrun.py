@@ -238,7 +238,7 @@ def test_the_label_of_a_run_is_the_state_of_the_fabric(own: Lab) -> None:
     repair(own, Silent())
     state = labelled(own, result)
     assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
-    missing = "ctsw2:eth1  the root qdisc is missing; rtsw1:eth1  the link is down"
+    missing = "rtsw1:eth1  the link is down; ctsw2:eth1  the root qdisc is missing"
     assert result.warnings[0].startswith(f"the fabric changed during the run, and is degraded now: {missing}")
 
     own.wait()
