@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import HeddleError, first_lines
 from heddle.base.tables import some_of
 from heddle.lab.fact import Fact
 
@@ -41,10 +40,7 @@ class FabricReading:
         from heddle.lab.facts import NEXT_HOPS, as_set, facts
         from heddle.lab.faults.orders import fault_lines
 
-        try:
-            found = facts(lab, now)
-        except HeddleError as error:  # a part that could not be read: a host may have ended before the run did
-            return cls(first_lines(error.problems), (), fault_lines(lab))
+        found = facts(lab, now)
         known = as_set(lab, now, found)
         faults, gaps = ([each.text for each in known if (each.kind == NEXT_HOPS) == gap] for gap in (False, True))
         return cls(tuple(faults), tuple(gaps), fault_lines(lab), found)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from heddle.base.problems import Problem
+from heddle.base.problems import HeddleError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel.fib import LINK_LOCAL
@@ -308,9 +308,17 @@ def parts(lab: Lab) -> LabPart:
 
 
 def facts(lab: Lab, now: Snapshot, kinds: Collection[str] = FACTS) -> tuple[Fact, ...]:
-    """The facts of a lab whose nodes are all running. now: a snapshot taken just now, by default with `parts(lab)`."""
-    look = LabLook(lab, now)
-    return tuple(Fact(kind, problem) for kind, each in FACTS.items() if kind in kinds for problem in each.find(look))
+    """The facts of a lab whose nodes are all running. now: a snapshot taken just now, by default with `parts(lab)`.
+
+    What cannot be read is a fact of its kind: a node may have ended meanwhile.
+    """
+    look, found = LabLook(lab, now), list[Fact]()
+    for kind, each in FACTS.items():
+        try:
+            found += [Fact(kind, problem) for problem in each.find(look)] if kind in kinds else []
+        except HeddleError as error:
+            found += [Fact(kind, problem) for problem in error.problems]
+    return tuple(found)
 
 
 def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:

@@ -51,7 +51,7 @@ def faults(lab: Lab) -> list[Problem]:
     """
     if lost := lab.missing_nodes():
         return lost  # other faults would follow from these
-    found = known_facts(lab, lab.snapshot(parts(lab)))
+    found = known_facts(lab, lab.snapshot(parts(lab), keep_errors=True))
     return [each.problem for each in found if each.kind not in (NEXT_HOPS, ROUTE, SESSION)]
 
 

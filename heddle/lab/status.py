@@ -86,7 +86,7 @@ def _status(name: str) -> LabStatus:
         more = LabPart.CARRIER | LabPart.SILENT if lost else parts(lab)
         stopped = _stopped(lab, lost)
         running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
-        now = lab.snapshot(LabPart.SESSIONS | more, running)
+        now = lab.snapshot(LabPart.SESSIONS | more, running, keep_errors=True)
         found = () if lost else known_facts(lab, now)
         own = (each for each in found if each.kind != NEXT_HOPS and (each.kind != SESSION or ON_PURPOSE in each.text))
         faults = lost or [each.problem for each in own]
