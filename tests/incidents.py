@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import kill
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.spec.impairments import LinkFault
 from heddle.switch.pfc.frame import build
+from heddle.switch.queues.cells import LabQueues
+from heddle.wire.layout import DSCP_DATA
 from tests.machine import until
 
 _DATA: Final = 3  # the class of data packets
@@ -36,6 +38,7 @@ _QUANTA: Final = 2000  # 20 ms at 50 Mbit/s
 _PAUSE_EVERY_S: Final = 0.03
 _QDISC_BYPASS: Final = 20  # linux/if_packet.h: PACKET_QDISC_BYPASS
 _SHARED_SEED: Final = 7
+_OTHER_MAC: Final = "02:00:00:00:00:99"
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,47 @@ def link_down(lab: Lab, rng: random.Random) -> Incident:
 
 
 def link_flap(lab: Lab, rng: random.Random) -> Incident:
+    """A link goes down in the run and comes back, again and again."""
+    port = _fabric_port(lab, rng)
+    fault = f"{port.ref},down,from=0.1s,to=0.2s,every=0.4s"
+    return Incident("link-flap", _ends(port), options={"faults": (fault,)})
+
+
+def link_outage(lab: Lab, rng: random.Random) -> Incident:
     """A link goes down in the run, and comes back."""
     port = _fabric_port(lab, rng)
-    fault = f"{port.ref},down,from=0.1s,to=0.3s"
-    return Incident("link-flap", _ends(port), options={"faults": (fault,)})
+    return Incident("link-down", _ends(port), options={"faults": (f"{port.ref},down,from=0.1s,to=0.3s",)})
+
+
+def small_mtu(lab: Lab, rng: random.Random) -> Incident:
+    """One end of any link has a small MTU, as `ip link set mtu 1500` leaves it."""
+    port = _any_port(lab, rng)
+    return Incident("wrong-mtu", _ends(port), lambda: _with_mtu(lab, port.ref))
+
+
+def small_mtus(lab: Lab, rng: random.Random) -> Incident:
+    """Both ends have it."""
+    port = _any_port(lab, rng)
+    return Incident("wrong-mtu", _ends(port), lambda: _with_mtu(lab, port.ref, port.peer_ref))
+
+
+def few_paths(lab: Lab, rng: random.Random) -> Incident:
+    """`maximum-paths 1`: a switch with several next hops uses one of them."""
+    hops = lab.fabric.expected_next_hops
+    node = rng.choice([each for each in lab.fabric.switches if any(len(p) > 1 for p in hops[each.name].values())])
+    return Incident("missing-next-hop", frozenset({node.name}), lambda: few_paths_at(lab, node.name))
+
+
+def wrong_neighbour(lab: Lab, rng: random.Random) -> Incident:
+    """A permanent neighbour entry of a switch for a host, with another MAC."""
+    nic = rng.choice([port for port in lab.fabric.nics if port.address is not None])
+    ends = frozenset({nic.peer_ref, nic.peer_node})
+    return Incident("wrong-neighbour", ends, lambda: _neighbour(lab, nic))
+
+
+def wrong_class(lab: Lab, rng: random.Random) -> Incident:
+    """The DSCP of data maps to another class in every port's program."""
+    return Incident("wrong-class", frozenset({lab.fabric.name}), lambda: _classes(lab))
 
 
 def lossy(lab: Lab, rng: random.Random) -> Incident:
@@ -162,7 +202,14 @@ def polarised(lab: Lab, rng: random.Random) -> Incident:
 
 KINDS: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
     link_down, lossy, corrupting, slow_link, slow_nic, slow_host, storm, node_down, frozen, session_down, drained,
-    misrouted, wrong_threshold, wrong_seed, link_flap,
+    misrouted, wrong_threshold, wrong_seed, link_flap, link_outage, small_mtu, small_mtus, few_paths, wrong_neighbour,
+    wrong_class,
+)  # fmt: skip
+
+
+# Those that neither change routes nor wait for them: each can come on top of another one.
+BESIDE: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
+    lossy, corrupting, slow_host, wrong_threshold, wrong_seed, small_mtu, small_mtus, wrong_neighbour, wrong_class,
 )  # fmt: skip
 
 
@@ -224,6 +271,61 @@ def _pausing(lab: Lab, port: Port) -> Iterator[None]:
         stop.set()
         thread.join()
         raw.close()
+
+
+@contextmanager
+def _with_mtu(lab: Lab, *refs: str) -> Iterator[None]:
+    for ref in refs:
+        node, _, name = ref.partition(":")
+        _ip(lab, node, "ip", "link", "set", name, "mtu", "1500")
+    try:
+        yield
+    finally:
+        for ref in refs:
+            node, _, name = ref.partition(":")
+            _ip(lab, node, "ip", "link", "set", name, "mtu", str(lab.fabric.by_name[node].port(name).mtu))
+        for node in (each.name for each in lab.fabric.nodes):  # what was learned meanwhile lasts ten minutes
+            _ip(lab, node, "ip", "route", "flush", "cache")
+
+
+@contextmanager
+def few_paths_at(lab: Lab, node: str) -> Iterator[None]:
+    """A switch whose BGP uses one path of several."""
+    asn, family = lab.fabric.by_name[node].asn, lab.fabric.policy.ip.word
+
+    def configure(word: str) -> None:
+        lines = ("configure terminal", f"router bgp {asn}", f"address-family {family} unicast", word)
+        lab.output(node, ["vtysh", *(part for line in lines for part in ("-c", line))])
+
+    configure("maximum-paths 1")
+    until(lambda: lab.blueprint.gaps(lab.snapshot(lab.blueprint.gap_parts)))
+    try:
+        yield
+    finally:
+        configure("no maximum-paths 1")
+        outages.wait(lab)
+
+
+@contextmanager
+def _neighbour(lab: Lab, nic: Port) -> Iterator[None]:
+    assert nic.address is not None
+    entry = [str(nic.address.ip), "lladdr", _OTHER_MAC, "dev", nic.peer_port, "nud", "permanent"]
+    _ip(lab, nic.peer_node, "ip", "neigh", "replace", *entry)
+    try:
+        yield
+    finally:
+        _ip(lab, nic.peer_node, "ip", "neigh", "del", *entry[:1], *entry[3:5])
+
+
+@contextmanager
+def _classes(lab: Lab) -> Iterator[None]:
+    queues = lab.fabric.policy.queues
+    with LabQueues.pinned(lab.fabric) as live:
+        live.set_classes(replace(queues, dscp={DSCP_DATA: queues.best_effort}))
+        try:
+            yield
+        finally:
+            live.set_classes(queues)
 
 
 def _pids(lab: Lab, node: str) -> list[int]:

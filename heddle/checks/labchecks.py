@@ -1,26 +1,29 @@
-"""Checks of the machine, links and their faults, daemons, routes and paths, against the file of the fabric."""
+"""Checks of the machine, links and their faults, daemons, routes and paths, against the file of the fabric.
+
+What a fact of lab/facts.py shows is added to its check by validate.py; then the check says only what was read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import CheckError, InputError
-from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.checks.probe import probe
-from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line
+from heddle.checks.subject import Answer, Found, NothingError, Subject, first_line
 from heddle.fabric import hashmodes
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Node
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel import offloads as port_offloads
-from heddle.kernel.namespace import inside
-from heddle.lab import health, rehash
+from heddle.lab import rehash
+from heddle.lab.convergence import overriding_routes
 from heddle.lab.faults.orders import fault_lines, lost_faults
-from heddle.lab.health import overriding_routes
 from heddle.lab.impairments import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
+from heddle.lab.outages import State
+from heddle.lab.sysctls import wrong_sysctls
 from heddle.runs.store import has_run, paths_of
 
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
@@ -28,57 +31,15 @@ _ONLINE: Final = Path("/sys/devices/system/cpu/online")
 
 def sysctls(subject: Subject) -> Answer:
     """Each sysctl has the value that the topology sets; where it sets none, the value that Heddle needs."""
-    lab = subject.lab
-    faults: list[str] = []
-    count = 0
-    own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
-    given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls()
-    rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
-    for node in lab.own_nodes:
-        wanted = dict(given[node.name])
-        settings = dict(decided.get(node.name, {}))
-        if node.role is Role.SWITCH:
-            wanted |= rules[node.name]
-        if node.name in live:  # the verb `hashing` came later
-            settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
-        count += len(wanted)
-        with inside(subject.handles[node.name].netns):
-            for key, value in wanted.items():
-                path = sysctl_path(key)
-                now = path.read_text().strip() if path.exists() else "missing"
-                sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
-                if sources:
-                    own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
-                elif certain := [each for each in settings.get(key, ()) if each.certain]:
-                    last = certain[-1]
-                    faults.append(f"{node.name}: {key} is {now}, and the topology sets {last.value} ({last.source})")
-                elif not _same(now, value):
-                    faults.append(f"{node.name}: {key} is {now}, not {value}")
-    notes = tuple(
-        f"{what} on {_listed(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
-    )
-    return Answer(
-        f"{count} as {'rendered' if lab.blueprint.rendered else 'set by the topology or by Heddle'}", faults, notes
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _same(now: str, wanted: str) -> bool:
-    """Whether a sysctl has the value that was written. The kernel reports 0x37 as 55, and separates numbers by tabs."""
-    try:
-        return [sysctl_number(word) for word in now.split()] == [sysctl_number(word) for word in wanted.split()]
-    except ValueError:  # names, as of tcp_congestion_control
-        return now.split() == wanted.split()
+    found = wrong_sysctls(subject.lab)
+    by = "as rendered" if subject.lab.blueprint.rendered else "as set by the topology or by Heddle"
+    return Answer(f"{found.count} {by}", [], found.notes)
 
 
 def hashing(subject: Subject) -> Found:
     """Compare modes, seeds, options and tables in the BPF maps and in the kernel with what was set last."""
     wanted = rehash.wanted(subject.lab)
-    faults = [f"{name}: {why}" for name, why in rehash.hashing_faults(subject.lab, subject.now.hashing).items()]
-    return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
+    return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", []
 
 
 def offloads(subject: Subject) -> Found:
@@ -124,46 +85,50 @@ def faults(subject: Subject) -> Answer:
 
 def links(subject: Subject) -> Found:
     """All links are up, and no switch is drained."""
-    lab = subject.lab
-    if not lab.blueprint.rendered:
+    if not subject.lab.blueprint.rendered:
         raise NothingError("an imported topology does not say which links should be up")
-    faults = health.down_or_drained(lab, subject.now)
-    return f"{len(lab.fabric.links)} links are up, and no switch is drained", list(map(first_line, faults))
+    return f"{len(subject.lab.fabric.links)} links are up, and no switch is drained", []
+
+
+def mtu(subject: Subject) -> Found:
+    """Both ends of each link have its MTU, and no node has learned a smaller one for a path."""
+    sizes = sorted({port.mtu for node in subject.lab.fabric.nodes for port in node.ports})
+    return f"{_ports(subject.lab)} ports have {' or '.join(map(str, sizes))} bytes", []
+
+
+def neighbours(subject: Subject) -> Found:
+    """Ports have their MACs, and every neighbour entry has that of the other end."""
+    count = sum(map(len, subject.now.neighbours.values()))
+    return f"{_ports(subject.lab)} ports have their MACs, and {count} neighbour entries that of the other end", []
 
 
 def daemons(subject: Subject) -> Found:
     """Every daemon answers."""
-    lab, now = subject.lab, subject.now
-    silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.silent_daemons(now)]
+    lab = subject.lab
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.blueprint.daemons(node.name))
-    if not names and not silent:
+    if not names:
         raise NothingError("no file says which daemons should run")
-    return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
+    return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", []
 
 
 def bgp(subject: Subject) -> Found:
     """Every BGP session is established, as bgpd reports at both ends."""
-    made = subject.lab.blueprint
-    faults = made.session_faults(subject.now)
-    expected = made.sessions(subject.now)[1]
-    if not expected and not faults:
+    lost, expected = subject.lab.blueprint.missing_sessions(subject.now), subject.lab.blueprint.sessions(subject.now)[1]
+    if not expected:
         raise NothingError("no BGP session is configured between switches of the lab")
-    return f"{expected} sessions established", faults
+    return f"{expected} sessions established", [f"{each.a.text()} - {each.b.text()}" for each in lost]
 
 
 def routes(subject: Subject) -> Answer:
     """Every kernel has every route with all of its next hops, those to neighbours, and no other route."""
-    lab, made, now = subject.lab, subject.lab.blueprint, subject.now
-    checked, gaps = made.routes_checked(), [*made.gaps(now), *map(first_line, health.unrouted(lab, now))]
-    if not checked and not gaps:
+    lab, made = subject.lab, subject.lab.blueprint
+    if not (checked := made.routes_checked()):
         raise NothingError("no host has an address, so no route is expected")
-    found = health.wrong_routes(lab, now)
-    foreign = [f"{each.where}: {each.what} {each.why}" for each in found]
-    if found:
-        foreign[0] += f"; {found[0].hint}"
-    inside = [] if made.rendered else overriding_routes(lab.fabric, now.fibs)
+    inside = [] if made.rendered else overriding_routes(lab.fabric, subject.now.fibs)
     notes = (f"{each.switch}: {each.what} overrides {each.overrides}, the network of a host" for each in inside)
-    return Answer(checked, [*gaps, *foreign], tuple(notes))
+    # Routes avoid what is down or drained: the cause once, and not every prefix that follows from it.
+    cause = State.of(lab.fabric, subject.now).text() if made.rendered else ""
+    return Answer(checked, [cause] if cause else [], tuple(notes))
 
 
 def reachability(subject: Subject) -> Found:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.ethernet import CLASSES
 from heddle.checks.subject import Answer, Found, NothingError, Subject
 from heddle.fabric.model import Role
-from heddle.lab import agents, health
+from heddle.lab import agents
+from heddle.lab.facts import port_faults
 from heddle.lab.lab import Lab
-from heddle.lab.thresholds import late_marks, own_queues, own_settings, threshold_faults, wanted_policies
+from heddle.lab.thresholds import late_marks, own_settings, wanted_policies
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues import red
 from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.portids import port_ids, row
+from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -31,48 +32,28 @@ _AGAIN_S: Final = 0.15  # wait before the second look: a gate that is about to o
 
 
 def shapers(subject: Subject) -> Found:
-    """Rate, burst, scheduler and queues of every port, in the kernel. Only this check reports foreign root qdiscs."""
-    lab, now = subject.lab, subject.now
-    setup = queues.Setup.of(lab.fabric)
-    faults = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.foreign_queues(now)]
-    faults += [
-        f"{ref} {why}" for ref, why in health.port_faults(lab.fabric, now, health.slowed_ports(lab)).queues.items()
-    ]
-    own = own_queues(lab) if setup.curves else {}
-    for node in lab.fabric.switches if setup.curves else ():
-        curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))
-        given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
-        faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
-    rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
-    count = sum(len(node.ports) for node in lab.fabric.nodes)
+    """Rate, burst, scheduler and queues of every port, in the kernel; with RED its curves."""
+    fabric = subject.lab.fabric
+    setup = queues.Setup.of(fabric)
+    rates = sorted({port.rate_bps for node in fabric.nodes for port in node.ports})
+    count = sum(len(node.ports) for node in fabric.nodes)
     classes = ", ".join(f"{n} {setup.queues.kind(n)}" for n in setup.queues.numbers)
-    said = f"{count} ports at {', '.join(queues.rate_text(r) for r in rates)}, by {setup.discipline.name}: {classes}"
-    return said, faults
+    return f"{count} ports at {', '.join(map(queues.rate_text, rates))}, by {setup.discipline.name}: {classes}", []
 
 
 def programs(subject: Subject) -> Found:
     """BPF programs at each port: which, in which order, and each with the number of its port."""
-    faults = [f"{ref} {why}" for ref, why in health.port_faults(subject.lab.fabric, subject.now).programs.items()]
-    return f"attached on {len(port_ids(subject.lab.fabric))} ports, each with its number", faults
+    return f"attached on {len(port_ids(subject.lab.fabric))} ports, each with its number", []
 
 
 def thresholds(subject: Subject) -> Answer:
-    """Compare classes by DSCP and every threshold in the BPF maps with what was set last."""
-    import numpy as np
-
+    """Classes by DSCP and thresholds in the BPF maps, as set last. A class that may drop data is named in a note."""
     lab = subject.lab
-    with _open(lab) as live:
-        faults = threshold_faults(lab, live)
-        queues = lab.fabric.policy.queues
-        classes = live.classes()
-        wanted_class = queues.class_of_dscp
-        moved = np.flatnonzero(classes != np.array(wanted_class))
-        faults += [f"DSCP {n} maps to class {classes[n]}, not {wanted_class[n]}" for n in moved]
     changed = sum(bool(values) for values in own_settings(lab).values())
     note = f", with values set at run time on {changed} nodes" if changed else ""
-    ports = sum(len(node.ports) for node in lab.own_nodes)
-    said = f"{ports} ports have {len(queues.numbers)} classes as configured{note}"
-    return Answer(said, faults, late_marks(lab))
+    ports = sum(len(node.ports) for node in lab.fabric.nodes)
+    said = f"{ports} ports have {len(lab.fabric.policy.queues.numbers)} classes as configured{note}"
+    return Answer(said, [], (*late_marks(lab), *lab.fabric.policy.queues.lossy_data(DSCP_DATA)))
 
 
 def depths(subject: Subject) -> Found:
@@ -115,7 +96,7 @@ def _blind(subject: Subject) -> dict[str, str]:
     Other checks report that port. Packets that it forwards are missing in the counters of the other ports of both
     nodes, so the counters of both cannot be checked.
     """
-    odd = {*health.port_faults(subject.lab.fabric, subject.now).programs, *subject.now.foreign_roots}
+    odd = {*port_faults(subject.lab.fabric, subject.now).programs, *subject.now.foreign_roots}
     ports = (port for node in subject.lab.fabric.nodes for port in node.ports if port.ref in odd)
     return {node: port.ref for port in ports for node in (port.node, port.peer_node)}
 
@@ -206,8 +187,7 @@ def pauses(subject: Subject) -> Found:
     lab = subject.lab
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")
-    state = agents.alive(lab)
-    faults = [f"the PFC {name} {why}" for name in ("agent", "keeper") if (why := state.fault(name))]
+    state, faults = agents.alive(lab), list[str]()
     closed = _closed(subject)
     if closed:
         time.sleep(_AGAIN_S)

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 from heddle.base.problems import Problem
 from heddle.kernel.handle import NodeHandle
-from heddle.lab import health
+from heddle.lab import facts
+from heddle.lab.fact import Fact
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 
@@ -42,9 +43,14 @@ class Subject:
     @classmethod
     def of(cls, lab: Lab) -> Subject:
         """Read what several checks use. What only one check needs, that check reads itself."""
-        wanted = LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES
-        wanted |= health.parts(lab) | lab.blueprint.gap_parts
+        wanted = LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES | facts.parts(lab)
         return cls(lab, lab.handles(), lab.snapshot(wanted, keep_errors=True))
+
+    def facts_of(self, check: str) -> tuple[Fact, ...]:
+        """The facts that make a check fail."""
+        kinds = [kind for kind, each in facts.FACTS.items() if each.check == check]
+        found = facts.facts(self.lab, self.now, kinds) if kinds else ()
+        return facts.as_set(self.lab, self.now, found) if found else ()
 
 
 def first_line(problem: Problem) -> str:

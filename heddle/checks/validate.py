@@ -16,6 +16,7 @@ from typing import Any, Final
 from heddle.base.problems import HeddleError
 from heddle.checks import labchecks, queuechecks
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
+from heddle.lab.fact import Fact
 from heddle.lab.lab import Lab
 from heddle.lab.spread import spread
 
@@ -31,6 +32,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "thresholds": queuechecks.thresholds,
     "faults": labchecks.faults,
     "links": labchecks.links,
+    "mtu": labchecks.mtu,
+    "neighbours": labchecks.neighbours,
     "daemons": labchecks.daemons,
     "bgp": labchecks.bgp,
     "routes": labchecks.routes,
@@ -44,7 +47,7 @@ CHECKS: Final[Mapping[str, Check]] = {
 
 
 # Those that read kernels and maps themselves. For a lab in shards they run in each.
-BESIDE_NODES: Final = frozenset({"sysctls", "offloads", "order", "thresholds", "depths", "pauses"})
+BESIDE_NODES: Final = frozenset({"offloads", "order", "depths", "pauses"})
 _COUNT: Final = re.compile(r"^\d+")
 
 
@@ -115,15 +118,22 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
         name: partial(_in_shards, lab, name) if name in beside else partial(check, subject)
         for name, check in chosen.items()
     }
-    return (nodes, *(_check(name, ask) for name, ask in asks.items()))
+    return (nodes, *(result_of(name, ask, subject.facts_of) for name, ask in asks.items()))
 
 
-def _check(name: str, ask: Callable[[], Found | Answer]) -> CheckResult:
+def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[str], tuple[Fact, ...]]) -> CheckResult:
+    """The facts that belong to a check; without any, what it found."""
+    found: tuple[Fact, ...] = ()
     try:
-        checked, faults, notes = Answer(*ask())
+        found = facts_of(name)
+        checked, own, notes = Answer(*ask())
     except NothingError as reason:
-        return CheckResult(name, True, str(reason), skipped=True)
+        if not found:
+            return CheckResult(name, True, str(reason), skipped=True)
+        checked, own, notes = Answer("", [])
     except HeddleError as error:
         return CheckResult(name, False, "; ".join(map(first_line, error.problems)))
+    faults = [each.text for each in found] or own  # what the check has found follows from the facts
     detail = shortened(faults) if faults else "; ".join([checked, *([shortened(notes)] if notes else [])])
-    return CheckResult(name, not faults, detail, notes=notes)
+    hint = f"; {found[0].problem.hint}" if found and found[0].problem.hint else ""
+    return CheckResult(name, not faults, detail + hint, notes=notes)

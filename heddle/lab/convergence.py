@@ -2,15 +2,17 @@
 
 In:  the fabric, and a handle per switch.
 Out: nothing once every switch has every edge prefix over exactly the ports on its shortest paths. Otherwise: what is
-missing, where, and the BGP state of the ports concerned.
+missing, where, and the BGP state of the ports concerned. ForeignRoutes: static routes, announcements by hand, a wrong
+prefix length. Prediction, kernel and packets follow them alike, so only this comparison finds them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Final
 
 from heddle.base.events import Observer
@@ -18,7 +20,7 @@ from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.process import run
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Port
+from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of
 from heddle.kernel.fib import LINK_LOCAL, Fib, NextHop, local_routes, read_fib
@@ -53,11 +55,73 @@ class Gap:
     extra: frozenset[str]
     skewed: str = ""
 
-    def text(self) -> str:
-        """`rtsw1: 10.0.1.0/24 has no next hop eth2`."""
+    @property
+    def problem(self) -> Problem:
+        """`rtsw1  10.0.1.0/24 has no next hop eth2`."""
         wrong = [f"has no next hop {port}" for port in sorted(self.missing)]
         wrong += [f"has the extra next hop {port}" for port in sorted(self.extra)]
-        return f"{self.switch}: {self.prefix} {', '.join([*wrong, *([self.skewed] if self.skewed else [])])}"
+        return Problem(self.switch, str(self.prefix), ", ".join([*wrong, *([self.skewed] if self.skewed else [])]))
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRoute:
+    """A route that the fabric does not have. ports: none where it discards packets.
+
+    overrides: the longest prefix of the fabric that contains it, which it takes packets from; None if there is none.
+    """
+
+    switch: str
+    prefix: Network
+    ports: tuple[str, ...]
+    overrides: Network | None
+
+    @property
+    def what(self) -> str:
+        """`10.0.1.1/32 over eth2`."""
+        return f"{self.prefix} " + (f"over {', '.join(self.ports)}" if self.ports else "to nowhere")
+
+    @property
+    def why(self) -> str:
+        """`is not a route of the fabric and overrides 10.0.1.0/24`."""
+        return "is not a route of the fabric" + (f" and overrides {self.overrides}" if self.overrides else "")
+
+
+def foreign_routes(fabric: Fabric, fibs: Mapping[str, Fib]) -> list[ForeignRoute]:
+    """Routes over the fabric's ports, and routes inside its prefixes, that a fabric of a fabric file does not have.
+
+    A route over another interface, such as that of a management network, counts only inside a prefix of the fabric.
+    So does a route that discards packets.
+    """
+    edges = set(fabric.prefixes.values())
+    loopbacks = {ip_network(node.loopback) for node in fabric.switches if node.loopback is not None}
+    return [
+        route
+        for name, fib in fibs.items()
+        for node in [fabric.by_name[name]]
+        for route in _unknown(node, fib, {*fabric.expected_next_hops[name], *loopbacks, *(edges - {node.prefix})})
+    ]
+
+
+def overriding_routes(fabric: Fabric, fibs: Mapping[str, Fib]) -> list[ForeignRoute]:
+    """Routes inside the networks of host ports. An imported topology defines no routes, so they may be intended."""
+    networks = {
+        port.address.network
+        for port in fabric.host_ports
+        if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
+    }
+    found = (route for name, fib in fibs.items() for route in _unknown(fabric.by_name[name], fib, networks))
+    return [route for route in found if route.overrides is not None]
+
+
+def _unknown(node: Node, fib: Fib, known: Collection[Network]) -> Iterator[ForeignRoute]:
+    names = {port.name for port in node.ports}
+    for prefix, hops in fib.routes.items():
+        if prefix in known:
+            continue
+        wider = (prefix.supernet(new_prefix=length) for length in reversed(range(prefix.prefixlen)))
+        overrides = next((each for each in wider if each in known), None)
+        if overrides is not None or names & {hop.port for hop in hops}:
+            yield ForeignRoute(node.name, prefix, tuple(dict.fromkeys(hop.port for hop in hops)), overrides)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ A link that went down and came up again between the two snapshots is not detecte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import HeddleError, Problem, first_lines
 from heddle.base.tables import some_of
+from heddle.lab.fact import Fact
 
 if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
     from heddle.lab.lab import Lab
@@ -24,27 +23,27 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` reports it. faults: of daemons, ports, links and routes, a line each.
+    """A fabric at one moment, as `status` reports it. faults: all facts but missing next hops, a line each.
 
     gaps: routes that are missing, or have other next hops. link_faults: what links do to packets on request, a line
-    each; a fabric with them can be converged.
+    each; a fabric with them can be converged. facts: what was read, without what the record says of it.
     """
 
     faults: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     link_faults: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
     @classmethod
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
         """now: a snapshot with `state_parts(lab)`, taken just now."""
-        from heddle.lab import health
+        from heddle.lab.facts import NEXT_HOPS, as_set, facts
         from heddle.lab.faults.orders import fault_lines
 
-        try:
-            found: Sequence[Problem] = health.problems(lab, now)
-        except HeddleError as error:  # a part that could not be read: a host may have ended before the run did
-            found = error.problems
-        return cls(first_lines(found), tuple(lab.blueprint.gaps(now)), fault_lines(lab))
+        found = facts(lab, now)
+        known = as_set(lab, now, found)
+        faults, gaps = ([each.text for each in known if (each.kind == NEXT_HOPS) == gap] for gap in (False, True))
+        return cls(tuple(faults), tuple(gaps), fault_lines(lab), found)
 
     @property
     def converged(self) -> bool:
@@ -107,6 +106,6 @@ class FabricState:
 
 def state_parts(lab: Lab) -> LabPart:
     """The parts of a snapshot that a reading needs."""
-    from heddle.lab import health
+    from heddle.lab.facts import parts
 
-    return health.parts(lab) | lab.blueprint.gap_parts
+    return parts(lab)

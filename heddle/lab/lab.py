@@ -17,7 +17,8 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
-from heddle.lab.snapshot import LabPart, Snapshot, merged, take
+from heddle.lab.reading import take
+from heddle.lab.snapshot import LabPart, Snapshot, merged
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.registry import Runtime
 
@@ -114,16 +115,12 @@ class Blueprint(ABC):
         """The parts of a snapshot that `gaps` needs."""
 
     @abstractmethod
-    def gaps(self, now: Snapshot) -> list[str]:
-        """Routes that are missing in kernels, in lines."""
+    def gaps(self, now: Snapshot) -> list[Problem]:
+        """Routes that are missing in kernels."""
 
     @abstractmethod
     def routes_checked(self) -> str:
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
-
-    @abstractmethod
-    def session_faults(self, now: Snapshot) -> list[str]:
-        """Ends of sessions that are not established, in lines. Part: SESSIONS."""
 
     @abstractmethod
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:

@@ -29,8 +29,8 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.facts import facts, parts
 from heddle.lab.health import Repaired, restore_all_routes
-from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
@@ -140,7 +140,7 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
     with clock.step("converge"):
         done = None
         if repairing:
-            done = repair_running(lab, observer)
+            done = health.repair(lab, observer)
         elif lost := lab.missing_nodes():
             raise MachineError(*lost)
         elif wrong := health.faults(lab):
@@ -157,13 +157,14 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
                 lab.wait(observer, timeout)
         except CheckError as error:
             raise CheckError(*_session_problems(lab), *error.problems) from None
-        if lab.blueprint.rendered and (foreign := health.wrong_routes(lab, lab.snapshot(LabPart.FIBS))):
-            raise CheckError(*foreign)  # a repair does not remove them: their origin may install them again
+        if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
+            raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
     return UpResult(lab, False, not kept, clock.seconds(), done)
 
 
 def _missing_sessions(lab: Lab) -> list[str]:
-    return lab.blueprint.session_faults(lab.snapshot(LabPart.SESSIONS))
+    found = lab.blueprint.missing_sessions(lab.snapshot(LabPart.SESSIONS))
+    return [f"{each.a.text()} - {each.b.text()}" for each in found]
 
 
 def _session_problems(lab: Lab) -> list[Problem]:

@@ -18,7 +18,7 @@ from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
-from heddle.lab.daemons import DAEMONS, ESTABLISHED, NO_ANSWER, NOT_CONFIGURED, SessionEnd
+from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
 from heddle.lab.ownership import check_ours
@@ -78,38 +78,23 @@ class Rendered(Blueprint):
 
     @property
     def gap_parts(self) -> LabPart:
-        """Routes, and the links and drains that may explain missing ones."""
-        return LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED
+        """Routes, and the links, drains and sessions that may explain missing ones."""
+        return LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED | LabPart.SESSIONS | LabPart.SILENT
 
-    def gaps(self, now: Snapshot) -> list[str]:
-        """Prefixes whose next hops or weights differ from the expected ones."""
-        found = convergence.gaps(self.fabric, now.fibs)
-        if not found:
+    def gaps(self, now: Snapshot) -> list[Problem]:
+        """Prefixes with other next hops or weights than the present links, drains and sessions give."""
+        if not convergence.gaps(self.fabric, now.fibs):
             return []
-        state = State.of(self.fabric, now)
-        causes = [state.text()] if state.text() else []
-        if causes:  # report the cause once, and not every prefix that follows from it
-            wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained, state.shut)
-            found = convergence.gaps(self.fabric, now.fibs, wanted)
-        return [*causes, *(gap.text() for gap in found)]
+        state, lost = State.of(self.fabric, now), self.missing_sessions(now)
+        shut = [*state.shut, *(end.ref for each in lost for end in (each.a, each.b))]
+        wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained, shut)
+        fibs = {name: fib for name, fib in now.fibs.items() if name not in now.silent}
+        return [gap.problem for gap in convergence.gaps(self.fabric, fibs, wanted)]
 
     def routes_checked(self) -> str:
         """`96 prefixes with all their next hops, and no other route, in every kernel`."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, and no other route, in every kernel"
-
-    def session_faults(self, now: Snapshot) -> list[str]:
-        """Sessions that are not established, at both ends of every link between switches."""
-        faults: list[str] = []
-        for node in self.fabric.switches:
-            states = now.sessions[node.name]
-            if states is None:
-                faults.append(f"{node.name}: bgpd does not answer")
-                continue
-            wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].role is Role.SWITCH]
-            found = {port.ref: states.get(port.name, "not configured") for port in wanted}
-            faults += [f"{ref}: {state}" for ref, state in found.items() if state != ESTABLISHED]
-        return faults
 
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """One for each link between switches."""

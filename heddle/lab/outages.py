@@ -112,26 +112,6 @@ class State:
             parts.append(f"the BGP session at {some_of(self.shut)} is shut down")
         return "; ".join(parts)
 
-    def problems(self, lab: Lab) -> list[Problem]:
-        """The same, one by one, each with the command that repairs it."""
-        recorded = Requested.read(lab.dir)
-        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), f"./inv fault up {{}} --lab {lab.name} sets it up"
-        links = [
-            Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
-            if ref in recorded.down
-            else Problem(ref, "the link", f"is down{' for one run' * (ref in recorded.run_down)}", by_hand)
-            for ref in self.dead
-        ]
-        why, undrain = f"drains the switch ({GRACEFUL_SHUTDOWN})", f"./inv fault undrain {{}} --lab {lab.name} ends it"
-        ends = f"./inv fault clear {{}} --lab {lab.name} starts it again"
-        # One that was shut by hand is reported as a missing session, with this cause.
-        shut = [ref for ref in self.shut if any(each.where == ref for each in recorded.more)]
-        return [
-            *links,
-            *(Problem(name, "BGP", why, undrain.format(name)) for name in self.drained),
-            *(Problem(ref, "the BGP session", "is shut down", ends.format(ref)) for ref in shut),
-        ]
-
 
 def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
     """Take links down in one step, and wait until no kernel forwards over them. timeout: seconds.

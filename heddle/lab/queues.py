@@ -42,7 +42,7 @@ class QueueRow:
     marks: packets marked CE here. ce_in: admitted packets that arrived with CE, from an earlier queue. paused_ms: total
     time that the gate was closed, including a pause in force. occupancy: bytes that arrived by this port and have not
     left the switch. headroom_high: maximum of them above Xoff, including `short`: bytes dropped in one pause because
-    the headroom was full.
+    the headroom was full. watchdog: empty where there is none, as at hosts.
     """
 
     port: str
@@ -308,7 +308,7 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
         pfc_received=int(gate["pfc_received"]),
         paused=closed_since > 0,
         paused_ms=round(paused_ns / 1e6, 3),
-        watchdog=WATCHDOG[int(agent["watchdog"])],
+        watchdog=WATCHDOG[int(agent["watchdog"])] if policy.detect_ns else "",
         storms=int(agent["storms"]),
         quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
     )

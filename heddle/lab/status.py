@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
-from heddle.lab import health
-from heddle.lab.daemons import MissingSession, SessionCauses, explained
-from heddle.lab.faults.orders import fault_lines
+from heddle.lab.daemons import MissingSession
+from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
+from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_ours
-from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.snapshot import LabPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ class LabStatus:
     """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
     removes what there is.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines. gaps: routes that are missing
-    or have other next hops, neighbours that are not up, a line each; none are read where nodes are not running.
-    link_faults: what `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
+    converged: every route is in every kernel, and there are no faults. faults: in lines; a missing session is one of
+    them only if that was set. gaps: routes that are missing or have other next hops, neighbours that are not up. None
+    are read where nodes are not running. link_faults: what `./inv fault` or the fabric file set on links, in lines;
+    routes do not depend on them.
     """
 
     lab: str
@@ -82,20 +83,21 @@ def _status(name: str) -> LabStatus:
         record = state.read_record(name)
         lost = lab.missing_nodes()
         # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
-        more = LabPart(0) if lost else health.parts(lab) | lab.blueprint.gap_parts
+        more = LabPart.CARRIER | LabPart.SILENT if lost else parts(lab)
         stopped = _stopped(lab, lost)
         running = [each.name for each in lab.fabric.nodes if each.name not in stopped]
-        now = lab.snapshot(LabPart.SESSIONS | more, running)
-        faults = lost or health.problems(lab, now)
-        gaps = [] if lost else lab.blueprint.gaps(now)
-        sessions = _missing_sessions(lab, now, stopped, running)
+        now = lab.snapshot(LabPart.SESSIONS | more, running, keep_errors=True)
+        found = () if lost else known_facts(lab, now)
+        own = (each for each in found if each.kind != NEXT_HOPS and (each.kind != SESSION or ON_PURPOSE in each.text))
+        faults = lost or [each.problem for each in own]
+        sessions = LabLook(lab, now, stopped).missing
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
     return LabStatus(
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=not gaps and not faults,
+        converged=not lost and not found,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
@@ -104,7 +106,7 @@ def _status(name: str) -> LabStatus:
         faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
-        gaps=tuple(gaps),
+        gaps=tuple(each.text for each in found if each.kind == NEXT_HOPS),
     )
 
 
@@ -113,14 +115,3 @@ def _stopped(lab: Lab, lost: Sequence[Problem]) -> list[str]:
     where, shards = {each.where for each in lost}, lab.runtime.shards(lab.name)
     names = [each.name for each in lab.fabric.nodes]
     return [each for each in names if each in where or (shards is not None and f"shard {shards.of(each)}" in where)]
-
-
-def _missing_sessions(
-    lab: Lab, now: Snapshot, stopped: Sequence[str], running: Sequence[str]
-) -> tuple[MissingSession, ...]:
-    """Missing sessions with their causes, which are read only if one is missing. stopped: nodes not running."""
-    found = lab.blueprint.missing_sessions(now)
-    if not found:
-        return ()
-    seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
-    return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.daemons.peers)

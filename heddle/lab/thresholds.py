@@ -23,11 +23,11 @@ from heddle.base.problems import HeddleError, InputError, MachineError, Problem,
 from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
-from heddle.fabric.model import Fabric, Level, Port
+from heddle.fabric.model import Fabric, Level, Port, Role
 from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.lab import agents
-from heddle.lab.spread import nothing, spread
+from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.keys import Strict
 from heddle.spec.plain import nested_values
 from heddle.spec.queuespec import QueuesSpec
@@ -36,6 +36,7 @@ from heddle.switch.queues import red
 from heddle.switch.queues.classes import Policies, policies_of
 from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.portqueues import Setup
+from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -132,15 +133,39 @@ def _set_policies(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str]
         _set_red_curves(lab, {name: own.get(name, lab.fabric.policy.queues) for name in names})
 
 
-def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
-    """Differences of the thresholds in the BPF maps from those that were set last, a line each."""
-    own, found = lab.handles(), threshold_differences(lab.fabric, live, wanted_policies(lab))
-    return [f"{port.ref}, class {number}: {what}" for port, number, what in found if port.node in own]
+@spread(concat)
+def wrong_thresholds(lab: Lab) -> list[Problem]:
+    """Thresholds, classes of DSCPs and curves of RED in the kernel that differ from what was set last, one by one."""
+    from heddle.switch.queues.cells import LabQueues
+
+    own, handles, usual = own_queues(lab), lab.handles(), lab.fabric.policy.queues
+    with LabQueues.pinned(lab.fabric) as live:
+        found = [
+            Problem(port.ref, f"class {number}:", what)
+            for port, number, what in threshold_differences(lab.fabric, live, policies_of(lab.fabric, own=own))
+            if port.node in handles
+        ]
+        moved: dict[tuple[int, int], list[str]] = {}
+        for dscp, (now, wanted) in enumerate(zip(live.classes().tolist(), usual.class_of_dscp, strict=True)):
+            if now != wanted:
+                moved.setdefault((now, wanted), []).append(f"{dscp}{' (data)' * (dscp == DSCP_DATA)}")
+    for (now, wanted), names in moved.items():
+        found.append(Problem("", f"DSCP {some_of(names)}", f"maps to class {now}, not {wanted}"))
+    for node in lab.own_nodes if Setup.of(lab.fabric).curves else ():
+        if node.role is Role.SWITCH:
+            curves = red.curves_of(own.get(node.name, usual))
+            given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
+            for line in red.differences(handles[node.name].netns, given):
+                port, _, what = line.partition(", ")
+                found.append(Problem(f"{node.name}:{port}", what.replace(", has", " has"), ""))
+    return found
 
 
 def threshold_differences(fabric: Fabric, live: LabQueues, policies: Policies) -> Iterator[tuple[Port, int, str]]:
     """Port, class, and `kmin is 9000, not 40000`, for each class whose thresholds in the BPF maps are others."""
     now, wanted = live.policies(), live.expected(policies)
+    if (now == wanted).all():
+        return
     for number, port in numbered_ports(fabric):
         for traffic_class in range(CLASSES):
             at = row(number, traffic_class)
@@ -160,9 +185,10 @@ def reapply_queues(lab: Lab) -> bool:
 
     own, usual = own_queues(lab), lab.fabric.policy.queues
     with LabQueues.pinned(lab.fabric) as live:
-        wrong = bool(threshold_faults(lab, live))
+        wrong = bool(wrong_thresholds(lab))
         if wrong:
             live.set_policies(policies_of(lab.fabric, own=own))
+            live.set_classes(usual)
     _set_red_curves(lab, {node.name: own.get(node.name, usual) for node in lab.fabric.switches})
     pfc.reload(lab.name)
     return wrong

@@ -16,7 +16,7 @@ import numpy as np
 
 from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
-from heddle.lab import health
+from heddle.lab import facts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import NOWHERE, Forwarding
@@ -102,7 +102,7 @@ def now(lab: Lab, run: StoredRun) -> Now:
     """Look up the QPs of a run in the current state of the fabric."""
     evidence = run.evidence
     flows = [sent.flow for sent in evidence.sent]
-    outages = LabPart.CARRIER | (health.parts(lab) & LabPart.DRAINED)
+    outages = LabPart.CARRIER | (facts.parts(lab) & LabPart.DRAINED)
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING | outages)
     result = lookup_paths(lab, flows, now)
     predicted = result.selftest is None or not result.selftest.differs

@@ -207,7 +207,7 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
 
 def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     """Faults after the wait, one line each: first links, daemons and queues, because routes depend on them."""
-    from heddle.lab import health, outages
+    from heddle.lab import facts, outages
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return _lines(lost)
@@ -219,9 +219,10 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
             lab.wait(timeout=within)
     except CheckError as error:
         late = error.problems
-    now = lab.snapshot(health.parts(lab))
-    found = [*health.silent_daemons(now), *health.wrong_routes(lab, now)] if degraded else health.problems(lab, now)
-    return _lines([*found, *late])
+    kinds = ("daemons", "route") if degraded else facts.FACTS
+    now = lab.snapshot(facts.parts(lab))
+    found = facts.as_set(lab, now, facts.facts(lab, now, kinds))
+    return [*(each.text for each in found), *_lines(late)]
 
 
 def _lines(problems: Sequence[Problem]) -> list[str]:

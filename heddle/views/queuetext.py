@@ -59,7 +59,7 @@ def port_cells(row: QueueRow) -> tuple[str, ...]:
         row.port, f"{row.traffic_class} {row.kind}", amount(row.depth), amount(row.high_water),
         amount(row.occupancy), amount(row.occupancy_high), f"{row.marks:,}" if row.marks else _NONE,
         f"{row.ce_in:,}" if row.ce_in else _NONE, pauses,
-        _paused(row), (row.watchdog if row.kind == "lossless" else _NONE) + storms, drops or _NONE,
+        _paused(row), (row.watchdog or _NONE) + storms, drops or _NONE,
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""How often a diagnosis is right: faults of many kinds at random places, one at a time, in `zone` and `dc`.
+"""How often a diagnosis is right: faults of many kinds at random places, one or two at a time, in `zone` and `dc`.
 
-Each fault is in force during a run, with one of three loads, and during the diagnosis. Right: the verdict has the cause
-and the object. Wrong: it is a fault that is not there. Else it is not established. Healthy fabrics must raise no alarm.
+Each fault is in force during a run and during the diagnosis. The loads are light, or fill queues. Right: the verdict
+has the cause and the object. Of two faults: both are named, or one is named and the other is listed as not judged, as
+where the first one hides it. Wrong: the verdict is a fault that is not there. Else it is not established. Healthy
+fabrics must raise no alarm.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import HeddleError
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
+from heddle.engineering.diagnosis.finding import Finding
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
@@ -37,7 +40,10 @@ _LOADS: Final[tuple[Mapping[str, Any], ...]] = (
     {"collective": "all-reduce", "sizes": (1 << 20,), "iters": 3, "qps": 2},
     {"collective": "all-to-all", "sizes": (1 << 19,), "iters": 3},
     {"collective": "permutation", "sizes": (1 << 19,), "iters": 4, "qps": 4},
+    {"collective": "incast", "sizes": (1 << 20,), "iters": 3},  # busy: full queues, marks and pauses
+    {"collective": "all-to-all", "sizes": (1 << 21,), "iters": 3, "qps": 8},
 )
+_DOUBLE: Final = 3  # one of so many is two faults at once
 _HEALTHY: Final = 6  # one for each of so many faults
 _NONE: Final = "none"
 
@@ -53,21 +59,24 @@ def figures(observer: Observer, runs: int) -> Iterator[Figure]:
         share = (runs + len(_FABRICS) - 1 - at) // len(_FABRICS)
         labs.up(load_fabric(fabric, name=_LAB), observer=Silent(), rollback=True)
         try:
-            for kind in _kinds(fabric, share, rng):
+            for number, kind in enumerate(_kinds(fabric, share, rng)):
                 lab = open_lab(_LAB)
-                incident = kind(lab, rng)
-                found, seconds = _tried(lab, incident, rng.choice(_LOADS))
+                some = [kind(lab, rng)]
+                if some[0].cause and number % _DOUBLE == 0:
+                    more = (each(lab, rng) for each in rng.sample(incidents.BESIDE, len(incidents.BESIDE)))
+                    some.append(next(each for each in more if each.cause != some[0].cause))
+                found, seconds = _tried(lab, some, rng.choice(_LOADS))
                 longest = max(longest, seconds)
-                said, right = _judged(found, incident)
-                table[incident.cause or _NONE, said if right else f"{said}!"] += 1
-                healthy += not incident.cause
-                false_alarms += not incident.cause and found.fault
-                wrong += bool(incident.cause) and found.fault and not right
-                where = ", ".join(sorted(incident.objects)[:2])
-                mark = "right" if right else "WRONG" if found.fault else "not established"
-                observer.say(
-                    f"{fabric} {incident.cause or 'healthy'} {where}: {mark}: {verdict_text(found)}, {seconds:.1f} s"
-                )
+                said, right = _judged(found, some) if len(some) == 1 else _judged_both(found, some)
+                name = " and ".join(each.cause for each in some) or _NONE
+                table[name, said if right else f"{said}!"] += 1
+                healthy += name == _NONE
+                false_alarms += name == _NONE and found.fault
+                missed = name != _NONE and found.fault and not any(_judged(found, [each])[1] for each in some)
+                wrong += missed
+                where = "; ".join(", ".join(sorted(each.objects)[:2]) for each in some)
+                mark = "right" if right else "WRONG" if missed else "not established"
+                observer.say(f"{fabric} {name} {where}: {mark}: {verdict_text(found)}, {seconds:.1f} s")
         finally:
             labs.down(_LAB, Silent())
     for line in _lines(table):
@@ -89,24 +98,38 @@ def _kinds(fabric: str, count: int, rng: random.Random) -> list[Any]:
     return found
 
 
-def _tried(lab: Lab, incident: incidents.Incident, load: Mapping[str, Any]) -> tuple[Diagnosis, float]:
-    """A run with a fault, and its diagnosis with the seconds that it took."""
-    with incident.around():
+def _tried(lab: Lab, some: Sequence[incidents.Incident], load: Mapping[str, Any]) -> tuple[Diagnosis, float]:
+    """A run with one fault or two, and its diagnosis with the seconds that it took."""
+    with ExitStack() as stack:
+        for each in some:
+            stack.enter_context(each.around())
+        options = {key: value for each in some for key, value in each.options.items()}
         with suppress(HeddleError):  # a run may fail for its fault; it is kept
-            run(lab, RunOptions(**{**load, **incident.options}), Silent())
+            run(lab, RunOptions(**{**load, **options}), Silent())
         began = time.monotonic()
         history = History.of(lab)
         found = diagnose(history.read(history.ids()[-1]), lab, Silent())
         return found, time.monotonic() - began
 
 
-def _judged(found: Diagnosis, incident: incidents.Incident) -> tuple[str, bool]:
+def _judged(found: Diagnosis, some: Sequence[incidents.Incident]) -> tuple[str, bool]:
     """The cause that the verdict has, and whether it is right."""
-    verdict = found.verdict
+    verdict, incident = found.verdict, some[0]
     if verdict is None or not found.fault:
         return _NONE, not incident.cause
-    places = {verdict.object, *(verdict.also if verdict.cause == "polarisation" else ())}
-    return verdict.cause, verdict.cause == incident.cause and bool(places & incident.objects)
+    return verdict.cause, _names(verdict, incident)
+
+
+def _judged_both(found: Diagnosis, some: Sequence[incidents.Incident]) -> tuple[str, bool]:
+    """The causes of two faults that are named, and whether the rest is listed as not judged."""
+    named = [each.cause for each in some if any(_names(finding, each) for finding in found.findings)]
+    open_ = [each.cause for each in some if each.cause not in named]
+    return " and ".join(named) or _NONE, bool(named) and all(cause in found.not_checked for cause in open_)
+
+
+def _names(finding: Finding, incident: incidents.Incident) -> bool:
+    places = {finding.object, *(finding.also if finding.cause == "polarisation" else ())}
+    return finding.cause == incident.cause and bool(places & incident.objects)
 
 
 def _lines(table: Mapping[tuple[str, str], int]) -> Iterator[str]:

@@ -9,13 +9,13 @@ from typing import cast
 
 from heddle.base.tables import table
 from heddle.checks import labchecks
-from heddle.checks.subject import Subject, shortened
-from heddle.checks.validate import CheckResult
+from heddle.checks.subject import Subject
+from heddle.checks.validate import result_of
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Node, Role
-from heddle.lab import health
 from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.fabricstate import FabricReading
+from heddle.lab.facts import facts
 from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
 from heddle.lab.lab import Lab
 from heddle.lab.opening import blueprint_from
@@ -95,10 +95,9 @@ def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[st
         for node, fib in zip(tiny.fabric.switches, fibs(tiny.fabric, stray).values(), strict=True)
     }
     now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED | LabPart.UNROUTED, nodes)
-    found = health.wrong_routes(lab, now)
-    lines = tuple(str(each).partition("\n")[0] for each in found)
-    checked, faults, _ = labchecks.routes(Subject(lab, {}, now))
-    result = CheckResult("routes", ok=not faults, detail=shortened(faults) if faults else checked)
+    known = facts(lab, now, ("route",))
+    found, lines = [each.problem for each in known], tuple(each.text for each in known)
+    result = result_of("routes", lambda: labchecks.routes(Subject(lab, {}, now)), lambda _: known)
     texts = [
         "\n".join(map(str, found)),
         status_text([LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(4, 4), "tiny", lines)], detail=True),

@@ -80,7 +80,8 @@ def test_a_session_goes_down_while_its_link_stays_up(tiny: Lab) -> None:
     assert down_ports(tiny.handle("ctsw1")) == {}
     assert state_of(tiny) == State((), (), ("ctsw1:eth1",))
     (line,) = status(tiny.name)[0].faults
-    assert line == "ctsw1:eth1  the BGP session is shut down, on purpose (bgp-down ctsw1:eth1)"
+    shut = "it is shut down at ctsw1 (neighbor eth1 shutdown), on purpose (bgp-down ctsw1:eth1)"
+    assert line == f"ctsw1:eth1  the BGP session with rtsw1:eth1 is not established: {shut}"
     assert "bgp-down rtsw1:eth1 is not possible: ctsw1:eth1 has the fault bgp-down" in refused(
         tiny, "bgp-down", "rtsw1:eth1"
     )

@@ -12,6 +12,7 @@ import pytest
 from heddle.base import state
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
+from heddle.lab.facts import known_facts, parts
 from heddle.lab.lab import Lab
 from heddle.lab.outages import SECONDS, State, state_of, undo_all
 from heddle.lab.status import status
@@ -58,7 +59,7 @@ def test_a_link_goes_down_and_up_by_either_end_and_status_names_the_command(tiny
     (row,) = status(tiny.name)
     assert not row.converged and row.faults == ("rtsw1:eth1  the link is down on purpose",)
     hint = f"./inv fault up rtsw1:eth1 --lab {tiny.name} sets it up"
-    assert hint in str(state_of(tiny).problems(tiny)[0])
+    assert hint in str(known_facts(tiny, tiny.snapshot(parts(tiny)))[0].problem)
     listed = typed("fault", "--lab", tiny.name).stdout
     assert listed.startswith("rtsw1:eth1 is down\n\nno fault of packets is set on any link")
     done = typed("fault", "up", peer, "--lab", tiny.name)
@@ -73,7 +74,9 @@ def test_a_switch_is_drained_in_one_step_with_others_and_still_listed(tiny: Lab)
     assert data["drained"] == ["ctsw1"]
     assert hops(tiny, "rtsw1", 2) == {"eth2"}
     assert "ctsw1 is drained (BGP graceful-shutdown)" in typed("fault", "--lab", tiny.name).stdout
-    assert f"./inv fault undrain ctsw1 --lab {tiny.name} ends it" in str(state_of(tiny).problems(tiny)[0])
+    assert f"./inv fault undrain ctsw1 --lab {tiny.name} ends it" in str(
+        known_facts(tiny, tiny.snapshot(parts(tiny)))[0].problem
+    )
     assert fault(tiny, "drain", "ctsw*")["drained"] == ["ctsw1", "ctsw2"]
     assert fault(tiny, "undrain", "ctsw1,ctsw2")["drained"] == []
     assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}

@@ -259,7 +259,7 @@ def test_validate_names_unexpected_thresholds_and_missing_headroom(lab: Lab) -> 
     with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own={"rtsw1": other}))
         assert failed(lab, "thresholds", "queues")["thresholds"].startswith(
-            "rtsw1:eth1, class 0: alpha is 32768, not 65536"
+            "rtsw1:eth1  class 0: alpha is 32768, not 65536"
         )
         live.set_policies(wanted_policies(lab))
         inward = live.ingress[row(live.ids["rtsw1", "eth1"], 3) :][:1]
@@ -285,7 +285,7 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
     state = pfc.alive(lab.name)
     assert state.agent is not None and state.keeper is not None
     pfc.stop(lab.name)
-    assert failed(lab, "pauses") == {"pauses": "the PFC agent is not running; the PFC keeper is not running"}
+    assert failed(lab, "pauses")["pauses"].startswith("the PFC agent is not running, so pauses are neither sent")
     assert "agent: not running" in inv(lab, "queues").stdout
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
     assert failed(lab) == {}

@@ -84,7 +84,7 @@ def test_a_rate_that_is_not_whole_bytes_a_second_is_no_fault(name: str) -> None:
     run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *wrong.split()])
     (faulty,) = (check for check in validate(lab) if not check.ok)
     assert faulty.name == "queues"
-    assert "rtsw1:eth1 is shaped to " in faulty.detail
+    assert "rtsw1:eth1  the port is shaped to " in faulty.detail
 
 
 SLOW, COUNT, BURST = 10_000_000, 120, 2  # a packet of 4 KB takes 3.3 ms, much longer than a timer is late

@@ -16,10 +16,11 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
 from heddle.endpoints.runoptions import run_options
+from heddle.lab import convergence, outages
 from heddle.lab import lifecycle as life
-from heddle.lab import outages
 from heddle.lab.convergence import revive
 from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
 from heddle.switch.hashing import hashing, swap
@@ -159,10 +160,10 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     heard = Listener()
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
-        until(lambda: len(whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts))) >= 1)
+        until(lambda: len(convergence.gaps(whole.fabric, whole.snapshot(LabPart.FIBS).fibs)) >= 1)
         with pytest.raises(CheckError) as caught:
             up(whole.name, observer=heard, timeout=2.0)
-        assert "no BGP session: rtsw1:eth1: " in heard.warnings[0]
+        assert "no BGP session: rtsw1:eth1 (Idle (Admin)) - ctsw1:eth1" in heard.warnings[0]
         first = caught.value.problems[0]
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
         # The reason that is shown meanwhile: the first gaps, and their BGP states.

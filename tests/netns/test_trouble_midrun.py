@@ -238,7 +238,7 @@ def test_the_label_of_a_run_is_the_state_of_the_fabric(own: Lab) -> None:
     repair(own, Silent())
     state = labelled(own, result)
     assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
-    missing = "ctsw2:eth1  the root qdisc is missing; rtsw1:eth1  the link is down"
+    missing = "rtsw1:eth1  the link is down; ctsw2:eth1  the root qdisc is missing"
     assert result.warnings[0].startswith(f"the fabric changed during the run, and is degraded now: {missing}")
 
     own.wait()
@@ -268,7 +268,7 @@ def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(own: Lab) -> N
     faults = (f"rtsw1:eth3  the port {slow}", f"ctsw1:eth1  the port {bare}", f"rtsw1  {said}")
     assert not row.converged and all(map(str.startswith, row.faults, faults)) and len(row.faults) == 3
     (check,) = [each for each in validate(own, ["routes"]) if each.name == "routes"]
-    assert not check.ok and check.detail.startswith(f"rtsw1: {said}; run ./inv exec ")
+    assert not check.ok and check.detail.startswith(f"rtsw1  {said}; run ./inv exec ")
     result = run(own, replace(SHORT, placement="cyclic"), Silent())
     proof = paths_of(own)
     assert proof.agree and any("10.0.1.0/24" in note for note in proof.notes), "a path uses it, and is proven"

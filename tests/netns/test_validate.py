@@ -19,7 +19,7 @@ from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
-from heddle.lab import snapshot
+from heddle.lab import reading
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
@@ -60,7 +60,8 @@ def broken(lab: Lab, node: str, breaks: str, repair: str) -> Iterator[dict[str, 
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links",
-        "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
+        "mtu", "neighbours", "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths",
+        "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
@@ -72,7 +73,8 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
         found = failed(tiny)
         assert set(found) == {"queues"}
-        assert found["queues"].detail == f"{port.ref}: the root qdisc is missing"
+        repairs = f"./inv up --repair --name {tiny.name} installs it again"
+        assert found["queues"].detail == f"{port.ref}  the root qdisc is missing; {repairs}"
     finally:
         repair(tiny, Silent())
     assert failed(tiny) == {}
@@ -80,7 +82,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
         found = failed(tiny)
         assert set(found) == {"programs"}
-        assert f"{port.ref} has no program" in found["programs"].detail
+        assert f"{port.ref}  the port has no program" in found["programs"].detail
     finally:
         repair(tiny, Silent())
 
@@ -93,8 +95,13 @@ WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {
 @pytest.mark.parametrize(
     ("command", "wrong", "right", "said"),
     [
-        (CLASS, "7mbit", "100mbit", "rtsw1:eth1 is shaped to 7mbit"),
-        deep(WEIGHT, "4214", "16856", "rtsw1:eth1 has tbf limit 1073741824b, quantum 4214 prio 1 for class 3, not"),
+        (CLASS, "7mbit", "100mbit", "rtsw1:eth1  the port is shaped to 7mbit"),
+        deep(
+            WEIGHT,
+            "4214",
+            "16856",
+            "rtsw1:eth1  the port has tbf limit 1073741824b, quantum 4214 prio 1 for class 3",
+        ),
     ],
     ids=["rate", "weight"],
 )
@@ -121,7 +128,7 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
     finally:
         write(seed)
     assert set(found) == {"sysctls", "hashing"}
-    assert f"ctsw1: {key} is 5, not {seed}" in found["sysctls"].detail
+    assert f"ctsw1  {key} is 5, not {seed}" in found["sysctls"].detail
 
 
 @pytest.mark.needs("ethtool")
@@ -133,7 +140,7 @@ def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
         assert set(found) == {"programs"}
         has, wanted = found["programs"].detail.split(", not ")
-        assert has == "host1:eth1 has ingress:dequeue as port 13, egress:enqueue as port 13"
+        assert has == "host1:eth1  the port has ingress:dequeue as port 13, egress:enqueue as port 13"
         assert "ingress:nic" in wanted
     assert failed(tiny) == {}
 
@@ -143,8 +150,11 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
     mtu = tiny.fabric.policy.mtu
     with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
-        assert {"reachability"} <= set(found) <= {"reachability", "depths"}
+        assert {"reachability", "mtu"} <= set(found) <= {"reachability", "mtu", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
+        ends = "host1:eth1  the MTU is 1400, not 4200; the other end, rtsw1:eth3, has 4200; "
+        assert found["mtu"].detail.startswith(ends)
+    repair(tiny, Silent())
     until(lambda: failed(tiny) == {})
 
 
@@ -184,7 +194,7 @@ def entered(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LabPart]]:
     """The parts of each snapshot of a lab that is taken."""
     found: list[LabPart] = []
-    whole = snapshot.take
+    whole = reading.take
 
     def counted(*positional: object, **named: object) -> Snapshot:
         assert isinstance(positional[2], LabPart)
@@ -221,11 +231,11 @@ def test_parts_in_one_reading_are_what_single_readers_find_and_only_named_nodes_
     assert entered == {"rtsw1": 1}
 
 
-def test_status_enters_each_namespace_once(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
+def test_status_takes_one_snapshot(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
     (row,) = status(tiny.name)
     assert row.converged and row.bgp.established == row.bgp.expected > 0
-    assert entered == dict.fromkeys(tiny.handles(), 1)
-    assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.HASHING | LabPart.QUEUES)
+    assert entered == dict.fromkeys(tiny.handles(), 2), "once more for its sysctls"
+    assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.QUEUES)
 
 
 def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heddle.base.problems import Problem
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle.engineering.diagnosis.causes import CAUSES
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
-from heddle.lab.daemons import MissingSession, SessionEnd
+from heddle.lab.fact import Fact
+from heddle.lab.facts import FACTS, NEXT_HOPS
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
@@ -50,12 +52,12 @@ def switch(name: str, **found: object) -> NodeSnapshot:
 
 
 def diagnosed(
-    *changed: NodeSnapshot, missing: tuple[MissingSession, ...] = (), traffic: tuple[TrafficSeen, ...] = (),
-    thresholds: Mapping[str, tuple[str, ...]] | None = None, stopped: tuple[str, ...] = (),
+    *changed: NodeSnapshot, traffic: tuple[TrafficSeen, ...] = (), stopped: tuple[str, ...] = (),
+    settings: Mapping[str, Mapping[str, int]] | None = None, facts: tuple[Fact, ...] = (),
 ) -> Diagnosis:  # fmt: skip
     nodes = {node.name: switch(node.name) for node in FABRIC.switches} | {each.node: each for each in changed}
     now = Snapshot("tiny", ALL, nodes, 0)
-    live = LiveState(now, stopped, missing, thresholds or {}, rendered=True)
+    live = LiveState(now, stopped, settings or {}, facts)
     return judged(Case(FABRIC, None, None, live, traffic, probed=bool(traffic)))
 
 
@@ -74,10 +76,13 @@ def test_a_fabric_as_configured_has_no_cause_and_everything_is_ruled_out() -> No
     assert diagnosis_text(found).startswith("No cause is established: no fault was found, and no probe was lost.\n")
 
 
-def test_a_link_without_a_carrier_hides_the_session_that_follows() -> None:
-    ends = SessionEnd("rtsw1", "eth1", "eth1", "Active"), SessionEnd("ctsw1", "eth1", "eth1", "Active")
+def fact(kind: str, where: str, why: str = "is wrong") -> Fact:
+    return Fact(kind, Problem(where, "the thing", why))
+
+
+def test_a_link_without_a_carrier_is_named_with_both_ends() -> None:
     found = diagnosed(
-        switch("rtsw1", down={"eth1": True}), switch("ctsw1", down={"eth1": False}), missing=(MissingSession(*ends),)
+        switch("rtsw1", down={"eth1": True}), switch("ctsw1", down={"eth1": False}), facts=(fact("link", "rtsw1:eth1"),)
     )
     assert named(found) == ("link-down", "rtsw1:eth1", "established")
     assert [each.cause for each in found.findings] == ["link-down"]
@@ -88,7 +93,9 @@ def test_a_link_without_a_carrier_hides_the_session_that_follows() -> None:
 def test_a_switch_without_any_carrier_is_down_and_its_links_are_not_listed() -> None:
     ports = {port.name: True for port in FABRIC.by_name["ctsw2"].ports}
     peers = [switch(port.peer_node, down={port.peer_port: False}) for port in FABRIC.by_name["ctsw2"].ports]
-    found = diagnosed(switch("ctsw2", down=ports, silent=("zebra", "bgpd"), sessions=None), *peers)
+    of_links = [fact("link", port.ref) for port in FABRIC.by_name["ctsw2"].ports]
+    facts = (fact("daemons", "ctsw2"), *of_links)
+    found = diagnosed(switch("ctsw2", down=ports, silent=("zebra", "bgpd"), sessions=None), *peers, facts=facts)
     assert named(found) == ("node-down", "ctsw2", "established")
     assert len(found.findings) == 1
 
@@ -97,40 +104,65 @@ def test_a_node_that_does_not_run_is_down() -> None:
     assert named(diagnosed(stopped=("host4",))) == ("node-down", "host4", "established")
 
 
-def test_a_session_over_a_live_link_is_named_with_the_end_that_shut_it() -> None:
-    ends = SessionEnd("rtsw1", "eth1", "eth1", "Active"), SessionEnd("ctsw1", "eth1", "eth1", "Idle")
-    why = "it is shut down at ctsw1 (neighbor eth1 shutdown)"
-    assert named(diagnosed(missing=(MissingSession(*ends, why),))) == ("bgp-session-down", "ctsw1:eth1", "established")
+@pytest.mark.parametrize("kind", FACTS)
+def test_a_fact_that_no_function_reports_is_a_finding(kind: str) -> None:
+    """Also of a run that is over: its record has what it read before and after."""
+    found = diagnosed(facts=(fact(kind, "rtsw2:eth1"),))
+    assert named(found) == (FACTS[kind].causes[0], "rtsw2:eth1", "established")
+    assert found.fault and found.case.facts
+    assert FACTS[kind].causes[0] not in found.ruled_out
 
 
-@pytest.mark.parametrize(
-    ("node", "cause", "at"),
-    [
-        (switch("ctsw1", silent=("zebra", "bgpd")), "control-plane-dead", "ctsw1"),
-        (switch("ctsw1", drained=True), "drained", "ctsw1"),
-        (switch("rtsw2", hashing=hashing_of(FABRIC, FABRIC.by_name["rtsw2"], seed=7)), "wrong-seed", "rtsw2"),
-    ],
-    ids=["frozen", "drained", "seed"],
-)
-def test_a_state_of_a_switch_is_named(node: NodeSnapshot, cause: str, at: str) -> None:
-    assert named(diagnosed(node)) == (cause, at, "established")
+def test_a_missing_next_hop_leaves_misrouting_open() -> None:
+    found = diagnosed(facts=(fact(NEXT_HOPS, "rtsw1", "has no next hop eth2"),))
+    assert named(found) == ("missing-next-hop", "rtsw1", "established")
+    assert found.not_checked["misrouting"] == "next hops are missing"
 
 
-def test_a_route_that_the_fabric_does_not_have_is_misrouting() -> None:
-    fib = switch("rtsw1").fib
-    assert fib is not None
-    edge = FABRIC.by_name["rtsw2"].prefix
-    assert edge is not None
-    wrong = {**fib.routes, edge: (NextHop("eth3", 1, "", 1, False),)}
-    found = diagnosed(switch("rtsw1", fib=Fib("rtsw1", wrong)))
-    assert named(found) == ("misrouting", "rtsw1", "established")
+def test_facts_of_one_place_and_cause_are_lines_of_one_finding() -> None:
+    found = diagnosed(facts=tuple(fact("daemons", "rtsw1", why) for why in ("a", "b")))
+    (only,) = found.findings
+    assert [each.text for each in only.evidence] == ["rtsw1 the thing a", "rtsw1 the thing b"]
+
+
+def test_a_link_that_came_back_was_down_once_and_flaps_when_it_was_lost_twice() -> None:
+    def seen(changes: int) -> Diagnosis:
+        nodes = {node.name: switch(node.name) for node in FABRIC.switches}
+        after = {**nodes, "rtsw1": switch("rtsw1", carrier_changes={"eth1": changes})}
+        then = {**nodes, "rtsw1": switch("rtsw1", carrier_changes={"eth1": 0})}
+        evidence = Evidence(Snapshot("tiny", ALL, then, 0), Snapshot("tiny", ALL, after, 0), (), ())
+        return judged(Case(FABRIC, None, evidence, None, (), watched=False))
+
+    assert named(seen(2)) == ("link-down", "rtsw1:eth1", "established")
+    assert named(seen(3)) == ("link-flap", "rtsw1:eth1", "established")
+
+
+def test_full_packets_that_a_link_loses_alone_are_a_wrong_mtu() -> None:
+    ways = [("rtsw1:eth1", "ctsw1:eth2"), ("rtsw1:eth2", "ctsw2:eth2")]
+    flows = [
+        FlowSeen(
+            f"{at}",
+            (f"host{at}:eth1", *ways[at % 2], "rtsw2:eth3"),
+            64,
+            0,
+            4 * (at % 2 == 0),
+            None,
+            4,
+            4 * (at % 2 == 0),
+        )
+        for at in range(4)
+    ]
+    flows.append(FlowSeen("x", ("host3:eth1", "rtsw2:eth1", "ctsw1:eth1", "rtsw1:eth3"), 64, 0, 0, None, 4, 0))
+    found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, tuple(flows)),))
     assert found.verdict is not None
-    assert "has the extra next hop eth3" in found.verdict.evidence[0].text
+    assert (found.verdict.cause, {found.verdict.object, *found.verdict.also}) == ("wrong-mtu", {*ways[0]})
+    small = [replace(each, lost=each.lost + (each.full_lost > 0)) for each in flows]
+    assert diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, tuple(small)),)).verdict is None
 
 
 def test_a_port_whose_packets_do_not_arrive_loses_them_and_thresholds_come_after_it() -> None:
     traffic = TrafficSeen(OF_PROBES, {"rtsw1:eth1": {3: Tally(offered=400, lost=5)}, "rtsw1:eth2": {3: Tally(400)}})
-    found = diagnosed(traffic=(traffic,), thresholds={"ctsw1:eth1": ("class 3: kmin is 9, not 40000",)})
+    found = diagnosed(traffic=(traffic,), settings={"ctsw1": {"ecn.kmin": 9}})
     assert named(found) == ("link-lossy", "rtsw1:eth1", "established")
     assert [each.cause for each in found.findings] == ["link-lossy", "wrong-threshold"]
     text = diagnosis_text(found)

@@ -51,7 +51,16 @@ def test_losses_routes_bandwidth_and_moved_qps_of_a_link_that_was_down() -> None
         "last route change after 0.10 s; last route change 0.30 s after its end; busbw 2, 2, 2 GB/s",
         "#effect   : 2 of 3 QPs had a path over these links; 1 left their path",
     ]
-    assert found.table().rows == (("rtsw1:eth1 down", "2", "12", "2", "0.1", "0.3", "2", "2", "2"),)
+    assert found.table().rows == (("rtsw1:eth1 down", "2", "12", "0", "2", "0.1", "0.3", "2", "2", "2"),)
+
+
+def test_losses_after_the_end_of_a_fault_are_not_the_faults() -> None:
+    """A sample that began before the end counts for the fault, and the last loss is not later than that end."""
+    found = FaultEffects.of_run(measured("rtsw1:eth1,down,from=2s,to=3.2s", [(2 * NS, 3 * NS + 2 * 10**8)], []))
+    assert found is not None
+    (only,) = found.faults
+    assert (only.lost, only.last_loss_s, only.lost_after) == (9, pytest.approx(1.2), 3)
+    assert "9 packets lost, the last after 1.20 s; 3 more after its end; " in found.lines()[0]
 
 
 def test_what_was_not_seen_is_not_stated_and_a_later_fault_ends_the_time_of_one() -> None:

@@ -15,9 +15,9 @@ from heddle.checks.subject import Subject
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, NextHop
-from heddle.lab import health
+from heddle.lab.convergence import ForeignRoute, foreign_routes, overriding_routes
 from heddle.lab.daemons import BgpPeer, MissingSession, SessionCauses, SessionEnd, explained, missing_of
-from heddle.lab.health import ForeignRoute, foreign_routes, overriding_routes
+from heddle.lab.facts import facts
 from heddle.lab.imported.reachability import BgpSession, Sessions, pairs_of
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Rendered
@@ -226,6 +226,8 @@ def test_foreign_routes_are_notes_with_words_and_a_hint() -> None:
 
 
 def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=SimpleNamespace(rendered=rendered)))
+    made = SimpleNamespace(rendered=rendered, gaps=lambda now: [])
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=made))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(fabric, more).items()}
-    return [str(each) for each in health.wrong_routes(lab, Snapshot("tiny", LabPart.FIBS, nodes))]
+    found = facts(lab, Snapshot("tiny", LabPart.FIBS, nodes), ("route",))
+    return [str(each.problem) for each in found]

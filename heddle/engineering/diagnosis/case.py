@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
-from heddle.lab.daemons import MissingSession, SessionCauses, explained, missing_of
+from heddle.lab.fact import Fact
+from heddle.lab.facts import facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import spread, union
-from heddle.lab.thresholds import threshold_differences
+from heddle.lab.thresholds import QueueSetting, own_settings
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof.evidence import Evidence
-from heddle.switch.queues.classes import policies_of
 
 if TYPE_CHECKING:
+    from heddle.checks.validate import CheckResult
     from heddle.lab.lab import Lab
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 NOW: Final = "state now"
 OF_RUN: Final = "counters of the run"
 OF_PROBES: Final = "probes"
+_OF_WATCH: Final = "counters of a second"
 _BEFORE: Final = "state before the run"
 _AFTER: Final = "state after the run"
 _WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
 _COUNTED: Final = LabPart.CARRIER | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
-_STATES: Final = LabPart.FIBS | LabPart.HASHING | LabPart.PORTS | LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
-_READ: Final = _STATES | _COUNTED
+_READ: Final = _COUNTED | LabPart.FIBS | LabPart.HASHING
 
 
 @dataclass(frozen=True, slots=True)
 class FlowSeen:
     """Packets of one flow: sent in a run, arrived of probes. ports: of its path, from the sender's NIC on.
 
-    damaged: those that arrived with a wrong ICRC. lost, latency_s: of probes; the mean time of one way.
+    damaged: those that arrived with a wrong ICRC. Of probes: lost; latency_s, the mean time of one way of small ones;
+    full and full_lost: those of the size of a full data packet, sent and lost.
     """
 
     name: str
@@ -55,11 +56,14 @@ class FlowSeen:
     damaged: int
     lost: int = 0
     latency_s: float | None = None
+    full: int = 0
+    full_lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """One row of `probes`."""
         return {
-            "path": list(self.ports), "packets": self.packets, "lost": self.lost, "damaged": self.damaged,
+            "path": list(self.ports), "packets": self.packets, "lost": self.lost, "full_lost": self.full_lost,
+            "damaged": self.damaged,
             "latency_us": None if self.latency_s is None else round(self.latency_s * 1e6, 1),
         }  # fmt: skip
 
@@ -81,53 +85,40 @@ class TrafficSeen:
         rows = self.tallies.get(port, {}).values()
         return sum(each.offered - each.refused for each in rows), sum(each.lost - each.refused for each in rows)
 
-    def refused(self, port: str) -> int:
-        """Packets that the queue of a port dropped."""
-        return sum(each.refused for each in self.tallies.get(port, {}).values())
+    @property
+    def incomplete(self) -> bool:
+        """Whether packets were lost on a link, or arrived with a wrong ICRC."""
+        return any(flow.damaged for flow in self.flows) or any(self.on_link(port)[1] > 0 for port in self.tallies)
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """What only a running lab shows. stopped: nodes that do not run. missing: BGP sessions, with bgpd's reasons.
+    """What only a running lab shows. stopped: nodes that do not run.
 
-    thresholds: port -> differences of its queues from the fabric file, in words; None while a run is measured, which
-    may scale them.
+    settings: node -> values of queues that were set live; None while a run is measured, which may scale them. facts:
+    what `status` and `validate` report, too; none where nodes are not running.
     """
 
     snapshot: Snapshot
     stopped: tuple[str, ...]
-    missing: tuple[MissingSession, ...]
-    thresholds: Mapping[str, tuple[str, ...]] | None
-    rendered: bool
+    settings: Mapping[str, Mapping[str, QueueSetting]] | None
+    facts: tuple[Fact, ...] = ()
 
     @classmethod
     def of(cls, lab: Lab, *, measured: bool) -> LiveState:
         """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
-        now = lab.snapshot(_READ, [node.name for node in lab.fabric.nodes if node.name not in stopped])
-        seen = SessionCauses(stopped, now.down, now.silent)
-        missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
-        return cls(now, stopped, missing, None if measured else _thresholds(lab), lab.blueprint.rendered)
-
-
-@spread(union)
-def _thresholds(lab: Lab) -> dict[str, tuple[str, ...]]:
-    from heddle.switch.queues.cells import LabQueues
-
-    found: dict[str, list[str]] = {}
-    with LabQueues.pinned(lab.fabric) as live:
-        own = lab.handles()
-        for port, number, what in threshold_differences(lab.fabric, live, policies_of(lab.fabric)):
-            if port.node in own:
-                found.setdefault(port.ref, []).append(f"class {number}: {what}")
-    return {ref: tuple(lines) for ref, lines in found.items()}
+        now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
+        found = () if stopped else facts(lab, now)
+        return cls(now, stopped, None if measured else own_settings(lab), found)
 
 
 @dataclass(frozen=True)
 class Case:
     """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
 
-    live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent.
+    live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent. checks:
+    of `validate`, that failed then. watched: the evidence is of a second, since no run has left any.
     """
 
     fabric: Fabric
@@ -136,21 +127,25 @@ class Case:
     live: LiveState | None
     traffic: tuple[TrafficSeen, ...]
     probed: bool = False
+    checks: tuple[CheckResult, ...] = ()
+    watched: bool = False
 
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
-        """Read what there is. A run that failed has no evidence; then the lab is all there is."""
+        """Read what there is. A run that failed has no evidence; then the lab is watched for a second."""
         live = None if lab is None else LiveState.of(lab, measured=run is None)
         evidence = None if run is None or run.damage else _measured(run)
-        if run is None and lab is not None and live is not None:
+        watched = evidence is None and lab is not None and live is not None and not live.stopped
+        if watched and lab is not None and live is not None:
             time.sleep(_WATCHED_S)
             evidence = Evidence.of(live.snapshot, lab.snapshot(_COUNTED, keep_errors=True), (), ())
-        case = cls(fabric, run, evidence, live, ())
+        case = cls(fabric, run, evidence, live, (), watched=watched)
         return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
 
     def of_run(self, evidence: Evidence) -> TrafficSeen:
-        """The traffic of the run."""
-        return TrafficSeen(OF_RUN, evidence.tallies, self._flows(), evidence.backlog_drops)
+        """The traffic of the run, or of the second in which the lab was watched."""
+        source = _OF_WATCH if self.watched else OF_RUN
+        return TrafficSeen(source, evidence.tallies, self._flows(), evidence.backlog_drops)
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value
@@ -198,36 +193,41 @@ class Case:
     @cached_property
     def states(self) -> tuple[tuple[str, Snapshot], ...]:
         """Every reading of the fabric that has switches, with its name."""
-        run = self.evidence if self.run is not None else None
+        run = None if self.watched else self.evidence
         found = [] if run is None else [(_BEFORE, run.before), (_AFTER, run.after)]
         found += [] if self.live is None else [(NOW, self.live.snapshot)]
         return tuple((source, state) for source, state in found if state.nodes)
 
     @cached_property
-    def down(self) -> Mapping[str, tuple[bool, str]]:
-        """Port without carrier -> whether it was taken down at this end, and the readings that show it."""
-        found: dict[str, tuple[bool, list[str]]] = {}
-        for source, state in self.states:
-            for name, node in state.nodes.items():
-                for port, here in (node.down or {}).items():
-                    before, sources = found.get(f"{name}:{port}", (False, []))
-                    found[f"{name}:{port}"] = (before or here, [*sources, source])
-        return {ref: (here, ", ".join(sources)) for ref, (here, sources) in found.items()}
+    def down(self) -> frozenset[str]:
+        """Ports that had no carrier at one reading."""
+        nodes = (row for _, state in self.states for row in state.nodes.items())
+        return frozenset(f"{name}:{port}" for name, node in nodes for port in node.down or ())
+
+    @cached_property
+    def facts(self) -> Mapping[Fact, str]:
+        """Every fact that a reading of the lab has, with these readings: before the run, after it, now."""
+        outcome = None if self.run is None else self.run.record.outcome
+        around = None if outcome is None else outcome.fabric_state
+        readings = [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
+        readings += [] if self.live is None else [(NOW, self.live.facts)]
+        found: dict[Fact, str] = {}
+        for source, some in readings:
+            for fact in some:
+                found[fact] = f"{found[fact]}, {source}" if fact in found else source
+        return found
+
+    @cached_property
+    def disturbed(self) -> frozenset[str]:
+        """Ports that cannot forward or count all packets, as facts show: what is lost there has a known cause."""
+        kinds = ("mtu", "mac", "port", "programs")
+        refs = {fact.problem.where for fact in self.facts if fact.kind in kinds}
+        return frozenset({*refs, *(self.peer(ref) for ref in refs)})
 
     @cached_property
     def silent(self) -> Mapping[str, tuple[str, ...]]:
         """Switch -> its daemons that do not answer; empty without a lab."""
         return {} if self.live is None else self.live.snapshot.silent
-
-    @cached_property
-    def drained(self) -> Mapping[str, str]:
-        """Switch that BGP drains -> the readings that show it."""
-        found: dict[str, list[str]] = {}
-        for source, state in self.states:
-            for name, node in state.nodes.items():
-                if node.drained:
-                    found.setdefault(name, []).append(source)
-        return {name: ", ".join(sources) for name, sources in found.items()}
 
     @cached_property
     def dead(self) -> tuple[str, ...]:
@@ -239,14 +239,6 @@ class Case:
                 if switch.ports and all({port.ref, port.peer_ref} & down for port in switch.ports):
                     found.add(switch.name)
         return tuple(node.name for node in self.fabric.nodes if node.name in found)
-
-    @property
-    def rendered(self) -> bool:
-        """Whether the fabric file states routes and seeds; an imported topology does not."""
-        if self.live is not None:
-            return self.live.rendered
-        around = None if self.run is None else self.run.surroundings.value
-        return around is None or bool(around.spec)
 
     def peer(self, ref: str) -> str:
         """The port at the other end of a link."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.engineering.diagnosis.case import Case
 from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.finding import CauseResult, Finding
+from heddle.engineering.diagnosis.finding import CauseResult, Finding, Observation
+from heddle.engineering.diagnosis.symptoms import MEASURING
+from heddle.lab.facts import FACTS
+
+_LINES: Final = 3  # of evidence, of one cause at one place
 
 if TYPE_CHECKING:
     from heddle.base.events import Observer
@@ -87,13 +91,33 @@ class Diagnosis:
 
 
 def judged(case: Case) -> Diagnosis:
-    """Judge every cause."""
-    return Diagnosis(case, {name: check.judge(case) for name, check in CAUSES.items()})
+    """Judge every cause, and add what facts show and no finding reports: a diagnosis knows all facts."""
+    results = {name: check.result(case) for name, check in CAUSES.items()}
+    added: dict[tuple[str, str], Finding] = {}
+    for fact, source in case.facts.items():
+        where, causes = fact.problem.where, FACTS[fact.kind].causes
+        line = Observation(fact.text.replace("  ", " "), source)
+        if any(_reports(case, found, where) for name in causes for found in results[name].findings):
+            continue
+        key = (causes[0], where)
+        old = added.get(key) or Finding(causes[0], where or case.fabric.name, line.text, "established", ())
+        added[key] = replace(old, evidence=(*old.evidence, line)[:_LINES])
+    for (cause, _), finding in added.items():
+        results[cause] = CauseResult((*results[cause].findings, finding))
+    if results["missing-next-hop"].findings and results["misrouting"].ruled_out:
+        results["misrouting"] = CauseResult(unknown="next hops are missing")
+    return Diagnosis(case, results)
+
+
+def _reports(case: Case, found: Finding, where: str) -> bool:
+    """Whether a finding is about a place, or about a node or a link that has it."""
+    node, colon, _ = where.partition(":")
+    return found.object in {where, node, *((peer := case.peer(where), peer.partition(":")[0]) if colon else ())}
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:
-    """Judge a run and a lab. observer: of probes, which are sent over every path when no fault is established; None:
-    send none. InputError for a run without a fabric when no lab runs.
+    """Judge a run and a lab. observer: of probes, which are sent over every path when no fault is established, or the
+    run has left no counters; None: send none. InputError for a run without a fabric when no lab runs.
     """
     fabric = lab.fabric if lab is not None else run.needed(run.fabric) if run is not None else None
     if fabric is None:
@@ -101,9 +125,13 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     found = judged(Case.of(fabric, run, lab))
     verdict = found.verdict
     decided = found.fault and verdict is not None and verdict.confidence == "established"
-    if decided or lab is None or observer is None:
+    if (decided and not found.case.watched) or lab is None or observer is None:
         return found
+    from heddle.checks.validate import validate
     from heddle.engineering.diagnosis.pathprobes import probe_paths
 
-    traffic = probe_paths(lab, observer)
-    return judged(replace(found.case, traffic=(*found.case.traffic, traffic), probed=True))
+    case = replace(found.case, traffic=(*found.case.traffic, probe_paths(lab, observer)), probed=True)
+    if found.case.live is None or found.case.live.stopped:
+        return judged(case)
+    failed = [each for each in validate(lab, MEASURING) if not each.ok and each.name in MEASURING]
+    return judged(replace(case, checks=tuple(failed)))

@@ -49,7 +49,7 @@ class Finding:
 class CauseResult:
     """What the check of one cause came to: findings, or why there are none.
 
-    ruled_out: what was read and shows that it is not the cause; else unknown: what could not be read.
+    ruled_out: what was read and shows that it is not the cause. unknown: what could not be read, or not everywhere.
     """
 
     findings: tuple[Finding, ...] = ()

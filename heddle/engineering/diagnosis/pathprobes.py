@@ -3,8 +3,9 @@
 In:  a running lab without a run. Out: TrafficSeen: what each port sent and lost, and the flows with their paths.
 Each shard of a lab sends and receives at its own hosts; times of a way between two are as exact as their clocks agree.
 Probes are RoCEv2 packets in the class of data, for queue pairs that no NIC has. Source ports are chosen by prediction,
-so that each port of a switch that leads somewhere is passed by several flows. Their number is bounded. Where switches
-spread the packets of a flow, counters show losses, and paths tell nothing.
+so that each port of a switch that leads somewhere is passed by several flows. Their number is bounded. One of sixteen
+has the size of a full data packet: a link with a small MTU loses these alone. Where switches spread the packets of a
+flow, counters show losses, and paths tell nothing.
 """
 
 from __future__ import annotations
@@ -75,11 +76,18 @@ class _Probe:
     def seen(self, sent: Mapping[int, list[int]], came: Mapping[int, _Arrivals]) -> FlowSeen:
         """As a diagnosis uses it. sent, came: of all flows, by QP number; times in ns."""
         nic, times, arrived = self.here.nic, sent.get(self.flow.qpn, []), came.get(self.flow.qpn, _Arrivals())
-        waits = [at - times[psn] for psn, at in arrived.sound if psn < len(times)]
-        count = len(arrived.sound) + arrived.damaged
+        waits = [at - times[psn] for psn, at in arrived.sound if psn < len(times) and not _is_full(psn)]
+        count, full = len(arrived.sound) + arrived.damaged, sum(_is_full(psn) for psn, _ in arrived.sound)
         name = f"probe from {nic} to {self.flow.dst}, source port {self.flow.sport}"
         latency_s = sum(waits) / len(waits) / 1e9 if waits else None
-        return FlowSeen(name, (nic, *self.path), count, arrived.damaged, len(times) - count, latency_s)
+        every = sum(map(_is_full, range(len(times))))
+        lost = every - full if not arrived.damaged else 0
+        return FlowSeen(name, (nic, *self.path), count, arrived.damaged, len(times) - count, latency_s, every, lost)
+
+
+def _is_full(psn: int) -> bool:
+    """Whether it is a probe of full size: the last one of a turn."""
+    return psn % _BURST == _BURST - 1
 
 
 @dataclass(slots=True)
@@ -185,7 +193,8 @@ def _exchanged(
     Returns, by QP number, the times of packets that were sent here, and of those that arrived here, ns after `began`.
     """
     ports, version = _PORTS[lab.name], lab.fabric.policy.ip_version
-    parser, batch = Parser(version=version), SendBatch(slots=_BURST, version=version)
+    parser, batch = Parser(version=version), SendBatch(lab.fabric.policy.ib_mtu, slots=_BURST, version=version)
+    full = bytes(lab.fabric.policy.ib_mtu)
     parser.expect(len(flows))
     own = [(each.flow.qpn, each.header(), ports[each.here.nic]) for each in flows if each.here.nic in ports]
     sent: dict[int, list[int]] = {qpn: [] for qpn, _, _ in own}
@@ -215,12 +224,17 @@ def _exchanged(
     end, last = time.monotonic() + _MOST_S, time.monotonic()
     while time.monotonic() < min(end, last + quiet_s):
         for qpn, header, port in own:
-            size = min(_BURST, count - len(sent[qpn]))
+            first = len(sent[qpn])
+            size = min(_BURST - first % _BURST, count - first)
             if not size:
                 continue
             for slot in range(size):
-                batch.put_data(slot, header, wire.WRITE_MIDDLE, len(sent[qpn]) + slot, _PAYLOAD)
-            done = port.send(batch, size)
+                psn = first + slot
+                batch.put_data(slot, header, wire.WRITE_MIDDLE, psn, full if _is_full(psn) else _PAYLOAD)
+            try:
+                done = port.send(batch, size)
+            except OSError:  # the last one is longer than the port's MTU: it counts as lost
+                done = size
             sent[qpn] += [time.monotonic_ns() - began.ns] * done
             if receive(0) or done:
                 last = time.monotonic()

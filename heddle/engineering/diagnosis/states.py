@@ -7,26 +7,23 @@ A state that follows from another one is not reported: a link of a dead node, a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_rate
 from heddle.engineering.diagnosis.case import NOW, OF_RUN, Case
-from heddle.engineering.diagnosis.finding import CauseResult, Finding, Observation
+from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
 from heddle.fabric.model import Role
-from heddle.lab import convergence
-from heddle.lab.health import foreign_routes
-from heddle.lab.outages import State
 from heddle.switch.queues.classes import held_bps
+from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.predict.polarisation import Pair
 
 NO_LAB: Final = "the lab is not running"
-IMPORTED: Final = "an imported topology does not state it"
-_FLAPS: Final = 2  # changes of a carrier: lost and found
+_ONCE: Final = 2  # changes of a carrier: lost and found
+_LINES: Final = 3  # of evidence
 _SHARE: Final = 0.5  # of the switches: as many with one seed are no single wrong value
 
 
@@ -35,7 +32,7 @@ def node_down(case: Case) -> CauseResult:
     found = []
     for name in case.dead:
         node = case.fabric.by_name[name]
-        lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", _sources(case, name))]
+        lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", case.states[-1][0])]
         if case.live is not None and name in case.live.stopped:
             lines = [Observation("the node does not run", NOW)]
         elif daemons := case.silent.get(name):
@@ -45,51 +42,42 @@ def node_down(case: Case) -> CauseResult:
     return CauseResult.of(found, ruled_out) if case.states else _unread()
 
 
-def _sources(case: Case, node: str) -> str:
-    ports = [*case.fabric.by_name[node].ports]
-    return next((case.down[ref][1] for p in ports for ref in (p.ref, p.peer_ref) if ref in case.down), NOW)
-
-
 def link_down(case: Case) -> CauseResult:
-    """A link between running nodes has no carrier, or had none for a part of the run."""
-    dead, flaps = {*case.dead}, {*_flapping(case)}
-    state: dict[str, str] = {}
-    for source, snapshot in case.states:
-        down = {
-            f"{name}:{port}": here for name, node in snapshot.nodes.items() for port, here in (node.down or {}).items()
-        }
-        for ref in State.ends(case.fabric, down):
-            state[ref] = f"{state[ref]}, {source}" if ref in state else source
-    found = [
-        Finding(
-            "link-down", ref, f"the link {case.link(ref)} is down", "established",
-            (Observation(f"{ref} has no carrier", source),),
-        )
-        for ref, source in state.items()
-        if not {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead and not {ref, case.peer(ref)} & flaps
-    ]  # fmt: skip
-    return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier") if case.states else _unread()
+    """A link lost its carrier once during the run, and found it again; facts show those that are down."""
+    if not case.states:
+        return _unread()
+    found = list[Finding]()
+    for ref, count in _changes(case).items():
+        if count == _ONCE and not {ref, case.peer(ref)} & case.down and not _on_dead(case, ref):
+            line = Observation(f"the carrier of {ref} was lost once and came back", OF_RUN)
+            what = f"the link {case.link(ref)} was down for a part of the run, and is up again"
+            found.append(Finding("link-down", ref, what, "established", (line,)))
+    return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier")
 
 
-def _flapping(case: Case) -> list[str]:
-    """The lower ends of links whose carrier was lost and found during the run."""
-    changes = {} if case.evidence is None else case.evidence.carrier_changes
-    return [*dict.fromkeys(_lower(case, ref) for ref, count in changes.items() if count >= _FLAPS)]
+def _on_dead(case: Case, ref: str) -> bool:
+    return bool({ref.partition(":")[0], case.peer(ref).partition(":")[0]} & {*case.dead})
+
+
+def _changes(case: Case) -> dict[str, int]:
+    """The lower end of each link -> how often its carrier was lost or found during the run."""
+    found: dict[str, int] = {}
+    for ref, count in ({} if case.evidence is None else case.evidence.carrier_changes).items():
+        lower = _lower(case, ref)
+        found[lower] = max(count, found.get(lower, 0))
+    return found
 
 
 def link_flaps(case: Case) -> CauseResult:
-    """A link lost its carrier during the run and found it again, once or more often."""
+    """A link lost its carrier during the run several times."""
     if case.evidence is None:
         return CauseResult(unknown="the run left no counters")
-    changes, dead = case.evidence.carrier_changes, {*case.dead}
     found = []
-    for ref in _flapping(case):
-        count = max(changes.get(ref, 0), changes.get(case.peer(ref), 0))
-        if {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead:
-            continue
-        line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
-        found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
-    return CauseResult.of(found, "no carrier was lost and came back during the run")
+    for ref, count in _changes(case).items():
+        if count > _ONCE and not _on_dead(case, ref):
+            line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
+            found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
+    return CauseResult.of(found, "no carrier was lost more than once during the run")
 
 
 def _lower(case: Case, ref: str) -> str:
@@ -99,96 +87,27 @@ def _lower(case: Case, ref: str) -> str:
     return min(levels, key=lambda each: (levels[each], each))
 
 
-def control_plane(case: Case) -> CauseResult:
-    """Daemons of a switch with a carrier do not answer: it forwards with routes that no one updates."""
-    if case.live is None:
+def without_facts(case: Case, ruled_out: str) -> CauseResult:
+    """The result for a cause that facts alone show, where there is none."""
+    if case.live is None and not case.states:
         return _unread()
-    found = [
-        Finding(
-            "control-plane-dead", name, f"the control plane of {name} does not answer", "established",
-            (Observation(f"{' and '.join(daemons)} of {name} do not answer, and its links have a carrier", NOW),),
-        )
-        for name, daemons in case.silent.items()
-        if daemons and name not in case.dead
-    ]  # fmt: skip
-    return CauseResult.of(found, f"all daemons of {len(case.fabric.switches)} switches answer")
+    stopped = case.live is not None and case.live.stopped
+    return CauseResult(unknown="nodes do not run") if stopped else CauseResult(ruled_out=ruled_out)
 
 
-def bgp_session(case: Case) -> CauseResult:
-    """A BGP session is not established although its link has a carrier and both daemons answer."""
-    if case.live is None:
-        return _unread()
-    found = []
-    quiet = {*case.dead, *(name for name, daemons in case.silent.items() if daemons)}
-    for each in case.live.missing:
-        ends = (each.a, each.b)
-        if {end.node for end in ends} & quiet or {end.ref for end in ends} & {*case.live.snapshot.down}:
-            continue
-        at = next((end for end in ends if f"down at {end.node} " in each.why), each.a)
-        lines = [Observation(f"{each.a.text()} - {each.b.text()}", NOW)]
-        lines += [Observation(each.why, NOW)] if each.why else []
-        what = f"the BGP session of {each.a.ref} and {each.b.ref} is down, and its link is up"
-        found.append(Finding("bgp-session-down", at.ref, what, "established", tuple(lines)))
-    return CauseResult.of(found, "every BGP session over a live link is established")
-
-
-def drained(case: Case) -> CauseResult:
-    """BGP drains a switch."""
-    found = [
-        Finding(
-            "drained", name, f"{name} is drained by BGP", "established",
-            (Observation(f"{name} announces its prefixes with graceful-shutdown", source),),
-        )
-        for name, source in case.drained.items()
-        if name not in case.dead
-    ]  # fmt: skip
-    return CauseResult.of(found, "BGP drains no switch") if case.states else _unread()
-
-
-def misrouting(case: Case) -> CauseResult:
-    """A switch has a route that the fabric does not have, or a next hop that is on no shortest path."""
-    if not case.rendered:
-        return CauseResult(unknown=IMPORTED)
-    lines: dict[str, dict[str, str]] = {}
-    for source, state in case.states:
-        fibs = {name: node.fib for name, node in state.nodes.items() if node.fib is not None and name not in case.dead}
-        for route in foreign_routes(case.fabric, fibs):
-            lines.setdefault(route.switch, {})[f"{route.what} {route.why}"] = source
-        for gap in convergence.gaps(case.fabric, fibs):
-            if gap.extra:
-                lines.setdefault(gap.switch, {})[gap.text()] = source
-    found = []
-    for name, texts in lines.items():
-        shown = tuple(Observation(text, source) for text, source in [*texts.items()][:3])
-        found.append(Finding("misrouting", name, f"{name} has a wrong route", "established", shown))
-    return CauseResult.of(found, "every route leads over a shortest path") if case.states else _unread()
-
-
-def _seeds(case: Case) -> dict[str, tuple[int, str]]:
-    """Switch -> its seed, where it is not that of the fabric file, and the reading that shows it."""
-    return {
-        name: (node.hashing.seed, source)
-        for source, state in case.states
-        for name, node in state.nodes.items()
-        if node.hashing is not None and node.hashing.seed != case.fabric.by_name[name].hash_seed
-    }
-
-
-def wrong_seed(case: Case) -> CauseResult:
-    """The hash seed of a switch is not the one of the fabric file."""
-    if not case.rendered:
-        return CauseResult(unknown=IMPORTED)
-    wrong, polarised = _seeds(case), _polarised(case)
-    if polarised and _one_seed(case):
-        return CauseResult(unknown="polarisation has the same evidence")
-    found = [
-        Finding(
-            "wrong-seed", name, f"{name} hashes with a wrong seed", "established",
-            (Observation(f"its seed is {seed}; the fabric file says {case.fabric.by_name[name].hash_seed}", source),),
-        )
-        for name, (seed, source) in wrong.items()
-    ]  # fmt: skip
-    return CauseResult.of(found, "every seed is that of the fabric file") if case.states else _unread()
+def lossy_class(case: Case) -> CauseResult:
+    """Data is in a class that may drop it: a property of the fabric file, not a fault."""
+    dscp = DSCP_DATA if case.run is None else case.run.record.header.options.dscp
+    texts = case.fabric.policy.queues.lossy_data(dscp)
+    number = case.fabric.policy.queues.class_of_dscp[dscp]
+    lost = sum(rows[number].refused for each in case.traffic for rows in each.tallies.values() if number in rows)
+    lines = (*(Observation(text, "fabric file") for text in texts),)
+    if lost:
+        lines += (Observation(f"queues dropped {many(lost, 'packet')} of class {number}", case.traffic[0].source),)
+    what = f"data is in class {number}, which is lossy"
+    confidence: Confidence = "established" if lost else "likely"
+    found = [Finding("lossy-class", case.fabric.name, what, confidence, lines)] if texts else []
+    return CauseResult.of(found, f"data is in class {number}, as its DSCP says")
 
 
 def polarisation(case: Case) -> CauseResult:
@@ -232,35 +151,17 @@ def _polarised(case: Case) -> list[Pair] | None:
 
 
 def wrong_threshold(case: Case) -> CauseResult:
-    """Thresholds of ECN, PFC or buffers are not those of the fabric file."""
-    live = case.live
-    if live is None:
-        around = None if case.run is None else case.run.surroundings.value
-        if around is None:
-            return _unread()
-        texts = {
-            node: tuple(f"{path}: {value}" for path, value in settings.items())
-            for node, settings in around.queues.items()
-        }
-        return _of_nodes(case, texts, "configuration of the run")
-    if live.thresholds is None:
-        return CauseResult(unknown="a run may scale them while it is measured")
-    nodes: dict[str, list[str]] = {}
-    for ref, lines in live.thresholds.items():
-        nodes.setdefault(ref.partition(":")[0], []).append(f"{ref}: {lines[0]}")
-    return _of_nodes(case, nodes, NOW)
-
-
-def _of_nodes(case: Case, texts: Mapping[str, Iterable[str]], source: str) -> CauseResult:
-    found = []
-    for name, lines in texts.items():
-        shown = [*lines]
-        if not shown or name not in case.fabric.by_name or case.fabric.by_name[name].role is Role.HOST:
-            continue
-        evidence = [Observation(line, source) for line in shown[:2]]
-        evidence += [Observation(f"and {many(len(shown) - 2, 'more line')} like these", source)] * (len(shown) > 2)
-        what = f"{name} has thresholds that differ from the fabric file"
-        found.append(Finding("wrong-threshold", name, what, "established", tuple(evidence)))
+    """Thresholds of ECN, PFC or buffers that were set live, and are not those of the fabric file."""
+    around = None if case.run is None else case.run.surroundings.value
+    settings = case.live.settings if case.live is not None else None if around is None else around.queues
+    if settings is None:
+        return CauseResult(unknown="a run may scale them while it is measured") if case.live is not None else _unread()
+    found, source = list[Finding](), "configuration of the run" if case.live is None else NOW
+    for name, values in settings.items():
+        if values and case.fabric.by_name[name].role is not Role.HOST:
+            lines = [Observation(f"{path}: {value}", source) for path, value in values.items()][:_LINES]
+            what = f"{name} has thresholds that differ from the fabric file"
+            found.append(Finding("wrong-threshold", name, what, "established", tuple(lines)))
     return CauseResult.of(found, "all thresholds of ECN, PFC and buffers are those of the fabric file")
 
 

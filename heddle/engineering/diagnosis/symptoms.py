@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
-from heddle.engineering.diagnosis.case import OF_RUN, Case, FlowSeen, TrafficSeen
+from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, TrafficSeen
 from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
-from heddle.engineering.diagnosis.states import slow_port
+from heddle.engineering.diagnosis.states import slow_port, without_facts
 from heddle.proof.linkuse import links_of
 from heddle.switch.queues.portids import numbered_ports
 from heddle.wire.layout import DSCP_DATA
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.series import RowLabel, Series
 
+MEASURING: Final = ("offloads", "order", "reachability", "depths", "headroom", "pauses")  # checks without facts
 OF_SERIES: Final = "queues over time"
 OF_RANKS: Final = "times of the ranks"
 _NO_SLOWEST: Final = "no message is known to have waited, or the host CPU was the bottleneck"
@@ -72,8 +73,8 @@ def _losses(case: Case, traffic: TrafficSeen) -> Iterator[Finding]:
 
 
 def _gone(case: Case, port: str) -> bool:
-    """Whether the link was down, which explains lost packets."""
-    return bool({port, case.peer(port)} & {*case.down}) or port.partition(":")[0] in case.dead
+    """Whether a state of the link explains lost packets: it was down, or has a wrong MTU."""
+    return bool({port, case.peer(port)} & (case.down | case.disturbed)) or port.partition(":")[0] in case.dead
 
 
 def bit_errors(case: Case) -> CauseResult:
@@ -101,6 +102,21 @@ def bit_errors(case: Case) -> CauseResult:
             unknown=f"{many(errors, 'packet')} arrived with a wrong ICRC, and no flow of data among them"
         )
     return _seen(case, tuple(kept), "no packet arrived with a wrong ICRC")
+
+
+def wrong_mtu(case: Case) -> CauseResult:
+    """Probes of full size are lost at one port, and small ones arrive. The diagnosis adds what facts show of MTUs."""
+    full = [replace(each, packets=each.full, damaged=each.full_lost) for each in case.probes if each.full]
+    found = []
+    for place in damaged_at(full):
+        small = [each.lost - each.full_lost for each in case.probes if place.port in each.ports]
+        if place.damaged < place.packets or any(small) or case.disturbed & {place.port, *place.ties}:
+            continue
+        text = f"{place.damaged} of {place.packets} full packets over {place.port} were lost, and no small one"
+        what = f"no full packet passes the link {case.link(place.port)} (MTU)"
+        sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
+        found.append(Finding("wrong-mtu", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
+    return CauseResult(tuple(found)) if found else without_facts(case, "every port has the MTU of its link")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +231,8 @@ def slow_host(case: Case) -> CauseResult:
         host = rank.nic.partition(":")[0]
         what = f"{host} is slow: its rank uses messages late"
         found.append(Finding("slow-host", host, what, _by_times(slowest), lines))
+    if not found and any(traffic.incomplete for traffic in case.traffic):
+        return CauseResult(unknown="packets were lost or damaged, so ranks waited for these")
     return CauseResult.of(found, "no rank uses messages late")
 
 
@@ -248,7 +266,7 @@ def _host_pauses(case: Case) -> tuple[dict[str, int], str]:
         for row, label in enumerate(recorded.labels):
             if not label.host and case.to_host(label.port):
                 found[label.port] += int(recorded.series.columns["pfc_received"][row].sum())
-    elif case.run is None and case.evidence is not None:  # the lab was watched
+    elif case.watched and case.evidence is not None:
         counts = [state.queues.gates["pfc_received"] for state in (case.evidence.before, case.evidence.after)]
         moved = (counts[1] - counts[0]).reshape(-1, CLASSES).sum(axis=1)
         for number, port in numbered_ports(case.fabric):
@@ -336,11 +354,25 @@ def busy_machine(case: Case) -> CauseResult:
     return CauseResult.of(found, "the host CPU was not the bottleneck")
 
 
+def failed_check(case: Case) -> CauseResult:
+    """A check of `validate` that measures has failed, without a cause that is known here."""
+    found = []
+    for each in case.checks:
+        where = next((word.rstrip(":,;") for word in each.detail.split() if ":eth" in word), case.fabric.name)
+        line = Observation(each.detail, f"check {each.name}")
+        found.append(Finding("failed-check", where, f"the check {each.name} fails", "likely", (line,)))
+    if not case.probed:
+        return CauseResult(unknown="they run with the probes")
+    return CauseResult.of(found, f"{', '.join(MEASURING)} pass")
+
+
 def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult:
     """ruled_out: for the ports that sent data, which it counts."""
     if not case.traffic:
         return CauseResult(unknown="no counters of a run, and no probes")
     number = case.fabric.policy.queues.class_of_dscp[DSCP_DATA]
     sent = {port for each in case.traffic for port, rows in each.tallies.items() if number in rows}
-    every = sum(len(node.ports) for node in case.fabric.nodes)
-    return CauseResult.of(found, f"{ruled_out} ({len(sent)} of {every} ports sent data)")
+    ports = [port.ref for node in case.fabric.nodes for port in node.ports]
+    unseen = [ref for ref in ports if ref not in sent]
+    unknown = f"{some_of(unseen)} sent no data" if unseen and not found else ""
+    return CauseResult(found, "" if found else f"{ruled_out} ({len(sent)} of {len(ports)} ports sent data)", unknown)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from heddle.base import owners
 from heddle.base.problems import InputError, MachineError, Problem
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 K = TypeVar("K", bound=NamedFault)
+ON_PURPOSE: Final = "on purpose"
 
 
 def set_kind(
@@ -233,7 +234,9 @@ def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
     for each, kind in faults:
         causes |= dict.fromkeys(kind.touched(lab.fabric, each), each)
     return [
-        replace(problem, why=f"{problem.why}, on purpose ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where))
+        replace(
+            problem, why=f"{problem.why}, {ON_PURPOSE} ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where)
+        )
         if (cause := causes.get(problem.where)) is not None
         else problem
         for problem in problems

@@ -214,24 +214,18 @@ class ImportedLab(Blueprint):
         """Routes, to find hosts without one, neighbours, and sessions, without which a switch may be idle."""
         return LabPart.FIBS | LabPart.ADJACENCIES | LabPart.SESSIONS
 
-    def gaps(self, now: Snapshot) -> list[str]:
+    def gaps(self, now: Snapshot) -> list[Problem]:
         """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now, self.apart)
-        routes = [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
-        idle = sorted(convergence.WaitScope(self.owners, self.bare).idle(now))
-        routes += [f"{switch}: has neither an address nor a BGP session: no configuration was run" for switch in idle]
-        return [*(each.text() for each in awaited(self.fabric, now.adjacencies)), *routes]
+        routes = [Problem(switch, f"no route to {address}", f"({port})") for switch, address, port in unreached]
+        why = "has neither an address nor a BGP session: no configuration was run"
+        idle = [Problem(switch, "", why) for switch in sorted(convergence.WaitScope(self.owners, self.bare).idle(now))]
+        return [*(Problem(e.port, e.what, e.why) for e in awaited(self.fabric, now.adjacencies)), *routes, *idle]
 
     def routes_checked(self) -> str:
         """`4 addresses of hosts have routes in every switch's kernel`."""
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
-
-    def session_faults(self, now: Snapshot) -> list[str]:
-        """Sessions with both ends in the lab that are not established."""
-        found = self._sessions(now)
-        silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
-        return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
 
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """One for each session over the lab's own links and addresses."""

@@ -32,10 +32,11 @@ _SHOWN: Final = 4
 class FaultEffect:
     """A fault from begin_s on. until_s: when the next one began, or the run ended. Wall time since the first barrier.
 
-    lost: packets that queues and links dropped in that time, of all causes. last_loss_s: seconds from the beginning to
-    the last of them. settled_s: seconds from the beginning to the last change of a route in a kernel of a switch,
-    before the fault ended; back_s: the same from its end on. busbw: GB/s of the iterations that ended before it, that
-    were in progress during it, and that began after its end.
+    lost: packets that queues and links dropped, of all causes, in samples that began before it ended. last_loss_s:
+    seconds from the beginning to the last of them, at most. lost_after: those dropped later. settled_s: seconds from
+    the beginning to the last change of a route in a kernel of a switch, before the fault ended; back_s: the same from
+    its end on. busbw: GB/s of the iterations that ended before it, that were in progress during it, and that began
+    after its end.
     """
 
     what: str
@@ -46,11 +47,14 @@ class FaultEffect:
     settled_s: float | None
     back_s: float | None
     busbw: Rates
+    lost_after: int = 0
 
     def text(self) -> str:
         """`rtsw1:eth1 down at 2.0 s: 12 packets lost, the last after 0.41 s; ...`."""
         lost = f"{many(self.lost, 'packet')} lost" if self.lost else "no packet lost"
         parts = [lost + (f", the last after {self.last_loss_s:.2f} s" if self.last_loss_s is not None else "")]
+        if self.lost_after:
+            parts.append(f"{self.lost_after} more after its end")
         if self.settled_s is not None:
             parts.append(f"last route change after {self.settled_s:.2f} s")
         if self.back_s is not None:
@@ -87,13 +91,15 @@ class FaultEffects(RunPart):
         effects = []
         for span in spans:
             until, begin_s = ends[span.begin_ns], (span.begin_ns - began) / _NANO
-            lost, last = _losses(measured.queues.series, begin_s, (until - began) / _NANO)
             end = min(until, span.end_ns or ended)
+            end_s, until_s, series = (end - began) / _NANO, (until - began) / _NANO, measured.queues.series
+            lost, last = _losses(series, begin_s, end_s)
+            after = _losses(series, begin_s, until_s)[0] - lost
             settled = _last(clock.route_changes, span.begin_ns, end)
             back = _last(clock.route_changes, end, until)
             busbw = _busbw(its, begin_s, ((span.end_ns or ended) - began) / _NANO, factor)
-            what, until_s = span.planned.what(k), (until - began) / _NANO
-            effects.append(FaultEffect(what, begin_s, until_s, lost, last, settled, back, busbw))
+            what = span.planned.what(k)
+            effects.append(FaultEffect(what, begin_s, until_s, lost, last, settled, back, busbw, after))
         expected, moved = _moves(measured.queues.fabric, measured.proof, spans)
         return cls(tuple(effects), len(measured.flows), expected, moved)
 
@@ -117,10 +123,21 @@ class FaultEffects(RunPart):
 
         def cells(each: FaultEffect) -> tuple[str, ...]:
             after = (each.last_loss_s, each.settled_s, each.back_s, *each.busbw)
-            return each.what, cell(each.begin_s), str(each.lost), *map(cell, after)
+            return each.what, cell(each.begin_s), str(each.lost), str(each.lost_after), *map(cell, after)
 
-        heads = ("fault", ">at", ">lost", ">last loss", ">routes", ">back", ">before", ">during", ">after")
-        note = "times in seconds; back: routes, after the end of the fault; before, during, after: busbw in GB/s"
+        heads = (
+            "fault",
+            ">at",
+            ">lost",
+            ">lost after",
+            ">last loss",
+            ">routes",
+            ">back",
+            ">before",
+            ">during",
+            ">after",
+        )
+        note = "times in seconds; after it: packets lost after its end; back: routes, after its end; then busbw in GB/s"
         return Table("Effects of faults", heads, tuple(map(cells, self.faults)), note)
 
 
@@ -131,13 +148,16 @@ def _last(changes: Sequence[int], begin: int, end: int) -> float | None:
 
 
 def _losses(series: Series, begin_s: float, until_s: float) -> tuple[int, float | None]:
-    """Packets dropped in that time, and seconds from its beginning to the end of the last bucket with some."""
+    """Packets dropped in buckets that began in that time, and seconds from its beginning to the last of them.
+
+    A bucket may be long where the sampler had to wait for a CPU: no loss is later than its end, nor than that time.
+    """
     import numpy as np
 
     inside = (series.ends_s > begin_s) & (series.starts_s < until_s)
     drops = series.columns["drops"].sum(axis=0) * inside
     with_some = np.flatnonzero(drops)
-    last = None if not len(with_some) else max(0.0, float(series.ends_s[with_some[-1]]) - begin_s)
+    last = None if not len(with_some) else max(0.0, min(until_s, float(series.ends_s[with_some[-1]])) - begin_s)
     return int(drops.sum()), last
 
 

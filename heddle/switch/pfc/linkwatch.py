@@ -3,7 +3,7 @@
 A port without a carrier, or whose peer has none, is set down: the programs drop its packets without counting them in a
 queue. The kernel discards the contents of its qdisc (dev_deactivate). Once no packet is in flight any more, the depth
 of the port and the occupancy of the ingress ports of those packets are corrected. The same is done once more before
-the port counts again.
+the port counts again: at once, if the link has been down for longer than that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Links:
         self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
         self._ids = {(port.node, port.name): number for number, port in world.ports.items()}
         self._up = dict.fromkeys(world.ports, True)
-        self._down = {number for number in world.ports if self._flags[number] & LINK_DOWN}
+        self._down = dict.fromkeys((number for number in world.ports if self._flags[number] & LINK_DOWN), 0)
 
     def read(self, node: str, now: int) -> None:
         """Read all links of a namespace: at the start, and when notifications were lost."""
@@ -52,13 +52,13 @@ class Links:
         if usable == (number not in self._down):
             return
         if not usable:
-            self._down.add(number)
+            self._down[number] = now
             # Without grace(): it waits for all CPUs, and gates must not wait.
             self._flags[number] = int(self._flags[number]) | LINK_DOWN
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
             self._world.log.say("link", f"{self._world.ports[number].ref} is down: packets that waited there are lost")
-        self._timers.push(now + _GRACE_NS, LINK, number)
+        self._timers.push(max(now, (self._down[number] or now) + _GRACE_NS), LINK, number)
 
     def due(self, number: int) -> None:
         """Correct the counters of a port that went down, now that no packet is in flight."""
@@ -66,6 +66,6 @@ class Links:
             return
         self._world.queues.reset_port(number)
         if self._usable(number):
-            self._down.discard(number)
+            del self._down[number]
             self._flags[number] = int(self._flags[number]) & ~LINK_DOWN
             self._world.log.say("link", f"{self._world.ports[number].ref} is up again")

@@ -22,6 +22,7 @@ from heddle.base import resources
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.testrun import run_on
@@ -204,6 +205,11 @@ class LabQueues:
         found: Rows = self._views["dscp"]["of_dscp"][0].copy()
         return found
 
+    def set_classes(self, queues: QueuePolicy) -> None:
+        """Set the class of each DSCP, and that of packets other than IP."""
+        classes = self._views["dscp"]
+        classes["of_dscp"][0], classes["control"][0] = queues.class_of_dscp, queues.control
+
     def set_policies(self, policies: Policies) -> None:
         """Replace the active policies between two packets: no packet sees a mixture, and none is lost.
 
@@ -326,8 +332,7 @@ class LabQueues:
             flags = LINK_HOST if node.role is Role.HOST else 0
             local = number - self.ids[port.node, node.ports[0].name]
             self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
-        classes = self._views["dscp"]
-        classes["of_dscp"][0], classes["control"][0] = queues.class_of_dscp, queues.control
+        self.set_classes(queues)
         half = self.rules[self.half :: 2]
         half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
         half["fallback"] = priorities[queues.best_effort]

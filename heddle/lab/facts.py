@@ -1,0 +1,348 @@
+"""What is wrong with a running lab, as one list that all readers share.
+
+In:  a Lab and a snapshot of it with `parts(lab)`.
+Out: Facts, what explains others first. `status`, the warnings of `run`, the checks of `validate` and the causes of
+`diagnose` read this list and no other, so none of them knows less than another one.
+A new fact is one function, which returns Problems, and its line in FACTS. Facts are read from kernels, maps and
+daemons, never from the record of faults that were set on purpose; `as_set` adds what the record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from heddle.base.problems import HeddleError, Problem
+from heddle.base.tables import some_of
+from heddle.fabric.model import Fabric, Port
+from heddle.kernel.fib import LINK_LOCAL
+from heddle.lab import agents
+from heddle.lab.convergence import foreign_routes
+from heddle.lab.cutlinks import lost_carriers
+from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
+from heddle.lab.fact import Fact
+from heddle.lab.faults import orders
+from heddle.lab.faults.slowlink import SlowLink, shares_of
+from heddle.lab.impairments import Requested
+from heddle.lab.outages import State, repair_hint
+from heddle.lab.rehash import hashing_faults
+from heddle.lab.shardmemory import memory_problems
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.sysctls import wrong_sysctls
+from heddle.lab.thresholds import wrong_thresholds
+from heddle.switch.queues.attached import expected
+from heddle.switch.queues.portqueues import Setup
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+NEXT_HOPS: Final = "next-hops"
+SESSION: Final = "session"
+ROUTE: Final = "route"
+_EXTRA: Final = "extra next hop"
+_MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", ROUTE, NEXT_HOPS)  # by faults of lab/faults/
+
+
+@dataclass(frozen=True)
+class LabLook:
+    """What facts are found in. stopped: nodes that do not run; then only sessions are read."""
+
+    lab: Lab
+    now: Snapshot
+    stopped: Sequence[str] = ()
+
+    @cached_property
+    def missing(self) -> tuple[MissingSession, ...]:
+        """BGP sessions that are not established, with their causes. Parts: SESSIONS, CARRIER, SILENT."""
+        found = self.lab.blueprint.missing_sessions(self.now)
+        seen = SessionCauses(self.stopped, self.now.down, self.now.silent)
+        return explained(found, seen, self.lab.daemons.peers) if found else ()
+
+    @cached_property
+    def thresholds(self) -> Sequence[Problem]:
+        """Thresholds, classes and curves that differ from what was set last."""
+        hint = self.repairs("sets them again")
+        return [replace(each, hint=hint) for each in wrong_thresholds(self.lab)]
+
+    @cached_property
+    def ports(self) -> PortFaults:
+        """Ports whose shapers, queues or programs differ."""
+        return port_faults(self.lab.fabric, self.now)
+
+    @cached_property
+    def gaps(self) -> Sequence[Problem]:
+        """Prefixes with other next hops than links, drains and sessions give."""
+        return self.lab.blueprint.gaps(self.now)
+
+    def repairs(self, what: str) -> str:
+        """The hint for what `up --repair` repairs: `sets it again`."""
+        return repair_hint(self.lab.name, what)
+
+
+def _daemons(look: LabLook) -> Iterable[Problem]:
+    """Daemons that do not answer, after shards whose memory was too small for them."""
+    hint = look.repairs("starts FRR of that switch again")
+    silent = [Problem(node, each, "does not answer", hint) for node, names in look.now.silent.items() for each in names]
+    return [*(memory_problems(look.lab) if silent or look.lab.missing_nodes() else ()), *silent]
+
+
+def _agent(look: LabLook) -> Iterable[Problem]:
+    """The PFC agent or its keeper does not work: no pause is sent or obeyed, or gates stay closed."""
+    state = agents.alive(look.lab) if Setup.of(look.lab.fabric).gated else None
+    for name, effect in (("agent", "pauses are neither sent nor obeyed"), ("keeper", "gates stay closed without it")):
+        if state is not None and (why := state.fault(name)):
+            yield Problem("", f"the PFC {name}", f"{why}, so {effect}", look.repairs("starts it again"))
+
+
+def _ports(look: LabLook) -> Iterable[Problem]:
+    """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
+    installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
+    for ref, kind in look.now.foreign_roots.items():
+        yield Problem(ref, *_root_words(kind), installs if kind else recreate)
+    for ref, why in look.ports.queues.items():
+        yield Problem(ref, "the port", why, installs)
+
+
+def _programs(look: LabLook) -> Iterable[Problem]:
+    hint = look.repairs("installs them again")
+    return [Problem(ref, "the port", why, hint) for ref, why in look.ports.programs.items()]
+
+
+class PortFaults(NamedTuple):
+    """Ports with Heddle's root qdisc that differ otherwise: `rtsw1:eth1` -> `is shaped to 1mbit, not 25mbit`."""
+
+    queues: Mapping[str, str]
+    programs: Mapping[str, str]
+
+
+def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | None = None) -> PortFaults:
+    """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS.
+
+    shares: port -> the share of its rate that it has on purpose.
+    """
+    setup, foreign, shares = Setup.of(fabric), now.foreign_roots, shares or {}
+    wrong: dict[str, str] = {}
+    odd: dict[str, str] = {}
+    for node in fabric.nodes:
+        for port in node.ports:
+            slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
+            has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
+            if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
+                wrong[port.ref] = "; ".join(lines)
+            if has != wanted and foreign.get(port.ref) != "":
+                current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
+                odd[port.ref] = f"has {current or 'no program'}, not {should}"
+    return PortFaults(wrong, odd)
+
+
+def _root_words(kind: str) -> tuple[str, str]:
+    """(what, why) of a Problem for a port without Heddle's root qdisc."""
+    if not kind:
+        return "the port", "is missing: it was removed"
+    return "the root qdisc", "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
+
+
+def _links(look: LabLook) -> Iterable[Problem]:
+    if not look.lab.blueprint.rendered:
+        return []  # an imported topology does not say which links should be up
+    hint = look.repairs("sets it up")
+    return [Problem(ref, "the link", "is down", hint) for ref in State.ends(look.lab.fabric, look.now.down)]
+
+
+def _mtus(look: LabLook) -> Iterable[Problem]:
+    """Ports with another MTU than the fabric file; of an imported topology only links with two."""
+    links, rendered, hint = look.now.links, look.lab.blueprint.rendered, look.repairs("sets it again")
+    for port in _every_port(look.lab):
+        here, there = (links.get(ref, (port.mtu, ""))[0] for ref in (port.ref, port.peer_ref))
+        if here != port.mtu and (rendered or here < there):
+            why = f"is {here}, not {port.mtu}; the other end, {port.peer_ref}, has {there}"
+            yield Problem(port.ref, "the MTU", why, hint)
+
+
+def _path_mtus(look: LabLook) -> Iterable[Problem]:
+    """MTUs of paths to hosts that nodes have learned while a link had a smaller one: they last ten minutes."""
+    hosts = {str(port.address.ip) for port in look.lab.fabric.host_ports if port.address is not None}
+    for name, learned in look.now.path_mtus.items():
+        most = max((port.mtu for port in look.lab.fabric.by_name[name].ports), default=0)
+        small = {address: mtu for address, mtu in learned.items() if mtu < most and address in hosts}
+        if small:
+            what = f"the learned MTU of the path to {some_of([*small])}"
+            yield Problem(name, what, f"is {min(small.values())}, not {most}", look.repairs("forgets it"))
+
+
+def _macs(look: LabLook) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    for port in _every_port(look.lab):
+        mac = look.now.links.get(port.ref, (0, port.mac))[1]
+        if look.lab.blueprint.rendered and mac != port.mac:
+            yield Problem(port.ref, "the MAC", f"is {mac}, not {port.mac}", hint)
+
+
+def _neighbours(look: LabLook) -> Iterable[Problem]:
+    """Neighbour entries with a MAC that is not that of the only node at the other end of the link."""
+    hint, ports = look.repairs("removes it"), {port.ref: port for port in _every_port(look.lab)}
+    for ref, entries in look.now.neighbours.items():
+        peer = ports.get(ports[ref].peer_ref) if ref in ports else None
+        if peer is None or peer.bridge or ports[ref].bridge:
+            continue
+        for each in entries:
+            if each.mac not in (peer.mac, look.now.links.get(peer.ref, (0, peer.mac))[1]):
+                why = f"has the MAC {each.mac}, and {peer.ref} has {peer.mac}"
+                yield Problem(ref, f"the neighbour entry of {each.address}", why, hint)
+
+
+def _every_port(lab: Lab) -> Iterable[Port]:
+    return (port for node in lab.fabric.nodes for port in node.ports)
+
+
+def _drained(look: LabLook) -> Iterable[Problem]:
+    hint = f"./inv fault undrain {{}} --lab {look.lab.name} ends it"
+    why = f"drains the switch ({GRACEFUL_SHUTDOWN})"
+    names = look.now.drained if look.lab.blueprint.rendered else ()
+    return [Problem(name, "BGP", why, hint.format(name)) for name in names]
+
+
+def _sessions(look: LabLook) -> Iterable[Problem]:
+    """Missing BGP sessions over links that are up, between daemons that answer."""
+    for each in look.missing:
+        ends = (each.a, each.b)
+        if any(end.node in look.now.silent or end.ref in look.now.down for end in ends):
+            continue  # it follows from another fact
+        at = next((end for end in ends if f"down at {end.node} " in each.why), each.a)
+        other = each.b if at == each.a else each.a
+        why = f"with {other.ref} is not established: {each.why or f'{at.state}, the cause is not known'}"
+        hint = f"./inv exec --lab {look.lab.name} {at.node} vtysh -c 'show bgp neighbors {at.peer}'"
+        yield Problem(at.ref, "the BGP session", why, hint)
+
+
+def _unrouted(look: LabLook) -> Iterable[Problem]:
+    """Ports without the route to their link-local neighbour: no BGP session comes up there."""
+    refs = look.now.unrouted if look.lab.blueprint.rendered else ()
+    return [Problem(ref, f"the route {LINK_LOCAL}", "is missing", look.repairs("adds it")) for ref in refs]
+
+
+def _next_hops(look: LabLook) -> Iterable[Problem]:
+    """Prefixes that lack next hops, although links, drains and sessions give them."""
+    lab = look.lab
+    hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
+    found = (each for each in look.gaps if _EXTRA not in each.why)
+    return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
+
+
+def _routes(look: LabLook) -> Iterable[Problem]:
+    """Routes that the fabric does not have, and next hops that are on no shortest path."""
+    if not look.lab.blueprint.rendered:
+        return []
+    word = "ip" if look.lab.fabric.policy.ip_version == 4 else "ip -6"
+    show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}}"
+    show += " to see its origin (proto), and remove it there"
+    found = [Problem(each.switch, each.what, each.why) for each in foreign_routes(look.lab.fabric, look.now.fibs)]
+    found += [each for each in look.gaps if _EXTRA in each.why]
+    return [replace(each, hint=show.format(each.where, each.what.partition(" ")[0])) for each in found]
+
+
+def _hashing(look: LabLook) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    faults = hashing_faults(look.lab, look.now.hashing)
+    return [Problem(name, "the hashing:", why, hint) for name, why in faults.items()]
+
+
+def _sysctls(look: LabLook) -> Iterable[Problem]:
+    hint = look.repairs("sets it again")
+    return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
+
+
+def _thresholds(look: LabLook) -> Iterable[Problem]:
+    return [each for each in look.thresholds if each.where]
+
+
+def _classes(look: LabLook) -> Iterable[Problem]:
+    """DSCPs in another class than in the fabric file: one table for all ports."""
+    return [each for each in look.thresholds if not each.where]
+
+
+@dataclass(frozen=True, slots=True)
+class FactKind:
+    """How a fact is found, and who reports it. words: what was read, where there is no such fact.
+
+    check: of `validate`, which fails. causes: of `diagnose`; the first is its own, and findings of the others at the
+    same place report it, too.
+    """
+
+    find: Callable[[LabLook], Iterable[Problem]]
+    check: str
+    causes: tuple[str, ...]
+
+
+# What explains others comes first.
+FACTS: Final[Mapping[str, FactKind]] = {
+    "daemons": FactKind(_daemons, "daemons", ("control-plane-dead", "node-down")),
+    "agent": FactKind(_agent, "pauses", ("pause-agent",)),
+    "tunnel": FactKind(lambda look: lost_carriers(look.lab), "links", ("link-down",)),
+    "link": FactKind(_links, "links", ("link-down", "link-flap", "node-down")),
+    "mtu": FactKind(_mtus, "mtu", ("wrong-mtu",)),
+    "path-mtu": FactKind(_path_mtus, "mtu", ("wrong-mtu",)),
+    "mac": FactKind(_macs, "neighbours", ("wrong-neighbour",)),
+    "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
+    "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
+    "programs": FactKind(_programs, "programs", ("wrong-queues",)),
+    "thresholds": FactKind(_thresholds, "thresholds", ("wrong-threshold",)),
+    "classes": FactKind(_classes, "thresholds", ("wrong-class",)),
+    "drained": FactKind(_drained, "links", ("drained",)),
+    SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
+    "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
+    ROUTE: FactKind(_routes, "routes", ("misrouting",)),
+    NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop",)),
+    "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
+    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
+}  # fmt: skip
+
+
+def parts(lab: Lab) -> LabPart:
+    """The parts of a snapshot that facts are found in. An imported topology defines neither drains nor routes."""
+    rendered = LabPart.DRAINED | LabPart.FIBS | LabPart.UNROUTED if lab.blueprint.rendered else LabPart(0)
+    every = LabPart.SILENT | LabPart.PORTS | LabPart.NEIGHBOURS | LabPart.CARRIER | LabPart.SESSIONS | LabPart.HASHING
+    return every | rendered | lab.blueprint.gap_parts
+
+
+def facts(lab: Lab, now: Snapshot, kinds: Collection[str] = FACTS) -> tuple[Fact, ...]:
+    """The facts of a lab whose nodes are all running. now: a snapshot taken just now, by default with `parts(lab)`.
+
+    What cannot be read is a fact of its kind: a node may have ended meanwhile.
+    """
+    look, found = LabLook(lab, now), list[Fact]()
+    for kind, each in FACTS.items():
+        try:
+            found += [Fact(kind, problem) for problem in each.find(look)] if kind in kinds else []
+        except HeddleError as error:
+            found += [Fact(kind, problem) for problem in error.problems]
+    return tuple(found)
+
+
+def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:
+    """The same facts, with what the record says: faults that were set on purpose are named, with what ends them.
+
+    A port that has the rate that was set is no fault.
+    """
+    recorded, shares = Requested.read(lab.dir), shares_of(orders.each_of(SlowLink, lab), lab)
+    slowed = {ref for ref in shares if ref not in port_faults(lab.fabric, now, shares).queues} if shares else set()
+    kept = [each for each in found if not (each.kind == "port" and each.problem.where in slowed)]
+    on_purpose = f"./inv fault up {{}} --lab {lab.name} sets it up"
+    lines: list[Problem] = []
+    for each in kept:
+        where = each.problem.where
+        if each.kind == "link" and where in recorded.down:
+            lines.append(replace(each.problem, why="is down on purpose", hint=on_purpose.format(where)))
+        elif each.kind == "link" and where in recorded.run_down:
+            lines.append(replace(each.problem, why="is down for one run"))
+        else:
+            lines.append(each.problem)
+    rows = zip(kept, lines, orders.explained(lab, lines), strict=True)
+    return tuple(Fact(each.kind, meant if each.kind in _MADE else line) for each, line, meant in rows)
+
+
+def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:
+    """Both: for readers who may know what was set on purpose."""
+    return as_set(lab, now, facts(lab, now))
