@@ -252,7 +252,6 @@ class Notes:
         return "  ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        """Keys beside those of the packet."""
         return {
             "path": list(self.path), "on_path": self.on_path, "class": self.traffic_class,
             "queue_bytes": self.queue, "paused": self.paused,

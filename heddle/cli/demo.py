@@ -85,7 +85,6 @@ class DemoResult:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
         return {
             "acts": [
                 {

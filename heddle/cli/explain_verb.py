@@ -115,7 +115,6 @@ class Term:
         return self.name.lower().replace(" ", "-")
 
     def to_json(self) -> dict[str, Any]:
-        """As `--format json` prints it."""
         return {
             "term": self.name, "also": list(self.also), "topic": self.topic, "text": self.says, "why": self.why,
             "see": self.see.replace("`", ""), "more": f"docs/{self.more}",

@@ -56,7 +56,6 @@ class PlainObserver(ClosingObserver):
             self.stream.flush()
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """Record the start time."""
         self._began[step] = (time.monotonic(), total)
 
     def advance(self, step: str, done: int) -> None:
@@ -79,13 +78,11 @@ class PlainObserver(ClosingObserver):
             self._line(line)
 
     def drop(self, step: str) -> None:
-        """Forget the step."""
         self._began.pop(step, None)
         self._done.pop(step, None)
         self._reasons.pop(step, None)
 
     def aside(self, write: Callable[[], None]) -> None:
-        """Write between two lines."""
         with self._lock:
             write()
 
@@ -96,7 +93,6 @@ class PlainObserver(ClosingObserver):
         self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")
 
     def say(self, text: str) -> None:
-        """A line."""
         self._line(text)
 
     def warn(self, text: str) -> None:
@@ -142,24 +138,20 @@ class RichObserver(ClosingObserver):
         return self._progress
 
     def begin(self, step: str, total: int | None = None) -> None:
-        """Add a row with a bar."""
         with self._lock:
             self._tasks[step] = (self._open().add_task(step, total=total, reason=""), time.monotonic())
 
     def advance(self, step: str, done: int) -> None:
-        """Move the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
                 self._progress.update(self._tasks[step][0], completed=done)
 
     def waiting(self, step: str, reason: str) -> None:
-        """Show the reason beside the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
                 self._progress.update(self._tasks[step][0], reason=shown(reason))
 
     def drop(self, step: str) -> None:
-        """Remove the step's row."""
         with self._lock:
             task, _ = self._tasks.pop(step, (None, 0.0))
             if task is not None and self._progress is not None:
@@ -184,7 +176,6 @@ class RichObserver(ClosingObserver):
             self._print(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)", "green", "✓ ")
 
     def say(self, text: str) -> None:
-        """Print a line above the rows."""
         self._print(text)
 
     def warn(self, text: str) -> None:
@@ -198,7 +189,6 @@ class RichObserver(ClosingObserver):
         self.console.print(Text.assemble((mark if utf8 else "", style), (shown(text), "" if mark else style)))
 
     def close(self) -> None:
-        """Stop drawing."""
         with self._lock:
             if self._progress is not None:
                 self._progress.stop()

@@ -38,7 +38,6 @@ class ListedUnit:
     state: str
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `labs`."""
         return {
             "id": self.id, "number": self.number, "title": self.title, "minutes": self.minutes, "state": self.state,
             "ready": self.state != "broken",

@@ -48,7 +48,6 @@ class Action:
     lines: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The message `action`."""
         return asdict(self)
 
 

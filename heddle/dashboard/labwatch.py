@@ -54,7 +54,6 @@ class LiveView:
     when: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The message `state`: everything."""
         return dict(vars(self))
 
 

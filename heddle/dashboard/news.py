@@ -43,7 +43,6 @@ class NewsItem:
     port: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `news`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -227,7 +227,6 @@ class LiveTotals:
         return cls(sent, marks, drops, pauses, paused, down, *lab.blueprint.sessions(after.slow))
 
     def to_json(self) -> dict[str, float]:
-        """`totals` of an update."""
         return {name: round(getattr(self, name), 1) for name in self.__slots__}
 
 

@@ -88,7 +88,6 @@ class PythonLoop(NicLoop):
         self._stop_fd = -1
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
         largest = max(self._transport.answer_bytes, CTS_BYTES if self._admitted is not None else 0)
         nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, largest)
@@ -109,7 +108,6 @@ class PythonLoop(NicLoop):
         return len(self._ends) - 1
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs to one peer."""
         pairs = [self._ends[end] for end in ends]
         connection = QpConnection(pairs, mode)
         return connection if self._admitted is None else self._admitted.link(connection, pairs[0])
@@ -132,7 +130,6 @@ class PythonLoop(NicLoop):
             self._admitted.open(rank, pair)
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Send ready packets, wait, receive."""
         if stop_fd != self._stop_fd:
             self._poll.register(stop_fd, select.EPOLLIN)
             self._stop_fd = stop_fd
@@ -199,11 +196,9 @@ class PythonLoop(NicLoop):
             nic.expire(time.monotonic() + REST_S)
 
     def idle(self) -> bool:
-        """Nothing to send, nothing unacknowledged."""
         return all(nic.idle for nic in self._nics.values())
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """The counters of each end."""
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
                 yield QpReport(
@@ -221,7 +216,6 @@ class PythonLoop(NicLoop):
         return self._nics[rank].answers.passed()
 
     def close(self) -> None:
-        """Close the sockets."""
         for nic in self._nics.values():
             nic.close()
         self._poll.close()

@@ -57,7 +57,6 @@ class TeRound:
         return max(found, key=lambda each: (each[0] or each[1]).most, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         before, after = self.spread or (None, None)
         return {
             "at": self.at, "reason": self.reason, "entries": self.plan.entries if self.plan else None,

@@ -98,7 +98,6 @@ class Candidate:
         return (self.unreachable, time, *[*self.climbed.values()][::-1], self.boxes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "name": self.name, "same": list(self.same), "completion_seconds": self.seconds, "over_nic": self.ratio,
             "boxes": self.boxes, "areas": self.areas, "bytes": dict(self.climbed), "busiest_link": self.busiest,
@@ -126,7 +125,6 @@ class Ranking:
         raise InputError(Problem("", f"--choose {name}", "is not a candidate", did_you_mean(name, known)))
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `--format json`."""
         return {
             "fabric": self.fabric.name,
             "emulated": {"k": self.fabric.policy.k},

@@ -86,7 +86,6 @@ class TeSpread:
         return 100 * (self.most - self.least)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "least": self.least, "mean": self.mean, "most": self.most, "spread_points": self.points, "mmr": self.mmr,
         }  # fmt: skip
@@ -108,7 +107,6 @@ class TeChange:
         return "removed" if not self.after else "changed" if self.before else "added"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         row: dict[str, Any] = {"change": self.what, "switch": self.switch, "sport": self.sport}
         return {**row, "prefix": str(self.prefix), "before": list(self.before), "after": list(self.after)}
 
@@ -178,7 +176,6 @@ class TePlan:
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `--format json`."""
         return {
             "lab": self.lab,
             "demand": {

@@ -114,7 +114,6 @@ class ChangeResult:
         return _worst(self.base), _worst(self.head)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         paths = self.paths
         moved = None
         if paths is not None:
@@ -147,7 +146,6 @@ class Changes:
         return not self.removed and not any(each.beyond for each in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         results = [each.to_json() for each in self.results]
         return {"ok": self.ok, "pairs": results, "added": list(self.added), "removed": list(self.removed)}
 

@@ -106,9 +106,7 @@ class _Listener(Observer):
         self.event = put
 
     def say(self, text: str) -> None:
-        """A line."""
         self.event("say", text)
 
     def warn(self, text: str) -> None:
-        """A warning."""
         self.event("warn", text)

@@ -331,7 +331,6 @@ class OfflineFigures:
         return float(found)
 
     def to_json(self) -> dict[str, float]:
-        """Every figure that it has."""
         found = {}
         for name in OFFLINE:
             with suppress(UnknownValueError):
@@ -355,5 +354,4 @@ class OwnFigures:
         return float(self.values[name])
 
     def to_json(self) -> dict[str, float]:
-        """All of them."""
         return {name: float(value) for name, value in self.values.items()}

@@ -71,7 +71,6 @@ class FolderResult:
         return any(each.failed for each in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole result."""
         return {
             "name": self.folder.name, **self.folder.spec.model_dump(exclude={"experiments"}),
             "ok": not self.failed, "experiments": [each.to_json() for each in self.results],

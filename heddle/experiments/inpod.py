@@ -84,7 +84,6 @@ class SentFigures:
         return all(abs(each) <= LARGEST for each in found)
 
     def to_json(self) -> dict[str, float]:
-        """Every figure that needs no keyword."""
         return dict(self.every)
 
     @classmethod

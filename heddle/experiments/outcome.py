@@ -57,7 +57,6 @@ class Sample:
         return None if count < 2 else quantile(count - 1) * stdev(self.values) / math.sqrt(count)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {"values": list(self.values), "mean": self.mean, "cv_percent": self.cv, "half_interval": self.half}
 
 
@@ -96,7 +95,6 @@ class Row:
         return f"{word}{f': {self.cause}' if self.cause else ''}{', UNRELIABLE' if self.accepted else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         spec, bounds = self.check.spec, self.check.spec.bounds or NO_CLAIM
         return {
             "check": self.check.name, "value": spec.value, "point": dict(self.point),
@@ -132,7 +130,6 @@ class Repeat:
         return self.figures is not None and self.figures.proven is False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         found = self.figures
         return {
             "run": self.variant.run, "point": dict(self.variant.point), "repeat": self.repeat,
@@ -175,7 +172,6 @@ class ExperimentResult:
         return any(bad) or any(row.state in FAILED for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole result."""
         spec = self.experiment.spec
         return {
             "experiment": self.experiment.name, "file": self.experiment.file, "title": spec.title,

@@ -60,12 +60,10 @@ class HashOptions:
     buckets: int = DEFAULT_BUCKETS
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HashOptions:
-        """What `to_json` wrote."""
         return _options_reader().validate_python(data)
 
 

@@ -51,7 +51,6 @@ class Report:
         return all(c.ok for c in self.checks if c.required)
 
     def to_json(self) -> dict[str, Any]:
-        """`ok` and `checks`."""
         return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
 
     def text(self) -> str:

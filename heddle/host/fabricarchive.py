@@ -66,7 +66,6 @@ class ImageArchive:
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """`archive`, `name`, `bytes`."""
         return {"archive": str(self.path), "name": self.name, "bytes": self.bytes}
 
 

@@ -113,7 +113,6 @@ class Fib:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fib:
-        """What `to_json` wrote."""
         routes = {
             ip_network(prefix): tuple(NextHop(str(p), int(i), str(g), int(w), bool(d)) for p, i, g, w, d in hops)
             for prefix, hops in data["routes"].items()

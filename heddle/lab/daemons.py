@@ -185,7 +185,6 @@ class MissingSession:
         return f"{self.a.text()} - {self.b.text()}: {self.why or 'the cause is not known'}"
 
     def to_json(self) -> dict[str, Any]:
-        """`missing_sessions` of `status`."""
         ends = [{"port": end.ref, "peer": end.peer, "state": end.state} for end in (self.a, self.b)]
         return {"a": ends[0], "b": ends[1], "why": self.why}
 

@@ -69,7 +69,6 @@ class EntriesInForce:
     as_recorded: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         entries = [
             {"sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
             for (sport, prefix), ports in self.table.items()
@@ -87,13 +86,11 @@ class RuleChange:
     rules: Mapping[str, tuple[int, SwitchHashing]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         rules = {name: [epoch, row.to_json()] for name, (epoch, row) in self.rules.items()}
         return {"at": self.at, "by": self.by, "rules": rules}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RuleChange:
-        """What `to_json` wrote."""
         rules = {str(name): (int(epoch), SwitchHashing.from_json(row)) for name, (epoch, row) in data["rules"].items()}
         return cls(float(data["at"]), str(data["by"]), rules)
 

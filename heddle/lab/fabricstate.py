@@ -55,7 +55,6 @@ class FabricReading:
         return some_of(self.faults or self.gaps, joint="; ")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         links = {"link_faults": list(self.link_faults)} if self.link_faults else {}
         return {"converged": self.converged, "faults": list(self.faults), "gaps": list(self.gaps)} | links
 
@@ -95,7 +94,6 @@ class FabricState:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """`fabric_state` of a run's document."""
         return {
             "state": self.word,
             "before": self.before.to_json(),

@@ -90,7 +90,6 @@ class PortEntry:
     peer_as: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """One row of a node's `ports`."""
         return {
             "port": self.name, "peer": self.peer, "up": self.up, "addresses": list(self.addresses), "mac": self.mac,
             "rate_bps": self.rate_bps, "mtu": self.mtu, "bgp": self.bgp or None, "peer_as": self.peer_as or None,
@@ -116,7 +115,6 @@ class NodeEntry:
     trouble: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `nodes` of `inspect`."""
         return {
             "node": self.name, "role": str(self.role), "title": self.title,
             "state": "stopped" if self.trouble else "running", "trouble": self.trouble, "asn": self.asn or None,
@@ -139,7 +137,6 @@ class LabInventory:
     nodes: tuple[NodeEntry, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What `./inv inspect --format json` prints."""
         return {
             "lab": self.lab, "runtime": self.runtime, "topology": self.topology, "switches": self.switches,
             "hosts": self.hosts, "links": self.links, "nodes": [node.to_json() for node in self.nodes],

@@ -46,11 +46,9 @@ class Rendered(Blueprint):
         return cls(build(spec), spec)
 
     def write(self, out: Path, options: RenderOptions) -> Path:
-        """Render it."""
         return render(self.fabric, out, options)
 
     def spec_data(self) -> Mapping[str, Any]:
-        """The whole spec, including defaults."""
         return dump_spec(self.spec)
 
     def differences(self, record: Record) -> list[Difference]:
@@ -60,7 +58,6 @@ class Rendered(Blueprint):
         return differences(load_spec(record.spec), self.spec)
 
     def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
-        """The rendered sysctls."""
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
@@ -97,8 +94,6 @@ class Rendered(Blueprint):
         return f"{count} prefixes with all their next hops, and no other route, in every kernel"
 
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
-        """One for each link between switches."""
-
         def end_of(node: str, port: str) -> SessionEnd:
             states = now.sessions.get(node)
             state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)

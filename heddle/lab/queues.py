@@ -75,7 +75,6 @@ class QueueRow:
         return sum(self.drops.values())
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `ports`."""
         data = {_JSON_KEYS.get(key, key): value for key, value in asdict(self).items() if key not in ("short", "quiet")}
         return {**data, "drops": self.dropped}
 
@@ -93,7 +92,6 @@ class SwitchRow:
     headroom_used: int
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `switches`."""
         return asdict(self)
 
 
@@ -121,7 +119,6 @@ class Headroom:
         return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + HEADER)
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `headroom`."""
         data = asdict(self)
         missing, assumed = data.pop("missing_bytes"), data.pop("reaction_ns")
         reaction_ms = None if assumed is None else assumed / 1e6
@@ -164,7 +161,6 @@ class QueuesResult:
     settings: Mapping[str, Mapping[str, QueueSetting]]
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
         seen = self.reactions
         reaction = {
             "reactions": seen.count,

@@ -50,13 +50,11 @@ class LiveHashing:
         return cls(row.mode, row.seed, row.options, row.steering.exact)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         rows = exact_to_json(self.exact)
         return {"mode": self.mode, "seed": self.seed, "options": self.options.to_json(), "exact": rows}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LiveHashing:
-        """From the output of `to_json`."""
         options, exact = HashOptions.from_json(data["options"]), exact_from_json(data["exact"])
         return cls(str(data["mode"]), int(data["seed"]), options, exact)
 

@@ -29,7 +29,6 @@ class Roofline:
     nic_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {"seconds": self.seconds, "what": self.what, "nic_seconds": self.nic_s}
 
 
@@ -48,7 +47,6 @@ class Percentiles:
         return cls(float(np.mean(values)), float(low), float(high))
 
     def to_json(self) -> dict[str, float]:
-        """Plain data."""
         return {"mean": self.mean, "p5": self.p5, "p95": self.p95}
 
 
@@ -69,7 +67,6 @@ class ModeResult:
     trials: Mapping[str, Percentiles]
 
     def to_json(self, wires: Wires) -> dict[str, Any]:
-        """Plain data, without the links."""
         mmr = {wires.direction_name(d): value for d, value in self.mmr.items()}
         data = {
             "mode": self.mode, "completion_seconds": self.seconds, "over_roofline": self.ratio,
@@ -99,7 +96,6 @@ class MovedFlows:
     lost: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, and shares of all flows."""
         rows = {
             key: {"moved": self.moved[key], "had_to": self.lost[key], "share": self.share(key)} for key in self.moved
         }
@@ -147,7 +143,6 @@ class Prediction:
         return self.wires.fabric.policy.k
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `--format json`."""
         first, fabric = self.modes[0], self.wires.fabric
         head = first.to_json(self.wires)
         return {

@@ -76,7 +76,6 @@ class Pair:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "switch": self.switch, "before": self.before, "next_hops": self.next_hops, "ways": self.next_hops,
             "used": self.used, "arrived": self.arrived, "share": round(self.share, 6), "polarised": self.polarised,

@@ -64,7 +64,6 @@ class SelfTest:
         return self.state == "differs"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
     def text(self) -> str:

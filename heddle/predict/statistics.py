@@ -53,7 +53,6 @@ class Evenness:
     verdict: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -74,7 +73,6 @@ class Dependence:
     verdict: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -94,7 +92,6 @@ class Entropy:
         return f"{self.of}: {self.distinct:,} distinct of {self.flows:,}, entropy {self.bits:.2f} of {most:.2f} bits"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without `of`."""
         return {"flows": self.flows, "distinct": self.distinct, "bits": self.bits}
 
 

@@ -61,7 +61,6 @@ class LinkUse:
         return self.seconds / self.run_s if self.run_s else None
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `links`."""
         share = self.utilisation
         return {
             "port": self.port, "uplink": self.uplink, "packets": self.packets, "bytes": self.bytes,

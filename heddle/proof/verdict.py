@@ -84,7 +84,6 @@ class FlowProof:
         return spreads(self.expected) or spreads(self.oracle)
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `paths`."""
         row = {
             "src": self.flow.src, "dst": self.flow.dst, **self._number(), "sport": self.flow.sport,
             "predicted": None if self.predicted is None else list(self.predicted),
@@ -119,7 +118,6 @@ class Arrivals:
         return cls(len(proofs), counted, sum(taken) if len(taken) == len(proofs) else None)
 
     def to_json(self) -> dict[str, Any]:
-        """`delivery` of `paths`."""
         return {"qps": self.qps, "counted": self.counted, "received": self.received}
 
 

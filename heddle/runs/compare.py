@@ -75,7 +75,6 @@ class Comparison:
     ok: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `./inv compare`."""
         runs = ({"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path)} for run in (self.a, self.b))
         return {
             **dict(zip(("a", "b"), runs, strict=True)),

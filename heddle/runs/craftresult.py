@@ -45,7 +45,6 @@ class HandPacket:
         return layers_as_text(Ether(self.frame))
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, but for the layers."""
         what = self.what
         return {
             "time_s": round(self.at_s, 6), "src": what.src, "dst": what.dst, "bytes": len(self.frame),
@@ -75,7 +74,6 @@ class ResponderSeen:
     malformed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Flat."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -84,7 +84,6 @@ class Hop:
         return set(self.computed) == set(self.predicted) == set(self.kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `hops`."""
         h = self.hashing
         return {
             "switch": self.switch, "in": self.arrives, "mode": h.mode, "policy": h.policy, "fields": h.fields,
@@ -125,7 +124,6 @@ class Explanation:
         return tuple(element([f"{hop.switch}:{port}" for port in hop.computed]) for hop in self.hops if hop.computed)
 
     def to_json(self) -> dict[str, Any]:
-        """`flow`, `hops`, `path` and `agree`."""
         f = self.flow
         flow = {
             "src": f.src, "dst": f.dst, "src_ip": f.src_ip, "dst_ip": f.dst_ip,

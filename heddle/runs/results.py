@@ -37,7 +37,6 @@ class Carrier:
         return cls(plan.options.transport, transport.parameters(), columns_of(plan, transport))
 
     def to_json(self) -> dict[str, Any]:
-        """`transport` of the run's document."""
         columns = [{"key": column.key, "unit": column.unit, "text": column.text} for column in self.columns]
         return {"name": self.name, "parameters": dict(self.parameters), "columns": columns}
 
@@ -141,7 +140,6 @@ class RunResult(RunHead, RunOutcome):
         return [(c, [flow.counters[c.key] for flow in self.flows if flow.counters[c.key]]) for c in shown]
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `--format json` prints."""
         from heddle.endpoints.runoptions import plain
 
         return {

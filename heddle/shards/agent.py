@@ -32,11 +32,9 @@ class Told(Observer):
         self._answers = answers
 
     def say(self, text: str) -> None:
-        """A line."""
         self._answers.write({"event": "say", "args": [text]})
 
     def warn(self, text: str) -> None:
-        """A warning."""
         self._answers.write({"event": "warn", "args": [text]})
 
     def event(self, name: str, value: Any) -> None:

@@ -127,7 +127,6 @@ class LinkFault:
         return ", ".join([*shares, *times]) or "none"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without what is 0."""
         return {key: value for key, value in asdict(self).items() if value}
 
     @classmethod

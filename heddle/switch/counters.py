@@ -113,7 +113,6 @@ class SwitchCounters:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SwitchCounters:
-        """What `to_json` wrote."""
         flows = tuple(
             FlowCount(str(port), str(src), str(dst), *map(int, counts)) for port, src, dst, *counts in data["flows"]
         )

@@ -102,7 +102,6 @@ class InFlight:
         return f"{self.connection} packets per connection in flight{shared}{more}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return asdict(self)
 
 
@@ -156,7 +155,6 @@ class Propagation:
         return f"{hardware} one way on hardware, {here} here; bandwidth-delay product {self.bdp_packets} packets"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "rtt_s": self.rtt_s, "bdp_packets": self.bdp_packets}
 
 

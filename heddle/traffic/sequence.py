@@ -68,7 +68,6 @@ class PartSequence(Pattern):
         return _hosted(self.steps, self.dtype, self.hosts)
 
     def hosted(self, hosts: Sequence[str]) -> PartSequence:
-        """With the host of each rank."""
         return replace(self, hosts=tuple(hosts))
 
     def unfit(self, ranks: int) -> str:
@@ -102,7 +101,6 @@ class PartSequence(Pattern):
 
     @property
     def typed(self) -> str:
-        """The key that chose it."""
         return STEPS
 
     @property
@@ -111,11 +109,9 @@ class PartSequence(Pattern):
         return True
 
     def added(self, ranks: int) -> int:
-        """Of the widest part."""
         return max((p.pattern.added(len(p.ranks)) for p in self.parts if p.pattern is not None), default=1)
 
     def unseen(self, ranks: int, count: int) -> int:
-        """Of the part that has most."""
         found = ((each.part.pattern, len(each.part.ranks), each.elements) for each in _placed(self))
         return max((pattern.unseen(many, length) for pattern, many, length in found if pattern is not None), default=0)
 
@@ -128,7 +124,6 @@ class PartSequence(Pattern):
         return [piece for placed in _placed(self) if rank in placed.part.ranks for piece in _pieces(placed, rank)]
 
     def busbw_factor(self, ranks: int) -> float:
-        """1."""
         return 1.0
 
     def whole(self, ranks: int, count: int) -> int:
@@ -142,12 +137,10 @@ class PartSequence(Pattern):
         return max([*sent.values(), *received.values()], default=0)
 
     def held(self, ranks: int, count: int) -> int:
-        """The end of the last part."""
         return max((placed.at + _room(placed.part.pattern, len(placed.part.ranks), placed.elements)[1]
                     for placed in _placed(self)), default=0)  # fmt: skip
 
     def serial(self, ranks: int, count: int) -> tuple[int, int, float]:
-        """One part after the other."""
         found = [
             (*p.part.pattern.serial(len(p.part.ranks), p.elements)[:2], 0.0) if p.part.pattern is not None
             else (0, 0, p.part.seconds)

@@ -72,7 +72,6 @@ class Panel:
         return {name: value for name, value in (ecn if self.side == "egress" else pfc).items() if value}
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `panels`."""
         label = self.label
         return {"port": label.port, "class": label.traffic_class, "side": self.side, "most_bytes": int(self.most)}
 

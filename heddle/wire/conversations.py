@@ -213,7 +213,6 @@ class PauseCount:
         self.longest = max(self.longest, quanta)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat."""
         return {
             "port": self.port, "src": self.src, "class": self.traffic_class,
             "pauses": self.pauses, "resumes": self.resumes, "longest_quanta": self.longest,

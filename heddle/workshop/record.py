@@ -94,7 +94,6 @@ class UnitResult:
         return self.steps.get(name, StepRecord())
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `units`."""
         return {
             "unit": self.unit.id, "title": self.unit.spec.title, "solved": self.solved, "started": self.started,
             "steps": [

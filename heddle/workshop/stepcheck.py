@@ -45,7 +45,6 @@ class StepVerdict:
     run: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `steps`."""
         return {
             "step": self.step, "title": self.title, "state": self.state, "observed": self.observed,
             "where": self.where, "mistake": self.mistake, "hint": self.hint,

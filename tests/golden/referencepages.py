@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from heddle.base.units import format_duration, format_rate, format_size, shown
 from heddle.base.variables import VARIABLES
 from heddle.cli.endings import EXIT_CODES
-from heddle.cli.examples import EXAMPLES, example_line
+from heddle.cli.examples import example_line, examples
 from heddle.cli.program import help_rows
 from heddle.cli.renamed import old_words
 from heddle.cli.verbs import GROUPS, Command
@@ -58,8 +58,8 @@ def verbs_page(commands: dict[str, Command]) -> str:
             head = "argument or flag" if heading == "Arguments and flags" else heading
             lines += ["", *_table((head, "does"), ((f"`{w}`", _prose(t)) for w, t in flags))]
         lines += ["", "```sh"]
-        examples = EXAMPLES[name].items()
-        lines += [line for words, does in examples for line in (f"# {does}", example_line(name, words))]
+        shown = examples()[name].items()
+        lines += [line for words, does in shown for line in (f"# {does}", example_line(name, words))]
         lines += ["```"]
     return "\n".join([*lines, ""])
 

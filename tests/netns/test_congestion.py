@@ -17,7 +17,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab import thresholds
 from heddle.lab.lab import Lab
-from heddle.lab.thresholds import own_settings, threshold_faults
+from heddle.lab.thresholds import own_settings, wrong_thresholds
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
 from heddle.runs.parts.queues import QueueUse
@@ -160,8 +160,7 @@ def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None
     labels = [each for each in series_of(net).labels if each.port == BOTTLENECK and each.traffic_class == LOSSLESS]
     assert [each.kmin for each in labels] == [2 * before[1]]
     assert (own_settings(net), net.fabric.policy.queues.ecn.kmin) == before
-    with LabQueues.pinned(net.fabric) as live:
-        assert not threshold_faults(net, live)
+    assert not wrong_thresholds(net)
     # A run that is killed leaves them: the next one, or a repair, restores them.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thresholds, "end_run_ecn", lambda _: [])

@@ -19,7 +19,7 @@ from heddle.base.units import parse_rate
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.namespace import inside
-from heddle.lab import health
+from heddle.lab import facts
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import red
@@ -184,7 +184,7 @@ def test_a_switch_with_ets_has_all_counters_and_they_balance() -> None:
         burst(made, 100)
         assert made.cell()["out_bytes"] - before == 100 * SIZE
         made.at_rest()
-        assert health.port_faults(made.lab.fabric, now := made.lab.snapshot(LabPart.PORTS)) == ({}, {})
+        assert facts.port_faults(made.lab.fabric, now := made.lab.snapshot(LabPart.PORTS)) == ({}, {})
         assert now.foreign_roots == {}
 
 

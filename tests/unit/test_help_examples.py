@@ -17,7 +17,7 @@ from heddle.base.problems import InputError
 from heddle.cli import run_verb
 from heddle.cli.argv import Verb, parse
 from heddle.cli.checkout_verbs import bench
-from heddle.cli.examples import EXAMPLES, example_line, examples_text
+from heddle.cli.examples import example_line, examples, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.hints import verb_hint
 from heddle.cli.nccltests import NcclFlags, NcclSizes
@@ -31,7 +31,8 @@ from heddle.traffic.workload import Workload
 from tests.bench import _ONLY_BY_NAME, _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = [example_line(verb, words) for verb, examples in EXAMPLES.items() for words in examples]
+EXAMPLES = examples()
+LINES = [example_line(verb, words) for verb, shown in EXAMPLES.items() for words in shown]
 
 
 @cache

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ("heddle/fabric/shapes/clos.py", "heddle/spec/shapes/clos.py")
-EXAMPLES = ("heddle/cli/helptexts.py", "heddle/cli/examples.py")  # help texts, and the examples that hints show
+EXAMPLES = ("heddle/cli/helptexts.py",)  # help texts, and the examples that hints show
 WORD = re.compile(r"(?<![a-z])(rtsw|ctsw|atsw)", re.IGNORECASE)
 NODE = re.compile(r"(?<![a-z])(rtsw|ctsw|atsw)([0-9]+|\*)")
 QUOTED = re.compile(r"`[^`]*`")

@@ -237,7 +237,6 @@ class PacedSender(WrappedEnd):
         self._changed(now_ns)
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_received": self._cnps}
 
     def rates(self) -> RateSteps:
@@ -283,10 +282,8 @@ class NotifyingReceiver(WrappedEnd):
         return taken
 
     def expire(self, now: float) -> None:
-        """Apply the timers of both."""
         super().expire(now)
         self._notifier.expire(to_ns(now))
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_sent": self._cnps}

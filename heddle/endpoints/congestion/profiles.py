@@ -75,5 +75,4 @@ class DcqcnOptions(ControlOptions):
     )] = "default"  # fmt: skip
 
     def profile(self, on: NicFacts) -> Profile:
-        """As the user chooses."""
         return PROFILES[self.congestion_profile](on)

@@ -222,7 +222,6 @@ class FastLoop(NicLoop):
         return result
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
         index = self.call("hd_nic", data.fileno(), answers.fileno(), rkey, endpoint.rate_bps)
         self._by_rank[endpoint.rank] = index
@@ -233,7 +232,6 @@ class FastLoop(NicLoop):
         return self.nics[self._by_rank[rank]].add(SENDER, qp)
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs to one peer."""
         return FastQps(self, self._by_rank[rank], ends, mode)
 
     def destinations(self, rank: int) -> Destinations | None:
@@ -270,11 +268,9 @@ class FastLoop(NicLoop):
         self.code.hd_take(self.engine, time.monotonic_ns() + round(REST_S * _NS))
 
     def idle(self) -> bool:
-        """Nothing to send, nothing unacknowledged."""
         return all(self.call("hd_idle", index) for index in range(len(self.nics)))
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """The counters of each end."""
         for nic in self.nics:
             for index, (kind, qp) in enumerate(nic.ends):
                 packets, size, ce, *rest, cnps, psn, bad = nic.counters("hd_qp_counters", 9, index)

@@ -264,7 +264,6 @@ class VerbsLoop(NicLoop):
         self._stop_fd = -1
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """Open a rank's device."""
         with inside(netns):
             nic = self._nics[endpoint.rank] = VerbsNic(self._plan, endpoint)
         self._by_fd[nic.device.fileno()] = nic
@@ -282,11 +281,9 @@ class VerbsLoop(NicLoop):
         return len(self._ends) - 1
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs to one peer."""
         return QpConnection([self._ends[end] for end in ends], mode)
 
     def destinations(self, rank: int) -> Destinations | None:
-        """The device: it delivers complete messages."""
         return self._nics[rank]
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
@@ -319,12 +316,10 @@ class VerbsLoop(NicLoop):
         return sum([nic.work() for nic in self._nics.values()])
 
     def take_rest(self) -> None:
-        """Handle the completions that are there."""
         for _ in range(_REST_TURNS):
             self._work()
 
     def idle(self) -> bool:
-        """Everything is acknowledged."""
         return all(nic.idle for nic in self._nics.values())
 
     def qp_reports(self) -> Iterable[QpReport]:
@@ -359,7 +354,6 @@ class VerbsLoop(NicLoop):
             yield NicReport(None, None)
 
     def close(self) -> None:
-        """Free devices and counters."""
         for nic in self._nics.values():
             nic.close()
         self._counts.close()

@@ -79,7 +79,6 @@ class RcSender(QpEnd):
         return at - slot
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take an ACK or a NAK."""
         if got.kinds[index].opcode != wire.ACK:
             return False
         syndrome, _ = got.aeth(index)
@@ -87,7 +86,6 @@ class RcSender(QpEnd):
         return True
 
     def counters(self) -> Mapping[str, int]:
-        """Retransmitted packets, and the reasons."""
         seen = self._requester.counters
         return {"retransmitted": seen.retransmitted, "naks": seen.naks, "timeouts": seen.timeouts}
 
@@ -120,7 +118,6 @@ class RcReceiver(QpEnd):
         responder.answered()
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take a packet of a write."""
         write = WRITES.get(got.kinds[index].opcode)
         if write is None:
             return False
@@ -129,11 +126,9 @@ class RcReceiver(QpEnd):
 
     @property
     def standing(self) -> str:
-        """The last PSN that was accepted."""
         return last_good(self._responder.acked + 1)
 
     def counters(self) -> Mapping[str, int]:
-        """Packets that were not accepted."""
         seen = self._responder.counters
         return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates}
 
@@ -182,7 +177,6 @@ class Rc(Transport):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """See connection_params."""
         return cls(connection_params(plan))
 
     def fast(self) -> FastConnection | None:
@@ -205,9 +199,7 @@ class Rc(Transport):
         return params.window, params.ack_every
 
     def sender(self, qp: QpInfo) -> QpEnd:
-        """A requester."""
         return RcSender(of_qp(self.params, qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """A responder."""
         return RcReceiver(of_qp(self.params, qp), qp, memory)

@@ -35,11 +35,9 @@ class Scapy(Transport):
         return cls(ScapyParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries))
 
     def sender(self, qp: QpInfo) -> QpEnd:
-        """A requester."""
         return self._end(qp, None, "sends")
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """A responder."""
         return self._end(qp, memory, "receives")
 
     def _end(self, qp: QpInfo, memory: Access | None, role: Role) -> QpEnd:

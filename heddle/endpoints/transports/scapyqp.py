@@ -65,7 +65,6 @@ class ScapyQp(QpEnd):
 
     @property
     def deadline(self) -> float:
-        """The retransmission timer."""
         return self.requester.deadline
 
     @property
@@ -75,16 +74,13 @@ class ScapyQp(QpEnd):
 
     @property
     def in_flight(self) -> int:
-        """Packets without an acknowledgement."""
         return self.requester.next - self.requester.una
 
     @property
     def error(self) -> str:
-        """That of the requester."""
         return self.requester.error
 
     def post(self, message: Message) -> None:
-        """Queue an operation."""
         if self._role == "receives":
             return super().post(message)
         return self.requester.post(message)
@@ -104,7 +100,6 @@ class ScapyQp(QpEnd):
         return at - slot
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write the ACK or the NAK."""
         batch.put_frame(slot, bytes(self._below_answers / self.responder.answer()))
 
     def receive(self, got: Received, index: int, now: float) -> bool:
@@ -127,7 +122,6 @@ class ScapyQp(QpEnd):
         return kind.opcode != wire.ATOMIC_ACK  # this requester has no atomics
 
     def expire(self, now: float) -> None:
-        """Handle the timer."""
         self.requester.expire(now)
 
     def hold(self, seconds: float) -> None:
@@ -136,11 +130,9 @@ class ScapyQp(QpEnd):
 
     @property
     def standing(self) -> str:
-        """The last PSN that was accepted."""
         return f"last good PSN {(self.responder.expected - 1) & wire.PSN_MASK:#x}" if self._role != "sends" else ""
 
     def counters(self) -> Mapping[str, int]:
-        """Those of its role."""
         asked, answered = self.requester, self.responder
         sender = {"retransmitted": asked.retransmitted, "naks": asked.naks, "timeouts": asked.timeouts}
         receiver = {"out_of_order": answered.out_of_order, "duplicates": answered.duplicates}

@@ -88,7 +88,6 @@ class SrdSender(RcSender):
         self._by_header[number][1] += size
 
     def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
-        """One for each header."""
         rows = zip(self._headers, self._by_header, strict=True)
         return tuple(PathUse(header.sport, packets, size) for header, (packets, size) in rows)
 
@@ -130,7 +129,6 @@ class SrdReceiver(QpEnd):
         self._ack_at, self._unacked = NEVER, 0
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take a write of one packet."""
         opcode = got.kinds[index].opcode
         if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
             return False
@@ -215,7 +213,6 @@ class Srd(Transport):
 
     @classmethod
     def spread(cls, options: RunOptions) -> int:
-        """As the user chooses."""
         return options.of(SrdOptions).entropy
 
     @classmethod
@@ -225,7 +222,6 @@ class Srd(Transport):
         return cls(SrdParams(rc, rc.timeout_s / 4))
 
     def sender(self, qp: QpInfo) -> QpEnd:
-        """The end that sends data."""
         return SrdSender(self._of(qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:

@@ -132,7 +132,6 @@ class UcSender(QpEnd):
 
     @property
     def ready(self) -> bool:
-        """Whether a packet is posted."""
         return bool(self._queue)
 
     @property
@@ -141,11 +140,9 @@ class UcSender(QpEnd):
         return not self._queue
 
     def post(self, message: Message) -> None:
-        """Queue a write."""
         self._queue.append(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """Write the next packets."""
         at, mtu = slot, self._mtu
         while self._queue and at < slot + limit:
             message, index = self._queue[0], self._next
@@ -175,7 +172,6 @@ class UcReceiver(QpEnd):
 
     @property
     def error(self) -> str:
-        """What was lost."""
         if self.state.first_gap is not None:
             last, missing = self.state.first_gap
             first, end = (last + 1) & wire.PSN_MASK, (last + missing) & wire.PSN_MASK
@@ -187,11 +183,9 @@ class UcReceiver(QpEnd):
 
     @property
     def standing(self) -> str:
-        """The last PSN."""
         return f"last good PSN {self.state.last_good:#x}"
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take a packet of a write."""
         write = WRITES.get(got.kinds[index].opcode - wire.UC)
         if write is None:
             return False
@@ -225,11 +219,9 @@ class Uc(Transport):
         return cls(UcParams(plan.ib_mtu, (o.retries + 1) * plan.timeout_s))
 
     def patience_s(self) -> float | None:
-        """As in the parameters."""
         return self.params.patience_s
 
     def sender(self, qp: QpInfo) -> QpEnd:
-        """The end that sends data."""
         return UcSender(self.params, qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:

@@ -60,7 +60,6 @@ class FlowSeen:
     full_lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `probes`."""
         return {
             "path": list(self.ports), "packets": self.packets, "lost": self.lost, "full_lost": self.full_lost,
             "damaged": self.damaged,

@@ -18,7 +18,6 @@ class Observation:
     source: str
 
     def to_json(self) -> dict[str, str]:
-        """Flat."""
         return {"text": self.text, "from": self.source}
 
 
@@ -38,7 +37,6 @@ class Finding:
     also: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """One row of `findings`."""
         return {
             "cause": self.cause, "object": self.object, "what": self.what, "confidence": self.confidence,
             "evidence": [each.to_json() for each in self.evidence], "also": list(self.also),

@@ -49,7 +49,6 @@ class Image:
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """`role`, `name`, `built`, `bytes`."""
         return {"role": self.role, "name": self.name, "built": self.built, "bytes": self.bytes}
 
 

@@ -47,7 +47,6 @@ class SetupStep:
     detail: str
 
     def to_json(self) -> dict[str, Any]:
-        """`name`, `done`, `detail`."""
         return {"name": self.name, "done": self.done, "detail": self.detail}
 
 

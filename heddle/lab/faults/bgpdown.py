@@ -31,11 +31,9 @@ class BgpDown(NamedFault):
         return {}
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        """Shut the session."""
         self._configure(lab, fault.where, "")
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """Both ends have ended the session."""
         node, _, name = fault.where.partition(":")
         state, there = self._state(lab, fault.where), self._state(lab, lab.fabric.by_name[node].port(name).peer_ref)
         if state != ADMIN_DOWN or there in ("", ESTABLISHED):
@@ -43,7 +41,6 @@ class BgpDown(NamedFault):
         return f"the session is {state} here and {there} at the other end"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Start the session again."""
         self._configure(lab, fault.where, "no ")
 
     @staticmethod

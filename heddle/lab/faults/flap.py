@@ -40,7 +40,6 @@ class Flap(KeptFault):
         return {**values, "port": port, "changes": _changes(lab, port)}
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """The carrier went and came back."""
         if not self.kept(lab, fault):
             return ""
         count = _changes(lab, fault.values["port"]) - fault.values["changes"]

@@ -26,7 +26,6 @@ class Frozen(NamedFault):
     settles = False
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        """Stop the daemons."""
         on_daemons(lab, fault.where, STOP)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
@@ -51,5 +50,4 @@ class Frozen(NamedFault):
         )
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Let the daemons continue."""
         on_daemons(lab, fault.where, CONTINUE)

@@ -51,11 +51,9 @@ class Misroute(NamedFault):
         return {"host": host.name, "prefixes": prefixes, "gateway": gateways[0]}
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        """Add the routes."""
         _routes(lab, fault, "replace")
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """The kernel's lookup returns the port."""
         node, _, name = fault.where.partition(":")
         for prefix in fault.values["prefixes"]:
             address = prefix.partition("/")[0]
@@ -65,7 +63,6 @@ class Misroute(NamedFault):
         return f"the kernel of {node} looks up {', '.join(fault.values['prefixes'])} and returns {name}"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Remove the routes."""
         _routes(lab, fault, "del")
 
     def text(self, fault: SetFault) -> str:
@@ -73,7 +70,6 @@ class Misroute(NamedFault):
         return f"misroute of packets to {fault.values['host']}"
 
     def touched(self, fabric: Any, fault: SetFault) -> set[str]:
-        """The switch: its routes are reported."""
         return {fault.where.partition(":")[0]}
 
 

@@ -57,12 +57,10 @@ class PfcStorm(KeptFault):
         return f"{new} of class {fault.values['class']} received; the class is stopped at {', '.join(closed)}"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """End the process, and send Xon."""
         super().undo(lab, fault)
         _send(lab, fault.where, fault.values["class"], 0)
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
-        """Send until the time is over."""
         rate = min(port.rate_bps for port in lab.fabric.by_name[fault.where].ports)
         pause_s = min(_MOST_S, quanta_ns(MAX_QUANTA, rate) / 2e9)
         end = time.monotonic() + fault.values["time"] / 1e9

@@ -42,7 +42,6 @@ class SetFault:
         return replace(self, maker=(os.getpid(), start_of(os.getpid()) or 0))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, without what is empty."""
         data = {"kind": self.kind, "where": self.where, "values": dict(self.values), "run": self.run}
         return {key: value for key, value in {**data, "maker": self.maker, "worker": self.worker}.items() if value}
 

@@ -25,5 +25,4 @@ class SlowHost(SlowLink):
         return sorted(self.touched(lab.fabric, fault))
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        """The same."""
         return {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}

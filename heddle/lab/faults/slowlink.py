@@ -28,11 +28,9 @@ class SlowLink(NamedFault):
     settings: ClassVar[Mapping[str, str | None]] = {"rate": None}
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        """Lower the rate."""
         set_shares(lab, self.ports(lab, fault), fault.values["rate"])
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """The kernel's shaper has the rate."""
         parts = []
         for ref in self.ports(lab, fault):
             node, _, name = ref.partition(":")

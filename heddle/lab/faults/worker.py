@@ -41,7 +41,6 @@ class KeptFault(NamedFault):
         return _start(lab, fault, _node_of(fault), copied=not lab.runtime.here)
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """End the process."""
         _end(lab, fault, _node_of(fault), copied=not lab.runtime.here)
 
     def kept(self, lab: Lab, fault: SetFault) -> bool:

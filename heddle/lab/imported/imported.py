@@ -140,12 +140,10 @@ class ImportedLab(Blueprint):
         return missing_devices(() if self.description is None else self.description.nodes.values())
 
     def recorded(self) -> Mapping[str, Any]:
-        """The whole object, without the description."""
         own = _Own(self.known_daemons, self.settings, self.owners, self.parts, self.bare, self.apart)
         return {"fabric": fabric_to_json(self.fabric), **_OWN.dump_python(own, mode="json")}
 
     def write(self, out: Path, options: RenderOptions) -> Path:
-        """Write the copy that runs."""
         if self.description is None:
             raise ValueError("a reopened lab has no description to write")
         return write_copy(self.description, self.fabric, out, options, self.runtime)
@@ -171,7 +169,6 @@ class ImportedLab(Blueprint):
         return {node.name: node.sysctls for node in read_topology(topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """The daemons whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
     def completed(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:

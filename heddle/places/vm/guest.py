@@ -87,7 +87,6 @@ class Guest:
         return key_files(guest_dir(self.kernel))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, and `directory`."""
         return {**asdict(self), "directory": str(guest_dir(self.kernel))}
 
 

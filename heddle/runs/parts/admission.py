@@ -90,7 +90,6 @@ class AdmissionUse(RunPart):
         )  # fmt: skip
 
     def lines(self) -> list[str]:
-        """Lines of the table's footer."""
         lines = []
         if self.on and self.waits is not None:
             again = f", {self.cts_resent:,} of them again" if self.cts_resent else ""

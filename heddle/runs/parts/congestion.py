@@ -54,7 +54,6 @@ class CongestionUse(RunPart):
         return None if rates is None else ("rates", rates)
 
     def lines(self) -> list[str]:
-        """Lines of the table's footer."""
         slowed = f"{self.slowed} of {self.qps} QPs slowed, down to {self.least_bps / 1e6:.3g} Mb/s ({self.least_at})"
         cnps = f"{self.cnps_sent:,} CNPs sent, {self.cnps_received:,} received"
         lines = [f"{cnps}; {slowed if self.slowed else 'no QP slowed'}"]
@@ -65,7 +64,6 @@ class CongestionUse(RunPart):
         return [f"#{self.controller:<9s}: {line}" for line in lines]
 
     def table(self) -> Table:
-        """All parameters."""
         rows = tuple((name, value_text(value)) for name, value in self.parameters.items())
         note = "in units of the hardware: rates are divided by k, times multiplied"
         return Table(f"Congestion control {self.controller}", ("parameter", "value"), rows, note)

@@ -116,8 +116,6 @@ class FaultEffects(RunPart):
             yield f"{self.expected} of {many(self.qps, 'QP')} had a path over these links; {self.moved} left their path"
 
     def table(self) -> Table:
-        """All of them, for the report."""
-
         def cell(value: float | None) -> str:
             return "" if value is None else f"{value:.4g}"
 

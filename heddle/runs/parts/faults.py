@@ -63,14 +63,12 @@ class FaultTimes(RunPart):
         ]
 
     def table(self) -> Table:
-        """All times, for the report."""
         rows = tuple((span.what, span.requested or "the whole run", *self._seconds(span)) for span in self.spans)
         rows += tuple((each, "", "never", "") for each in self.missed)
         note = "seconds of wall time since the first barrier of the run"
         return Table("Faults of links", ("fault", "requested", ">from", ">to"), rows, note)
 
     def times(self) -> Sequence[TimeSpan]:
-        """Those of faults with times."""
         ends = [self.seconds if span.end_ns is None else (span.end_ns - self.began_ns) / 1e9 for span in self.spans]
         return [
             TimeSpan(span.what, max(0.0, (span.begin_ns - self.began_ns) / 1e9), end)

@@ -73,7 +73,6 @@ class IdealUse(RunPart):
         return sum(each.share for each in self.ranks) / len(self.ranks) if self.ranks else None
 
     def to_json(self) -> dict[str, Any]:
-        """`ideal` of the run's document."""
         return {**asdict(self), "completion_ratio": self.ratio, "exposed_share": self.share}
 
     def lines(self) -> list[str]:
@@ -87,12 +86,10 @@ class IdealUse(RunPart):
         return lines
 
     def figures(self) -> Sequence[Figure]:
-        """Both."""
         found = ((_RATIO, "x the ideal", self.ratio), (_EXPOSED, "share", self.share))
         return [Figure(name, unit, value) for name, unit, value in found if value is not None]
 
     def cards(self) -> Sequence[Card]:
-        """Both."""
         found: list[Card] = []
         if self.sizes:
             size = max(self.sizes, key=lambda each: each.size)
@@ -103,7 +100,6 @@ class IdealUse(RunPart):
         return found
 
     def table(self) -> Table:
-        """Sizes, or ranks if they compute."""
         if not self.ranks:
             sizes = [(f"{s.size:,}", _ms(s.time_us), _ms(s.ideal_us), f"{s.ratio:.2f}") for s in self.sizes]
             note = "ideal: the same schedule on NICs alone, without queues, losses and acknowledgements"

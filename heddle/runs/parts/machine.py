@@ -61,7 +61,6 @@ class MachineUse(RunPart):
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self:
-        """From the end of a run."""
         lost = sum_known(nic.socket_drops for report in measured.reports for nic in report.nics)
         return cls.of(measured.phases, lost, measured.budget)
 
@@ -76,7 +75,6 @@ class MachineUse(RunPart):
         return bool(self.unreliable)
 
     def to_json(self) -> dict[str, Any]:
-        """`machine` of the run's document."""
         return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
 
     def doubts(self) -> tuple[Cause, ...]:
@@ -109,9 +107,7 @@ class MachineUse(RunPart):
         return None if self.socket_drops is None else {"host sockets": self.socket_drops} if self.socket_drops else {}
 
     def figures(self) -> tuple[Figure, ...]:
-        """The use of all CPUs."""
         return (Figure(_BUSY, "share", self.cpu_share),)
 
     def cards(self) -> tuple[Card, ...]:
-        """The same."""
         return ((_BUSY, f"{self.cpu_share:.0%}", "of this machine, mean over the run"),)

@@ -63,7 +63,6 @@ class RunPart:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Its key of the run's document."""
         return asdict(self)
 
     def lines(self) -> Sequence[str]:

@@ -108,7 +108,6 @@ class QueueUse(RunPart):
         return sum(self.drops.values())
 
     def to_json(self) -> dict[str, Any]:
-        """`queues` of the run's document."""
         return {
             "marks": self.marks, "drops": self.dropped, "drops_by_cause": dict(self.drops),
             "pfc_sent": self.pauses, "paused_ports": self.paused_ports, "paused_hosts": self.paused_hosts,
@@ -146,7 +145,6 @@ class QueueUse(RunPart):
         return self.drops
 
     def figures(self) -> tuple[Figure, ...]:
-        """Totals."""
         return (
             Figure("marks", "packets", float(self.marks)),
             Figure("drops", "packets", float(self.dropped)),

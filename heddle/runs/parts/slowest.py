@@ -90,7 +90,6 @@ class Slowest(RunPart):
 
     @classmethod
     def courses(cls, measured: MeasuredRun) -> tuple[str, Timeline]:
-        """Iterations and messages over time."""
         return "ranks", measured.timeline
 
     @classmethod

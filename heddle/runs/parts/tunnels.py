@@ -46,7 +46,6 @@ class TunnelsUse(RunPart):
         return (f"#tunnels  : {carried}; {clocks}",)
 
     def doubt_lines(self) -> Sequence[str]:
-        """The tunnels that lost frames."""
         if not self.losses:
             return ()
         lost = some_of([f"{port} {count:,}" for port, count in self.losses.items()])
@@ -60,10 +59,8 @@ class TunnelsUse(RunPart):
         ]
 
     def lost(self) -> Mapping[str, int] | None:
-        """Frames that tunnels lost."""
         count = sum(self.losses.values())
         return {"tunnels between shards": count} if count else {}
 
     def cards(self) -> Sequence[Card]:
-        """Frames that crossed."""
         return (("cut links", f"{self.links}", f"{self.frames:,} frames, {sum(self.losses.values()):,} lost"),)

@@ -47,7 +47,6 @@ class ProbeReport:
         return self.files if any(each.fix == _BELOW and not each.ok for each in self.report.checks) else {}
 
     def to_json(self) -> dict[str, Any]:
-        """`ok`, `checks`, `manifests`."""
         return {**self.report.to_json(), "manifests": dict(self.manifests)}
 
     def text(self) -> str:

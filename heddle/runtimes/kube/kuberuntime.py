@@ -30,7 +30,6 @@ class KubernetesRuntime(ShardedRuntime):
         self._clusters: dict[str, KubeCluster] = {}
 
     def cluster(self, lab: str) -> KubeCluster:
-        """The namespace of the lab."""
         if lab not in self._clusters:
             place = self.place_of(lab)
             if place is None:

@@ -37,7 +37,6 @@ class KubeTarget:
     pod: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """For the lab's record."""
         return asdict(self)
 
     @classmethod

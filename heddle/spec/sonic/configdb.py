@@ -36,7 +36,6 @@ class ImportedKey:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "line": self.line, "key": self.key, "value": self.value, "entries": self.more + 1,
             "applied": bool(self.paths), "paths": [*self.paths], "becomes": self.becomes, "why": self.why,

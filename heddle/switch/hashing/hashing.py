@@ -48,14 +48,12 @@ class SwitchHashing:
         return programmed(self.mode, self.options) and self.policy == POLICY_L4
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         words = {name: getattr(self, name) for name in ("switch", "mode", "seed", "policy", "fields")}
         more = {"options": self.options.to_json(), "steering": self.steering.to_json()}
         return {**words, **more, "kernel_seed": self.kernel_seed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SwitchHashing:
-        """What `to_json` wrote."""
         seed, policy, fields = (int(data[key]) for key in ("seed", "policy", "fields"))
         options, steering = HashOptions.from_json(data["options"]), Steering.from_json(data["steering"])
         kernel_seed = int(data.get("kernel_seed", 0))  # an older run has none, and no flows that need it

@@ -42,7 +42,6 @@ class Steering:
     exact: Exact = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "groups": [list(group) for group in self.groups],
             "slots": [list(slots) for slots in self.slots],
@@ -52,7 +51,6 @@ class Steering:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Steering:
-        """What `to_json` wrote."""
         return cls(
             tuple(tuple(map(str, group)) for group in data["groups"]),
             tuple(tuple(map(str, slots)) for slots in data["slots"]),

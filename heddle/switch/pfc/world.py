@@ -64,7 +64,6 @@ class AgentConfig:
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
-        """What `to_json` wrote."""
         data: Mapping[str, Any] = json.loads(text)
         nodes = []
         for name, role, level, index, rows in data["nodes"]:

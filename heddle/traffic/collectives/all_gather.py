@@ -39,7 +39,6 @@ class RingAllGather(Ring):
             yield ReceiveStep(s, place - 1, lane.chunk(at - 1))
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
-        """Its own first."""
         return ((rank - s) % ranks for s in range(ranks - 1))
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:

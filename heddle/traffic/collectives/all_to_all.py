@@ -68,7 +68,6 @@ class StaggeredAllToAll(EveryPairPattern):
         return exchanged(ranks, rank, count)
 
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
-        """One chunk to each other rank."""
         for delta in deltas(ranks):
             to = (rank + delta) % ranks
             lo, hi = chunk_range(to, ranks, count)

@@ -78,23 +78,19 @@ class StaggeredAllToAllV(StaggeredAllToAll):
 
     @property
     def typed(self) -> str:
-        """The flag that chose the pairs."""
         return f"--counts {self.counts if len(self.counts) <= 40 else self.counts[:37] + '...'}"
 
     @property
     def by_rank(self) -> bool:
-        """Whether it has rows."""
         return not self.counts.startswith("skew")
 
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> StaggeredAllToAllV:
-        """With rows by rank number."""
         if not self.by_rank:
             return self
         with _as_counts():
             return replace(self, counts=matrixrows.bound_rows(self.counts, endpoints, (1,)))
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """The rounds of an all-to-all."""
         length, starts, puts = _laid(self.counts, ranks, count // ranks)
         steps: list[Step] = []
         for step, delta in enumerate(deltas(ranks)):
@@ -127,7 +123,6 @@ class StaggeredAllToAllV(StaggeredAllToAll):
         return Pattern.connections(self, ranks) if self.by_rank else super().connections(ranks)
 
     def receivers(self, ranks: int) -> int:
-        """Ranks with a share."""
         return Pattern.receivers(self, ranks) if self.by_rank else super().receivers(ranks)
 
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:

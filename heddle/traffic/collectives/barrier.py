@@ -35,7 +35,6 @@ class DisseminationBarrier(Pattern):
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """A token of each rank."""
         each = count // ranks
         return [Piece(far * each, (far + 1) * each, (rank - far) % ranks, 0) for far in range(ranks)]
 

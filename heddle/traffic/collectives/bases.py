@@ -32,7 +32,6 @@ class ReducingPattern(Pattern):
 
     @property
     def redop(self) -> Reduction | Literal["none"]:
-        """The reduction, as nccl-tests prints it."""
         return self.operation
 
     def unfit(self, ranks: int) -> str:
@@ -78,7 +77,6 @@ class RootedPattern(Pattern):
 
     @property
     def printed_root(self) -> int:
-        """The root, as nccl-tests prints it."""
         return self.root
 
     def from_root(self, ranks: int) -> NDArray[np.int64]:
@@ -89,7 +87,6 @@ class RootedPattern(Pattern):
         return np.stack([np.full_like(others, self.root), others], axis=1)
 
     def unfit(self, ranks: int) -> str:
-        """No such rank."""
         return super().unfit(ranks) or (f"has root {self.root}: ranks are 0 to {ranks - 1}" * (self.root >= ranks))
 
 
@@ -101,11 +98,9 @@ class BroadcastPattern(RootedPattern):
     in_place = True
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The root's input, at every rank."""
         return (Piece(0, count, self.root, 0),)
 
     def busbw_factor(self, ranks: int) -> float:
-        """1."""
         return 1.0
 
 
@@ -113,7 +108,6 @@ class EveryPairPattern(Pattern):
     """A collective in which every rank sends to every other rank."""
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """Every rank to every other rank."""
         import numpy as np
 
         src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
@@ -131,7 +125,6 @@ class EveryPairPattern(Pattern):
         return ranks * (ranks - 1)
 
     def receivers(self, ranks: int) -> int:
-        """All."""
         return ranks
 
 
@@ -143,5 +136,4 @@ class DirectPattern(EveryPairPattern):
         return [(rank + delta) % ranks for delta in range(1, ranks)]
 
     def at_once(self, ranks: int) -> int:
-        """The data of all ranks."""
         return ranks

@@ -38,7 +38,6 @@ class ChainBroadcast(ChannelPattern, BroadcastPattern):
         return count if count >= self.channels else 0
 
     def links(self, order: Sequence[int]) -> list[tuple[int, int]]:
-        """The links of a chain."""
         return [(src, dst) for src, dst in super().links(order) if dst != self.root]
 
     def credits(self, ranks: int) -> NDArray[np.int64]:

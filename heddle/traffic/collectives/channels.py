@@ -78,7 +78,6 @@ class ChannelPattern(HostedPattern):
 
     @property
     def typed(self) -> str:
-        """The flag that chose them."""
         return f"--channels {self.channels}" if self.channels > 1 else super().typed
 
     def hosted(self, hosts: Sequence[str]) -> Self:
@@ -104,7 +103,6 @@ class ChannelPattern(HostedPattern):
         return [*(sorted(found, key=lambda each: each.step // self.channels) if self.channels > 1 else found)]
 
     def at_once(self, ranks: int) -> int:
-        """One step of each channel."""
         return self.channels
 
     def unfit(self, ranks: int) -> str:
@@ -119,7 +117,6 @@ class ChannelPattern(HostedPattern):
         return [*zip(order, [*order[1:], order[0]], strict=True)]
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """The pairs of all channels."""
         import numpy as np
 
         found = np.array([self.links(order) for order in orders(self.hosts, ranks, self.channels)], dtype=np.int64)

@@ -22,7 +22,6 @@ class HalvingDoublingAllReduce(AllReducePattern):
 
     @property
     def typed(self) -> str:
-        """The flag that chose it."""
         return f"--algorithm {self.algorithm}"
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:

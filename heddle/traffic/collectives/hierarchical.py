@@ -57,5 +57,4 @@ class HierarchicalAllReduce(RailPattern, AllReducePattern):
         return steps
 
     def along(self, hosts: int) -> Sequence[tuple[int, int]]:
-        """The ring."""
         return [(src, (src + 1) % hosts) for src in range(hosts)]

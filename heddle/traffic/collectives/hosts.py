@@ -36,7 +36,6 @@ class HostedPattern(Pattern):
     hosts: tuple[int, ...] = ()
 
     def hosted(self, hosts: Sequence[str]) -> Self:
-        """With the host of each rank."""
         numbers: dict[str, int] = {}
         return replace(self, hosts=tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
 
@@ -55,7 +54,6 @@ class RailPattern(HostedPattern):
 
     @property
     def typed(self) -> str:
-        """The flag that chose it."""
         return f"--algorithm {self.algorithm}"
 
     def place(self, ranks: int, rank: int) -> tuple[Hosts, int, int]:

@@ -47,11 +47,9 @@ class DirectIncast(RootedPattern):
         return [Piece(lo, hi, r, lo) for r, (lo, hi) in chunks]
 
     def at_once(self, ranks: int) -> int:
-        """The chunks of all ranks."""
         return ranks
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """All others to the root."""
         return self.from_root(ranks)[:, ::-1]
 
     def credits(self, ranks: int) -> NDArray[np.int64]:

@@ -57,7 +57,6 @@ class PairMatrix(Pattern):
 
     @property
     def by_rank(self) -> bool:
-        """Whether it has rows."""
         return matrixrows.names_ranks(self.matrix)
 
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> PairMatrix:
@@ -93,7 +92,6 @@ class PairMatrix(Pattern):
         return [Piece(put, put + length, src, start) for src, _, length, start, put in mine]
 
     def at_once(self, ranks: int) -> int:
-        """All."""
         return ranks
 
     def whole(self, ranks: int, count: int) -> int:
@@ -107,7 +105,6 @@ class PairMatrix(Pattern):
         return 1.0
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """The pairs with cells."""
         import numpy as np
 
         cells = self._cells(ranks)

@@ -83,11 +83,9 @@ class MscclProgram(ReducingPattern):
 
     @property
     def redop(self) -> Reduction | Literal["none"]:
-        """The reduction, if its collective reduces."""
         return self.operation if self._program.collective in _REDUCING else "none"
 
     def busbw_factor(self, ranks: int) -> float:
-        """That of its collective."""
         usual = (ranks - 1) / ranks
         return 2 * usual if self._program.collective == "all-reduce" else _FACTORS.get(self._program.collective, usual)
 
@@ -109,7 +107,6 @@ class MscclProgram(ReducingPattern):
         return [_scaled(each, width) for each in self._compiled()[rank]]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """That of its collective."""
         width = count // self._program.chunks
         pieces = wanted(self._program, rank)
         return [Piece(each.lo * width, each.hi * width, each.source, each.start * width) for each in pieces]
@@ -123,7 +120,6 @@ class MscclProgram(ReducingPattern):
         return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """From the sender of each receive."""
         import numpy as np
 
         pairs = {

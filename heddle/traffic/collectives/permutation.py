@@ -47,12 +47,10 @@ class RandomPermutation(Pattern):
     )] = 0  # fmt: skip
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """One send and one receive."""
         to, source = cycle(ranks, self.seed)[rank], _sources(ranks, self.seed)[rank]
         return [SendStep(0, to, (0, count), 0), ReceiveStep(0, source, (0, count))]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The input of one other rank."""
         return (Piece(0, count, _sources(ranks, self.seed)[rank], 0),)
 
     def busbw_factor(self, ranks: int) -> float:
@@ -60,7 +58,6 @@ class RandomPermutation(Pattern):
         return 1.0
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """Each rank and its receiver."""
         import numpy as np
 
         src = np.arange(ranks, dtype=np.int64)

@@ -77,5 +77,4 @@ class RailAlignedAllToAll(RailPattern):
         return UNDER_WAY * len(self.place(ranks, 0)[0][0])
 
     def along(self, hosts: int) -> Sequence[tuple[int, int]]:
-        """All of them."""
         return [(src, dst) for src in range(hosts) for dst in range(hosts) if src != dst]

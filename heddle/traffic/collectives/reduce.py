@@ -40,16 +40,13 @@ class ChainReduce(RootedPattern, ReducingPattern):
         return (Piece(0, count, None, 0),) if rank == self.root else ()
 
     def busbw_factor(self, ranks: int) -> float:
-        """1."""
         return 1.0
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """The links of the chain."""
         import numpy as np
 
         src = np.delete(np.arange(ranks, dtype=np.int64), self.root)
         return np.stack([src, (src + 1) % ranks], axis=1)
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
-        """From every receiver."""
         return self.back(ranks)

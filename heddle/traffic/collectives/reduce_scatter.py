@@ -40,11 +40,9 @@ class RingReduceScatter(Ring, ReducingPattern):
             yield self.reduced(s, place - 1, lane.chunk(at - 1), ranks, last=s == ranks - 2)
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
-        """Its left-hand neighbour's first."""
         return ((rank - 1 - s) % ranks for s in range(ranks - 1))
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """One chunk of the reduction."""
         lo, hi = chunk_range(rank, ranks, count)
         return (Piece(lo, hi, None, lo),)
 

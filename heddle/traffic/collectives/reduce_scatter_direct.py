@@ -24,7 +24,6 @@ class DirectReduceScatter(DirectPattern, ReducingPattern):
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """Step r: from rank r."""
         own, others = chunk_range(rank, ranks, count), self.others(ranks, rank)
         chunks = ((to, chunk_range(to, ranks, count)) for to in others)
         return [
@@ -33,7 +32,6 @@ class DirectReduceScatter(DirectPattern, ReducingPattern):
         ]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """One chunk of the reduction."""
         lo, hi = chunk_range(rank, ranks, count)
         return (Piece(lo, hi, None, lo),)
 

@@ -69,7 +69,6 @@ class RingAllReduce(Ring, AllReducePattern):
                 yield ReceiveStep(s, place - 1, into, "input")
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
-        """Its own first."""
         return ((rank - s) % ranks for s in range(2 * (ranks - 1)))
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -40,16 +40,13 @@ class DirectScatter(RootedPattern):
         return [SendStep(0, to, chunk_range(to, ranks, count), 0) for to in others]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """One chunk of the root's input."""
         lo, hi = chunk_range(rank, ranks, count)
         return (Piece(0, hi - lo, self.root, lo),)
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """The root to all others."""
         return self.from_root(ranks)
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
-        """From every receiver."""
         return self.back(ranks)
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,22 +23,18 @@ class NextSendRecv(Pattern):
     replaces = False
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """One send and one receive."""
         return [
             SendStep(0, (rank + 1) % ranks, (0, count), 0),
             ReceiveStep(0, (rank - 1) % ranks, (0, count)),
         ]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The input of the rank before."""
         return (Piece(0, count, (rank - 1) % ranks, 0),)
 
     def busbw_factor(self, ranks: int) -> float:
-        """1."""
         return 1.0
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
-        """Each rank and the next."""
         import numpy as np
 
         src = np.arange(ranks, dtype=np.int64)

@@ -50,7 +50,6 @@ class TreeAllReduce(AllReducePattern):
         return steps
 
     def at_once(self, ranks: int) -> int:
-        """The data of one level."""
         return _WIDTH
 
 
