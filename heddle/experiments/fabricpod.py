@@ -23,7 +23,7 @@ from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.kube.jobs import IndexPod
 from heddle.runtimes.shardcalls import OBSERVER, AgentCall
 
-_LONGEST_S: Final = 86_400.0  # of all runs of a fabric; the cluster reports a pod that is lost before
+_ALL_RUNS_S: Final = 86_400.0  # of all runs of a fabric; the cluster reports a pod that is lost before
 _CALL: Final = "heddle.experiments.inpod:run_group"
 # What a pod reports, with a value: `say` and `warn` (a text), `repeated` (SentRepeat), `finished` (the need that the
 # pod does not have), `refused` (Problems); of the call: `ended` (why), `defect` (a traceback).
@@ -74,7 +74,7 @@ class FabricPod:
             try:
                 agent = AgentCall(f"of fabric {self.number}", start, lambda: None)
                 self.agent = agent
-                agent.call(request, _Listener(report), _LONGEST_S)
+                agent.call(request, _Listener(report), _ALL_RUNS_S)
             except HeddleError as error:
                 report("ended", first_lines(error.problems)[0])
             except Exception as error:  # a defect: raised again in the main thread

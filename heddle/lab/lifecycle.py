@@ -86,7 +86,7 @@ def up(
     observer = observer or Silent()
     engine = get_runtime(runtime)
     lab = lab_from(blueprint_from(wanted), engine)
-    clock = StepClock()
+    queues, clock = lab.fabric.policy.queues, StepClock()
     check_free(lab.name)
     with owners.lock(lab.name, work="start"):
         check_free(lab.name)  # again: with the lock, the owner stays the same
@@ -98,13 +98,16 @@ def up(
             observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
-        queues = lab.fabric.policy.queues
         for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
             observer.warn(line)
         if engine.here:
             preflight(lab.fabric, daemons=engine.daemons_here)
             switch.check(lab.fabric)
-            _check_kernel(lab, observer)
+            problems, warnings = lab.blueprint.kernel_faults()
+            for line in warnings:
+                observer.warn(line)
+            if problems:
+                raise MachineError(*problems)
         with clock.step("prepare"):
             chosen = engine.prepare(lab.fabric, options, observer)
         lab = _make(lab, chosen, source, observer, clock)
@@ -169,8 +172,7 @@ def _missing_sessions(lab: Lab) -> list[str]:
 
 def _session_problems(lab: Lab) -> list[Problem]:
     """Missing sessions as problems, reported before the routes that are missing because of them."""
-    missing = _missing_sessions(lab)
-    if not missing:
+    if not (missing := _missing_sessions(lab)):
         return []
     switch = missing[0].partition(":")[0]
     hint = f"./inv exec --lab {lab.name} {switch} vtysh -c 'show bgp summary'"
@@ -230,14 +232,6 @@ def _record_ending(name: str) -> None:
     with suppress(HeddleError):  # a damaged record or a full disk must not prevent a removal
         if (record := state.read_record(name)) is not None:
             state.write_record(replace(record, phase="ending"))
-
-
-def _check_kernel(lab: Lab, observer: Observer) -> None:
-    problems, warnings = lab.blueprint.kernel_faults()
-    for line in warnings:
-        observer.warn(line)
-    if problems:
-        raise MachineError(*problems)
 
 
 def _shown(warnings: Sequence[str]) -> list[str]:

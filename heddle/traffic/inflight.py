@@ -19,7 +19,6 @@ from typing import Any, Final
 from heddle.base.units import format_bytes
 from heddle.fabric.model import BACKEND, Fabric
 from heddle.fabric.pathdelay import PathDelays
-from heddle.switch.queues.classes import budget_of
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS
@@ -59,6 +58,8 @@ def xoff_not_reached(fabric: Fabric) -> tuple[str, ...]:
 
     Of n NICs, a link is between s that send and the rest: at most s (n - s) <= n^2 / 4 connections pass a port.
     """
+    from heddle.switch.queues.classes import budget_of
+
     policy, nics = fabric.policy, sum(port.network == BACKEND for port in fabric.nics)
     connections = nics * nics // 4
     each = WINDOW_PACKETS * (policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes)

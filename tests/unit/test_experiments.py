@@ -177,7 +177,7 @@ def test_nothing_else_is_an_expression(text: str) -> None:
 
 def test_repeats_give_a_mean_an_interval_and_a_variation() -> None:
     sample = Sample((1.0, 2.0, 3.0))
-    assert sample.mean == 2 and sample.cv == 50 and sample.half == pytest.approx(4.303 / 3**0.5)
+    assert sample.mean == 2 and sample.cv == 50 and sample.half == pytest.approx(4.302653 / 3**0.5)
     assert Sample((1.0,)).half is None and Sample((0.0, 0.0)).cv is None
     assert points({"a": ("1", "2"), "b": ("x",)}) == [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}]
 
