@@ -321,8 +321,6 @@ class _Forecast:
             yield f"{TE} is left out, because it needs longer for {self._flows:,} flows: --mode {TE} computes it"
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
-        if any(traffic.job.options.admission for traffic, _ in self._jobs):
-            yield "with admission, a run also has CTS packets and their ACKs: 0.3 % of a link, and not counted here"
         yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)
         if any(traffic.job.options.admission for traffic, _ in self._jobs):
             yield NOT_PREDICTED

@@ -233,7 +233,8 @@ def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
         lines[cut.end.node].append((f"link set {cut.end.interface} up", f"{cut.end.node}:{cut.end.interface}"))
     if topo.cuts:
         devices = (TUNNEL, *(stub_name(cut.number) for cut in topo.cuts))
-        lines[CABLES] = [(f"link set {device} up", device) for device in devices]
+        # Without addresses: a stub that announced itself would be a second neighbour of the port.
+        lines[CABLES] = [(f"link set {device} addrgenmode none up", device) for device in devices]
     for node in topo.nodes.values():
         lines[node.name] += [(line.removeprefix("ip "), node.name) for line in node.exec[: _leading_ip(node)]]
     return lines

@@ -152,7 +152,7 @@ def test_switches_whose_scripts_run_later_are_not_waited_for(up: Up) -> None:
     assert "sw1, sw2 without a configuration; routes to 10.73.1.2, 10.73.2.2" in end
     assert (shown(lab).converged, shown(lab).gaps) == (
         False,
-        tuple(f"{n}: has neither an address nor a BGP session: no configuration was run" for n in ("sw1", "sw2")),
+        tuple(f"{n}  has neither an address nor a BGP session: no configuration was run" for n in ("sw1", "sw2")),
     )
     for switch in ("sw1", "sw2"):
         for script in ("01-initial.sh", "02-bgp.sh"):
@@ -195,4 +195,4 @@ def test_hosts_of_one_subnet_behind_bridges_of_several_switches_are_not_waited_f
     )
     assert (shown(lab).converged, shown(lab).bgp.established) == (True, 1)
     lab.output("leaf1", ["ip", "addr", "add", "10.9.0.254/24", "dev", "br10"])
-    assert shown(lab).gaps == ("leaf2: no route to 10.9.0.1 (h1:eth1)", "leaf2: no route to 10.9.0.2 (h2:eth1)")
+    assert shown(lab).gaps == ("leaf2  no route to 10.9.0.1 (h1:eth1)", "leaf2  no route to 10.9.0.2 (h2:eth1)")

@@ -100,6 +100,7 @@ class Heard(Silent):
         self.warned.append((time.monotonic(), text))
 
 
+@pytest.mark.long
 def test_a_tunnel_that_dies_in_a_run_is_named_at_once_and_by_its_error(
     cluster: localshards.LocalCluster, name: str
 ) -> None:
@@ -141,6 +142,7 @@ def ran_with(lab: Lab, heard: Heard) -> None:
     run(lab, RunOptions(sizes=(1 << 22,), iters=50, warmup=0, qps=4), heard)
 
 
+@pytest.mark.long
 def test_shards_reach_each_other_over_ipv6_and_frames_that_it_does_not_fragment_are_named(
     cluster: localshards.LocalCluster, name: str
 ) -> None:
