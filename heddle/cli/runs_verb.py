@@ -180,7 +180,10 @@ def _is_file(word: str) -> bool:
     """Whether a word names a file, or was meant to. The record of a run names its directory."""
     from heddle.base.files import real
 
-    path = real(word)
+    try:
+        path = real(word)
+    except InputError:  # an assistant names runs only
+        return False
     return path.is_file() or (path.suffix in (".json", ".txt", ".log", ".out") and not path.is_dir())
 
 
