@@ -215,8 +215,10 @@ class ImportedLab(Blueprint):
         """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now, self.apart)
         routes = [Problem(switch, f"no route to {address}", f"({port})") for switch, address, port in unreached]
-        why = "has neither an address nor a BGP session: no configuration was run"
-        idle = [Problem(switch, "", why) for switch in sorted(convergence.WaitScope(self.owners, self.bare).idle(now))]
+        what, why = "the configuration", "was not run: there is neither an address nor a BGP session"
+        idle = [
+            Problem(switch, what, why) for switch in sorted(convergence.WaitScope(self.owners, self.bare).idle(now))
+        ]
         return [*(Problem(e.port, e.what, e.why) for e in awaited(self.fabric, now.adjacencies)), *routes, *idle]
 
     def routes_checked(self) -> str:
