@@ -12,7 +12,7 @@ from heddle.experiments.running import Running
 pytestmark = pytest.mark.root
 
 
-@pytest.mark.deep
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["02-same-five-tuple", "18-icrc"])
 def test_a_published_claim_fails_with_a_broken_hash_a_missing_mark_and_a_damaged_icrc(name: str) -> None:
     (experiment,) = load_folder("sigcomm24").only([name]).experiments
