@@ -224,7 +224,7 @@ def _unrouted(look: LabLook) -> Iterable[Problem]:
 
 
 def _next_hops(look: LabLook) -> Iterable[Problem]:
-    """Prefixes that lack next hops, although links, drains and sessions give them."""
+    """Prefixes without next hops that links, drains and sessions should give."""
     lab = look.lab
     hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
     found = (each for each in look.gaps if _EXTRA not in each.why)

@@ -43,7 +43,7 @@ CAUSES: Final[Mapping[str, CauseCheck]] = {
     "bgp-session-down": CauseCheck("BGP session down", "every session is established", "bgp_session_down", "interface"),
     "drained": CauseCheck("drained switch", "BGP drains no switch", "bgp_graceful_shutdown", "node"),
     "misrouting": CauseCheck("misrouting", "every route is a shortest path", "host_static_blackhole", "node"),
-    "missing-next-hop": CauseCheck("missing next hop", "no prefix lacks a next hop", "missing_next_hop", "node"),
+    "missing-next-hop": CauseCheck("missing next hop", "every prefix has its next hops", "missing_next_hop", "node"),
     "wrong-mtu": CauseCheck("wrong MTU", symptoms.wrong_mtu, "link_mtu_mismatch", "link"),
     "wrong-neighbour": CauseCheck("wrong neighbour", "all MACs are right", "arp_cache_poisoning", "interface"),
     "wrong-class": CauseCheck("wrong class of a DSCP", "every DSCP is in its class", "dscp_misconfiguration", "node"),
