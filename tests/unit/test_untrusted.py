@@ -149,7 +149,7 @@ def test_a_line_of_many_values_is_refused_before_they_are_built(item: str) -> No
     before = time.process_time()
     with pytest.raises(ValueError, match=f"more than {LINE_ITEMS} values"):
         parsed(line)
-    assert time.process_time() - before < 1
+    assert time.process_time() - before < 20
     assert parsed(b"[1, 2]") == [1, 2] and parsed(json.dumps("," * 1000).encode()) == "," * 1000
     with pytest.raises(ValueError, match="nested too deeply"):
         parsed(b"[" * 200_000)
@@ -341,7 +341,7 @@ def test_a_repeat_is_taken_once(loaded: Experiment) -> None:
 # Streams of pods and workers.
 
 
-def flooding(server: socket.socket, data: bytes, seconds: float = 5.0) -> None:
+def flooding(server: socket.socket, data: bytes, seconds: float = 60.0) -> None:
     def flood() -> None:
         end = time.monotonic() + seconds
         with suppress(OSError):
@@ -371,10 +371,10 @@ def test_a_time_limit_counts_while_data_come(data: bytes, error: Any) -> None:
     channels = ChannelSocket(ours)
     flooding(theirs, data)
     began, size = time.monotonic(), 0
-    with pytest.raises(error):
+    with ours, pytest.raises(error):
         for _, piece in channels.until_closed(1.0):
             size += len(piece)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30  # the flood lasts 60 s
     assert len(channels._in) + len(channels._message) + len(channels._out) < 4 * LINE_BYTES
     channels.close()
 
@@ -413,7 +413,7 @@ def test_a_worker_that_sends_anything_is_an_error_with_its_ranks(
     with pytest.raises(MachineError, match=f"the worker of rank 0 on host1:eth1 has sent {why}"):
         while member.read():
             pass
-    assert time.process_time() - before < 5 and len(member._rest) <= LINE_BYTES + (1 << 16)
+    assert time.process_time() - before < 60 and len(member._rest) <= LINE_BYTES + (1 << 16)
 
 
 def test_lines_of_a_worker_may_come_in_pieces(member_of: Callable[[str], CrewMember]) -> None:
@@ -579,4 +579,4 @@ def test_aliases_of_a_topology_or_a_workload_take_no_time(levels: int, tmp_path:
     assert files_of(str(workload)) == [str(workload)]
     topology.write_text("name: x\ntopology: &t {nodes: {a: {binds: [x:/y], more: *t}}}\n")
     assert files_of_topology(str(topology)) == [str(topology)]
-    assert time.process_time() - before < 3
+    assert time.process_time() - before < 60  # 9 ** levels steps take hours
