@@ -70,9 +70,8 @@ class Option:
     values: the possible words, or `module:name` of a table, a Literal or a function without parameters that has them,
     or a function of what is typed. listed: the words before the values, where `--help` lists them. value: the
     placeholder of the value in usage lines, where the flag's own name is not clear enough. group: the heading above it
-    in `--help`. short: `-n`. was: the flags that it replaces, each with the values that have another word now; they
-    work for one version (renamed.py). excludes: the parameter in whose place it is typed. assistants: a tool has it.
-    least, most: the range of a number. closed: the values are all that there are.
+    in `--help`. short: `-n`. excludes: the parameter in whose place it is typed. assistants: a tool has it. least,
+    most: the range of a number. closed: the values are all that there are.
     """
 
     help: str = ""
@@ -81,7 +80,6 @@ class Option:
     value: str = ""
     group: str = ""
     short: str = ""
-    was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     excludes: str = ""
     assistants: bool = True
     least: int | None = None
@@ -156,7 +154,7 @@ class Parameter:
 class Verb:
     """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`).
 
-    group: the heading above it in the list of verbs. was: what it replaces (renamed.py).
+    group: the heading above it in the list of verbs.
     """
 
     name: str
@@ -168,7 +166,6 @@ class Verb:
     files_out: Sequence[str] = ()  # names of parameters
     endings_here: Sequence[str] = ()
     group: str = ""
-    was: Sequence[str] = ()
 
     @property
     def flags(self) -> dict[str, Parameter]:
@@ -239,7 +236,7 @@ def _option(each: OptionField, shared: Mapping[str, Option]) -> Option:
     d = each.declared
     values = d.words or each.legal or shared.get(each.word, Option()).values
     limits = (d.least, d.most, d.closed or bool(each.legal or d.listed))
-    return Option(d.help, values, d.listed, d.value, d.group, d.short, d.was, "", d.assistants, *limits)
+    return Option(d.help, values, d.listed, d.value, d.group, d.short, "", d.assistants, *limits)
 
 
 def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:

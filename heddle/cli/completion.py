@@ -16,7 +16,6 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
-from heddle.cli.renamed import current
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
@@ -41,7 +40,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
     *before, last = list(words[1:]) or [""]
     if not before or before == ["help"]:
         return list(core) if last.startswith("-") else list(verbs)
-    verb = verbs.get(current(before[0], before[1:], verbs).name)
+    verb = verbs.get(before[0])
     if verb is None:
         return []
     waiting = verb.positionals

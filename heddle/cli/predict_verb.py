@@ -27,7 +27,6 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
 
 @verb(
     group="Paths",
-    was=["paths --predict"],
     help=words.PREDICT,
     extras=lambda typed: [PLOT] if typed["heatmap"] else [],
     files_in=files_in,

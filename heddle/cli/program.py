@@ -26,7 +26,6 @@ from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
-from heddle.cli.renamed import current
 from heddle.cli.verbs import GROUPS, Command
 
 Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
@@ -94,17 +93,14 @@ def _run(commands: Commands, words: Sequence[str]) -> None:
 
 
 def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None:
-    now = current(name, words, {each: command.verb for each, command in commands.items()})
-    if now.name not in commands:
+    if name not in commands:
         raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
-    command = commands[now.name]
-    explain = explain or _asks_help(command.verb, now.words)
-    foreign = nccltests.NcclFlags.of(now.words, command.verb.flags).notes if now.name in nccltests.VERBS else []
-    for note in (*now.notes, *([] if explain else foreign)):
-        print(as_started(note), file=sys.stderr)
-    if explain:
+    command = commands[name]
+    if explain or _asks_help(command.verb, words):
         return written(_help_of(command))
-    command.run(**parse(command.verb, now.words))
+    for note in nccltests.NcclFlags.of(words, command.verb.flags).notes if name in nccltests.VERBS else []:
+        print(as_started(note), file=sys.stderr)
+    command.run(**parse(command.verb, words))
     return None
 
 

@@ -113,7 +113,6 @@ def verb(
     *,
     group: str = "",
     name: str = "",
-    was: Sequence[str] = (),
     help: Options | None = None,
     options: str = "",
     positional: Sequence[str] = (),
@@ -133,14 +132,12 @@ def verb(
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a verb of a function `(console, **typed)`.
 
-    group: the heading above it in the list of verbs (GROUPS). was: what users typed for it in the last version: a
-    verb, or a verb and a flag whose value is the first word now.
-    help: the option of each parameter, or only its help, where it is not that of SHARED. options: `module:name` of a
-    function that lists declared options: the verb takes them, too, as `**options` by their words. positional:
-    parameters with a default that can be typed without their flag. rest: the parameter that gets all other words. root,
-    packages, extras: what the verb needs on this machine; packages are names of packages.py, extras those of
-    base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain. tool: how an assistant
-    gets it.
+    group: the heading above it in the list of verbs (GROUPS). help: the option of each parameter, or only its help,
+    where it is not that of SHARED. options: `module:name` of a function that lists declared options: the verb takes
+    them, too, as `**options` by their words. positional: parameters with a default that can be typed without their
+    flag. rest: the parameter that gets all other words. root, packages, extras: what the verb needs on this machine;
+    packages are names of packages.py, extras those of base/extras.py. checkout: it works on Heddle's own source, which
+    a wheel does not contain. tool: how an assistant gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
     directory_out: files_out are directories. endings_here: suffixes of a file that it writes to the working directory
@@ -159,9 +156,7 @@ def verb(
             return sorted([*declared, *own, *common], key=lambda p: p.option.group == OUTPUT)
 
         parameters = LateParameters(with_options) if options else [*own, *common]
-        spec = Verb(
-            called, parameters, rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
-        )
+        spec = Verb(called, parameters, rest, rest_after_positionals, checkout, tool, files_out, endings_here, group)
 
         def needs_root(typed: Mapping[str, Any]) -> bool:
             return root({**defaults, **typed}) if callable(root) else root

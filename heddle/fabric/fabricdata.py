@@ -19,10 +19,6 @@ from heddle.fabric.policydata import dump_policy, load_policy
 _NODES: Final = TypeAdapter(tuple[Node, ...])
 _LINKS: Final = TypeAdapter(tuple[Link, ...])
 _LEVELS: Final = TypeAdapter(tuple[Level, ...])
-# Files of a Heddle whose levels stated no facts: those of all its fabrics, by level.
-_EARLIER: Final[tuple[Mapping[str, Any], ...]] = (
-    {}, {"is_edge": True, "counts_uplinks": True, "boxed": True}, {"above_edge": True}, {},
-)  # fmt: skip
 
 
 def fabric_to_json(fabric: Fabric) -> dict[str, Any]:
@@ -41,15 +37,12 @@ def fabric_to_json(fabric: Fabric) -> dict[str, Any]:
 
 def fabric_from_json(data: Mapping[str, Any]) -> Fabric:
     """What `fabric_to_json` wrote."""
-    levels = data["levels"]
-    if not any("is_edge" in level for level in levels):
-        levels = [{**facts, **level} for facts, level in zip(_EARLIER, levels, strict=False)]
     found = Fabric(
         str(data["name"]),
         load_policy(data["policy"]),
         _NODES.validate_python(data["nodes"]),
         _LINKS.validate_python(data["links"]),
-        _LEVELS.validate_python(levels),
+        _LEVELS.validate_python(data["levels"]),
         box=str(data["box"]),
         area=str(data["area"]),
         sizes=tuple(str(each) for each in data["sizes"]),

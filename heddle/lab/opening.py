@@ -183,8 +183,7 @@ def check_version(record: state.Record) -> None:
     The format of BPF maps and records depends on the version. `down` works with labs of every version.
     """
     if record.version != VERSION:
-        other = f"Heddle {record.version}" if record.version else "an older Heddle"
-        why = f"was brought up by {other}, and this is Heddle {VERSION}"
+        why = f"was brought up by Heddle {record.version}, and this is Heddle {VERSION}"
         hint = f"use the version that brought it up, or run ./inv down {record.name} and bring it up again"
         raise InputError(Problem("", f"lab {record.name}", why, hint))
 

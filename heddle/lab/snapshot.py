@@ -51,9 +51,9 @@ class NotReadError(RuntimeError):
 class NodeSnapshot:
     """One node. A field is None where its part was not read. drops to programs: keys are the node's port names.
 
-    class_drops: the same drops by port and class; classes without drops are omitted. Also None in older evidence.
+    class_drops: the same drops by port and class; classes without drops are omitted.
     sessions: also None where bgpd does not answer; hosts are not asked. carrier_changes: of the node's ports, since the
-    lab came up; None in older evidence. links: MTU and MAC of each port. neighbours: entries at ports, by port name.
+    lab came up. links: MTU and MAC of each port. neighbours: entries at ports, by port name.
     path_mtus: address -> MTU that was learned.
     """
 

@@ -136,7 +136,7 @@ class RunOptions(AdmissionOptions):
     timeout: Annotated[int | None, Declared(
         "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
         "(default: by rates, queues and pauses)", _TRANSPORT, word="local_ack_timeout", value="N",
-        was={"--timeout": {}}, assistants=False, least=TIMEOUTS[0], most=TIMEOUTS[1],
+        assistants=False, least=TIMEOUTS[0], most=TIMEOUTS[1],
         hint="leave it out for a timeout that follows rates, queues and pauses",
     )] = None  # fmt: skip
     retries: int = 7

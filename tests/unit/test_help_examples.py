@@ -22,7 +22,6 @@ from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse
 from heddle.cli.hints import verb_hint
 from heddle.cli.nccltests import NcclFlags, NcclSizes
 from heddle.cli.program import commands_in, main
-from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
@@ -296,8 +295,7 @@ def test_an_entry_is_one_sentence_a_reason_a_command_and_a_page(entry: Term) -> 
     assert command is not None, "`see` begins with a command between backquotes"
     for line in re.findall(r"`(\./inv [^`]+)`", entry.see):
         _, name, *words = shlex.split(line)
-        now = current(name, words, verbs())
-        parse(verbs()[now.name], now.words)
+        parse(verbs()[name], words)
     page, _, anchor = entry.more.partition("#")
     assert (DOCS / page).is_file(), entry.more
     assert not anchor or anchor in anchors(DOCS / page), entry.more

@@ -110,8 +110,11 @@ def test_what_is_about_to_be_set_is_recorded_first_and_undone_when_that_fails() 
 
 
 def test_a_record_of_another_version_is_recognised() -> None:
-    for version, by in (("", "an older Heddle"), ("99.1", "Heddle 99.1")):
-        state.write_record(state.Record("x", "netns", "running", {"name": "x"}, version=version))
+    for record, by in (
+        (state.Record("x", "netns", "running", {"name": "x"}, version="99.1"), "Heddle 99.1"),
+        (state.Record("x", "netns", "running", {"name": "x"}), "Heddle of unknown version"),
+    ):
+        state.write_record(record)
         with pytest.raises(InputError) as caught:
             open_lab("x")
         assert f"lab x was brought up by {by}, and this is Heddle {VERSION}" in str(caught.value)

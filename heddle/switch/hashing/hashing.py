@@ -56,7 +56,7 @@ class SwitchHashing:
     def from_json(cls, data: Mapping[str, Any]) -> SwitchHashing:
         seed, policy, fields = (int(data[key]) for key in ("seed", "policy", "fields"))
         options, steering = HashOptions.from_json(data["options"]), Steering.from_json(data["steering"])
-        kernel_seed = int(data.get("kernel_seed", 0))  # an older run has none, and no flows that need it
+        kernel_seed = int(data["kernel_seed"])
         return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering, kernel_seed)
 
 
