@@ -29,7 +29,15 @@ from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
 from heddle.runtimes.netns_root import files_dir, job_root, make_views
 from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
-from heddle.runtimes.netns_topology import OWN, READ_ONLY, NodeDef, Topology, known_node, read_topology
+from heddle.runtimes.netns_topology import (
+    OWN,
+    READ_ONLY,
+    NodeDef,
+    Topology,
+    known_node,
+    read_topology,
+    start_timeout,
+)
 from heddle.switch.links.cuts import TUNNEL, stub_name, tunnel_line
 
 CABLES: Final = "_cables"  # the namespace of the stubs of cut links; not a valid node name
@@ -133,10 +141,9 @@ class NetnsRuntime:
         for node in topo.nodes.values():
             self._note_commands(lab, node, journal)
         if jobs:
-            # 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine.
-            patience, called = 120 + 10 * len(jobs), f"{lab}: the start of {len(jobs)} nodes"
-            stdin = json.dumps(jobs)
-            done = run([*HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
+            stdin, called = json.dumps(jobs), f"{lab}: the start of {len(jobs)} nodes"
+            argv = [*HELPER, "many", str(os.getpid())]
+            done = run(argv, stdin=stdin, timeout=start_timeout(len(jobs)), called=called)
             for line in _failures(json.loads(done.out), {job["node"]: job for job in jobs}):
                 observer.warn(line)
         observer.end("start", f"{len(jobs)} nodes")

@@ -256,3 +256,8 @@ def _end(raw: Any) -> End | None:
 
 def _merged(layers: list[Mapping[str, Any]], key: str) -> dict[str, str]:
     return {str(k): str(v) for layer in layers for k, v in (layer.get(key) or {}).items()}
+
+
+def start_timeout(nodes: int) -> float:
+    """Seconds: 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine."""
+    return 120 + 10 * nodes

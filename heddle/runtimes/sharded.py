@@ -35,7 +35,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
-from heddle.runtimes.netns_topology import known_node, read_topology
+from heddle.runtimes.netns_topology import known_node, read_topology, start_timeout
 from heddle.runtimes.registry import RUNTIMES
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
 from heddle.runtimes.shardtopology import packed
@@ -218,13 +218,13 @@ class ShardedRuntime(ABC):
     def start_in(self, lab: str, shards: Collection[str], observer: Observer) -> None:
         """Run the start scripts in some shards."""
         request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
-        self._called(lab).each(dict.fromkeys(shards, request), observer)
+        wait_s = start_timeout(max(map(len, ShardPlan.read(lab).shards.values())))
+        self._called(lab).each(dict.fromkeys(shards, request), observer, wait_s)
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the start scripts in all shards."""
-        request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
         observer.begin("start")
-        self._called(lab).every(request, observer)
+        self.start_in(lab, list(ShardPlan.read(lab).shards), observer)
         observer.end("start", f"{len(read_topology(topology).nodes)} nodes")
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
@@ -244,7 +244,7 @@ class ShardedRuntime(ABC):
         if lost:
             return lost
         request = {"call": f"{_BUILDING}:missing", "args": [lab], "kwargs": {}}
-        return [problem for each in self._called(lab).every(request) for problem in each]
+        return [each for found in self._called(lab).each(dict.fromkeys(plan.shards, request)) for each in found]
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
         """Always None: no file of a node is on this machine."""
@@ -345,17 +345,16 @@ class _Calls:
         """See Shards."""
         return {each.shard: each.clock for each in self._of(list(ShardPlan.read(self._lab).shards))}
 
-    def every(self, request: Mapping[str, Any], observer: Observer | None = None) -> list[Any]:
-        """The same call in all shards."""
-        return call_all(self._of(list(ShardPlan.read(self._lab).shards)), lambda _: request, observer)
-
-    def each(self, requests: Mapping[str, Mapping[str, Any]], observer: Observer | None = None) -> list[Any]:
-        """A call of its own for each shard."""
-        return call_all(self._of(list(requests)), lambda agent: requests[agent.shard], observer)
+    def each(
+        self, requests: Mapping[str, Mapping[str, Any]], observer: Observer | None = None, wait_s: float = 0.0
+    ) -> list[Any]:
+        """A call of its own for each shard. wait_s: as in `call`."""
+        return call_all(self._of(list(requests)), lambda agent: requests[agent.shard], observer, wait_s)
 
     def call(
-        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
+        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any],
+        wait_s: float = 0.0,
+    ) -> list[Any]:  # fmt: skip
         """See Shards."""
         plan, record = ShardPlan.read(self._lab), state.read_record(self._lab)
         names = list(plan.shards) if nodes is None else list(dict.fromkeys(plan.of(node) for node in nodes))
@@ -368,7 +367,7 @@ class _Calls:
             pairs = {key: _dumped(each, ahead) for key, each in kwargs.items()}
             return {**words, "args": [_dumped(each, ahead) for each in args], "kwargs": pairs}
 
-        return call_all(self._of(names), request, observer)
+        return call_all(self._of(names), request, observer, wait_s)
 
     def forget(self, shards: Collection[str]) -> None:
         """End the agents of shards that are gone."""

@@ -200,7 +200,12 @@ class ImportedLab(Blueprint):
         apart = tuple(str(each) for each in hosts if not any(each in network for network in networks))
         return replace(self, fabric=fabric, owners=owners, apart=apart)
 
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+    @property
+    def timeout(self) -> float:
+        """A failed BGP connect is repeated after 120 s, FRR's default."""
+        return 180 + len(self.fabric.links) / 20
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
         for line in refused_lines(lab, self.description.nodes) if self.description else ():
             observer.warn(line)
