@@ -251,7 +251,7 @@ def _hashing(look: LabLook) -> Iterable[Problem]:
 
 def _sysctls(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
-    return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
+    return [replace(each, hint=each.hint or hint) for each in wrong_sysctls(look.lab).problems]
 
 
 def _thresholds(look: LabLook) -> Iterable[Problem]:

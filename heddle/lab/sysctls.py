@@ -5,6 +5,7 @@ In:  a Lab. Out: SysctlsRead.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def _joined(found: Sequence[SysctlsRead]) -> SysctlsRead:
 def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
     """Read all of these nodes. A problem names the node, the key, its value and the expected one.
 
-    repair: write the expected values, except those that a topology sets itself.
+    repair: write the expected values, except those that a topology sets itself: their problems have a hint.
     """
     problems: list[Problem] = []
     count = 0
@@ -64,8 +65,10 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
                 if sources:
                     own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
                 elif certain := [each for each in settings.get(key, ()) if each.certain]:
-                    why = f"is {now}, and the topology sets {certain[-1].value} ({certain[-1].source})"
-                    problems += [] if repair else [Problem(node.name, key, why)]
+                    set_to = certain[-1].value
+                    why = f"is {now}, and the topology sets {set_to} ({certain[-1].source})"
+                    hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
+                    problems += [] if repair else [Problem(node.name, key, why, hint)]
                 elif not _same(now, value):
                     if repair and path.exists():
                         path.write_text(value)
