@@ -14,8 +14,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
+from heddle.base import resources
 from heddle.base.declared import OUTPUT
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
@@ -24,7 +26,6 @@ from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
-from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
 from heddle.cli.verbs import GROUPS, Command
 
@@ -191,3 +192,26 @@ def _explained(verb: Verb, p: Parameter) -> str:
     words = f"; {option.listed} {', '.join(option.offered(Typed(verb, p, in_help=True)))}" if option.listed else ""
     shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
     return option.help + words + (f" (default: {p.default})" if shows_default else "")
+
+
+@cache
+def examples() -> Mapping[str, Mapping[str, str]]:
+    """Verb -> the words after it -> what the line does."""
+    found: dict[str, dict[str, str]] = {}
+    text = (resources.HERE.content("templates") / "help/examples.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    for line, does in zip(lines[::2], lines[1::2], strict=True):
+        verb, _, words = line.removeprefix("./inv ").partition(" ")
+        found.setdefault(verb, {})[words] = does.strip()
+    return found
+
+
+def examples_text(verb: str) -> str:
+    """The part of a verb's help with its examples; empty for a verb without any. Fits into 80 columns."""
+    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in examples().get(verb, {}).items()]
+    return "\n".join(["", "Examples", *lines, ""]) if lines else ""
+
+
+def example_line(verb: str, words: str) -> str:
+    """The line as it is typed."""
+    return f"./inv {verb} {words}".rstrip()

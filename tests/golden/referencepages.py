@@ -15,8 +15,7 @@ from pydantic_core import PydanticUndefined
 from heddle.base.units import format_duration, format_rate, format_size, shown
 from heddle.base.variables import VARIABLES
 from heddle.cli.endings import EXIT_CODES
-from heddle.cli.examples import example_line, examples
-from heddle.cli.program import help_rows
+from heddle.cli.program import example_line, examples, help_rows
 from heddle.cli.verbs import GROUPS, Command
 from heddle.spec.keys import Duration, Rate, Size, Takes
 from heddle.spec.schema import FabricSpec

@@ -17,11 +17,10 @@ from heddle.base.problems import InputError
 from heddle.cli import run_verb
 from heddle.cli.argv import Verb, parse
 from heddle.cli.checkout_verbs import bench
-from heddle.cli.examples import example_line, examples, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.hints import verb_hint
 from heddle.cli.nccltests import NcclFlags, NcclSizes
-from heddle.cli.program import commands_in, main
+from heddle.cli.program import commands_in, example_line, examples, examples_text, main
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
@@ -43,7 +42,7 @@ def verbs() -> dict[str, Verb]:
 
 
 def test_each_verb_has_two_examples_and_each_example_a_verb() -> None:
-    """A new verb gets its examples in heddle/cli/examples.py."""
+    """A new verb gets its examples in heddle/cli/program.py."""
     assert set(EXAMPLES) == set(verbs())
     assert {name: len(found) for name, found in EXAMPLES.items() if len(found) < 2} == {}
     assert [name for name in EXAMPLES if max(map(len, examples_text(name).splitlines())) > 80] == [], "they fit"
