@@ -25,8 +25,7 @@ from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
-from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
-from heddle.cli.hints import verb_hint
+from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
 from heddle.cli.verbs import GROUPS, Command
 
 Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py

@@ -15,10 +15,9 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli import run_verb
-from heddle.cli.argv import Verb, parse
+from heddle.cli.argv import Verb, parse, verb_hint
 from heddle.cli.checkout_verbs import bench
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
-from heddle.cli.hints import verb_hint
 from heddle.cli.nccltests import NcclFlags, NcclSizes
 from heddle.cli.program import commands_in, example_line, examples, examples_text, main
 from heddle.fabric import hashmodes
@@ -122,7 +121,7 @@ def test_a_word_that_no_verb_is_near_gets_the_list_and_no_guess(word: str) -> No
 
 def test_every_verb_that_a_hint_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
-    from heddle.cli.hints import _VERBS
+    from heddle.cli.argv import _VERBS
 
     named = [words.split()[1] for hint in _VERBS.values() for words in hint.split("./") if words.startswith("inv ")]
     assert {name for name in named if not name.startswith("-")} <= set(verbs())
