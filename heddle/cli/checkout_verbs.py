@@ -7,14 +7,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from heddle.base import resources
 from heddle.base.files import real
-from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.problems import CheckError, InputError, MachineError, Problem
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
-from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -135,3 +135,33 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
 def loaded_from_elsewhere(page: str) -> list[str]:
     """The addresses on other servers that a browser loads by itself when it shows this HTML."""
     return _LOADED.findall(page)
+
+
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+
+
+def ensure_tools(out: Console, lock: Path, tools: Sequence[str], what: str) -> None:
+    """Return when the environment has these tools as the lock file pins them; install the file where it does not.
+
+    tools: names of packages in the file. what: what the file has, for a sentence ("the linters").
+    MachineError when pip fails.
+    """
+    pins = _PINNED.findall(lock.read_text(encoding="utf-8"))
+    if all(_installed(tool) in {pin for name, pin in pins if name.lower() == tool.lower()} for tool in tools):
+        return
+    out.say(f"installing {what} of {lock.name}")
+    # The file has all that is needed, and leaves out what a tool asks for and does not use: see pyproject.toml.
+    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    argv += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock)]
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
+        hint = "this needs the network once; run the same line again"
+        raise MachineError(Problem("", lock.name, "could not be installed", hint))
+
+
+def _installed(tool: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(tool)
+    except PackageNotFoundError:
+        return None

@@ -21,8 +21,8 @@ from heddle.base import resources
 from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.base.process import left_to_child
 from heddle.cli.argv import Option
+from heddle.cli.checkout_verbs import ensure_tools
 from heddle.cli.console import Console
-from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
