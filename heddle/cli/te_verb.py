@@ -28,7 +28,7 @@ class TeWords:
 
 # Action -> its function of (Console, TeWords).
 ACTIONS: Final[Mapping[str, str]] = {
-    "plan": "heddle.cli.te_plan:plan",
+    "plan": "heddle.cli.te_live:plan",
     **{action: f"heddle.cli.te_live:{action}" for action in ("apply", "watch", "off", "show")},
 }
 
