@@ -35,7 +35,7 @@ from heddle.cli.hashing_verb import hashing
 from heddle.cli.te_verb import te
 from heddle.cli.predict_verb import predict
 from heddle.cli.place_verb import place
-from heddle.cli.check_verb import check
+from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
 from heddle.cli.diagnose_verb import diagnose

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import tasks
-from heddle.cli import capture_live, check_verb, nccltests, tuner_verb
+from heddle.cli import capture_live, nccltests, predict_verb, tuner_verb
 from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
@@ -92,7 +92,7 @@ WRITTEN: Final = {
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
-    ("check", "--workload"): check_verb._USUAL,
+    ("check", "--workload"): predict_verb._USUAL,
 }
 
 
