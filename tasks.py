@@ -21,7 +21,7 @@ from heddle.cli.machine_verbs import image, setup
 from heddle.cli.fabric_verbs import up, status, inspect
 from heddle.cli.exec_verb import exec_
 from heddle.cli.fabric_verbs import validate, down, render
-from heddle.cli.import_verb import import_
+from heddle.cli.fabric_verbs import import_
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner

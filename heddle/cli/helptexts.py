@@ -69,7 +69,7 @@ GRAPH: Final[Options] = {
 }
 
 IMPORT: Final[Options] = {
-    "kind": Option("the format of the file: sonic", "heddle.cli.import_verb:IMPORTS", closed=True),
+    "kind": Option("the format of the file: sonic", "heddle.cli.fabric_verbs:IMPORTS", closed=True),
     "file": "a switch's config_db.json",
     "onto": Option("the preset or fabric file that gets the keys", "heddle.spec.load:presets", listed="presets:"),
     "out": "fabric file to write",
