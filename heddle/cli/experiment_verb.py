@@ -12,10 +12,10 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
+from heddle.cli.helptexts import target_of
 from heddle.cli.verbs import verb
 from heddle.host import packages
 

@@ -13,8 +13,8 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
+from heddle.cli.helptexts import target_of
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
