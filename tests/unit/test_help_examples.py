@@ -248,7 +248,6 @@ def test_sizes_of_nccl_tests_that_are_not_possible_are_named_as_typed(
     line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import tasks
-    from heddle.cli import privilege
     from heddle.host import packages
 
     monkeypatch.setattr(privilege, "become_root", lambda _: None)
