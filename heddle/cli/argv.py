@@ -395,6 +395,8 @@ def check_format(text: str) -> str:
     return text
 
 
+# Words of containerlab, and their counterparts here; without one a hint says so: a wrong guess is worse than none.
+# Source: `containerlab --help` (0.79). Those of nccl-tests are in nccltests.py.
 _NEAR: Final = 0.75  # similarity of two verbs: `start` is not a misspelt `status`, but `dwon` is `down`
 _PORT: Final = re.compile(r"(eth|lo|ens|enp)[0-9a-z]*")
 

@@ -137,6 +137,7 @@ def loaded_from_elsewhere(page: str) -> list[str]:
     return _LOADED.findall(page)
 
 
+# `./inv` installs requirements.lock; each other group of pyproject.toml has a lock file, installed when a verb asks.
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The verb `predict`: loads of the links of any fabric, without a lab."""
+"""The verbs `predict` and `check`: loads of the links of any fabric, and what a change of its files does, offline."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`./inv te apply`, `show`, `watch` and `off`: entries of traffic engineering in the switches of a running lab.
+"""`./inv te plan`, `apply`, `show`, `watch` and `off`: entries of traffic engineering for a running lab.
 
-In:  TeWords. Out: changed switches (heddle/lab/engineered.py), and what is in force as text or JSON.
+In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/engineered.py), and what is in
+force, as text or JSON; a file with the entries of a plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verb `te`: central traffic engineering. te_plan.py has what `plan` does, te_live.py the other actions."""
+"""The verb `te`: central traffic engineering. te_live.py has its actions."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def refuse(verb: str) -> None:
         raise AssertionError(f"{verb} asks for root")
 
-    monkeypatch.setattr(privilege, "become_root", refuse)
+    monkeypatch.setattr("heddle.cli.verbs.become_root", refuse)
     monkeypatch.chdir(tmp_path)
 
     def typed(*words: str) -> tuple[int, dict[str, Any]]:

@@ -250,7 +250,7 @@ def test_sizes_of_nccl_tests_that_are_not_possible_are_named_as_typed(
     import tasks
     from heddle.host import packages
 
-    monkeypatch.setattr(privilege, "become_root", lambda _: None)
+    monkeypatch.setattr("heddle.cli.verbs.become_root", lambda _: None)
     monkeypatch.setattr(packages, "ensure", lambda *_, **__: None)
     assert main(vars(tasks), ["inv", "run", *line.split()]) == 2
     assert said in capsys.readouterr().err
