@@ -1,6 +1,6 @@
 """`./inv te plan`, `apply`, `show`, `watch` and `off`: entries of traffic engineering for a running lab.
 
-In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/engineered.py), and what is in
+In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/engineered.py), what is in
 force, as text or JSON; a file with the entries of a plan.
 """
 
