@@ -25,7 +25,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_free, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes import clab_cleanup
+from heddle.runtimes import containerlab
 from heddle.runtimes.netns_cleanup import remove_lab
 from heddle.runtimes.netns_topology import bind_target, read_topology
 from heddle.runtimes.registry import get_runtime
@@ -248,10 +248,10 @@ def test_a_lock_that_every_user_can_make_does_not_stop_a_removal(
     hosts, lock = tmp_path / "hosts", tmp_path / "clab-hosts.lock"
     hosts.write_text("127.0.0.1 localhost\n###### CLAB-x-START ######\n10.0.0.1 a\n###### CLAB-x-END ######\n")
     for name, value in (("_HOSTS", hosts), ("_HOSTS_LOCK", lock), ("_SSH_CONFIGS", tmp_path), ("_HOSTS_S", 0.2)):
-        monkeypatch.setattr(clab_cleanup, name, value)
+        monkeypatch.setattr(containerlab, name, value)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        clab_cleanup._forget("x")
+        containerlab._forget("x")
     assert hosts.read_text() == "127.0.0.1 localhost\n"
 
 
