@@ -47,7 +47,7 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.render.render import DEFAULT
-from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
+from heddle.runtimes.clab_deploy import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine

@@ -36,21 +36,23 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import mgmt_subnet
-from heddle.runtimes.clab_containers import (
+from heddle.runtimes.clab_deploy import (
     CLAB_DIR,
     Container,
     containers_of,
+    deploy,
+    environment,
     mark,
     marked_link,
     marked_nodes,
     marked_topology,
     marker,
     namespace_of,
+    note,
     ours,
     own_namespaces,
     same_space,
 )
-from heddle.runtimes.clab_deploy import deploy, environment, note
 from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories, same_users
 from heddle.runtimes.netns_topology import known_node, read_topology
 

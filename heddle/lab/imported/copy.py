@@ -31,7 +31,7 @@ from heddle.render.dialects import (
 )
 from heddle.render.imagenames import REPOSITORIES, image_names
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
-from heddle.runtimes.clab_containers import LABEL
+from heddle.runtimes.clab_deploy import LABEL
 from heddle.runtimes.netns_topology import OWN, OWN_FILES, READ_ONLY
 from heddle.spec.yamlfile import Word
 
