@@ -379,7 +379,7 @@ def target_of(given: Mapping[str, object]) -> dict[str, str]:
     found = {key: str(value) for key, value in given.items() if value is not None}
     if "pod" in found:
         from heddle.base.files import real
-        from heddle.runtimes.kube.podtemplate import read_pod
+        from heddle.runtimes.kube.manifests import read_pod
 
         found["pod"] = read_pod(real(found["pod"]), found["pod"])
     return found
