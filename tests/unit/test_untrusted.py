@@ -36,8 +36,8 @@ from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.sweep import Sweep, _Pods
 from heddle.lab.imported.choose import files_of as files_of_topology
-from heddle.runtimes.kube.channels import ChannelSocket
 from heddle.runtimes.kube.jobs import IndexPod
+from heddle.runtimes.kube.podexec import ChannelSocket
 from heddle.runtimes.kube.podstate import PodState
 from heddle.runtimes.shardcalls import AgentCall
 from heddle.runtimes.shardtopology import packed, unpack
