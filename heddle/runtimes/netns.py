@@ -27,8 +27,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
-from heddle.runtimes.netns_root import files_dir, job_root, make_views
-from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
+from heddle.runtimes.netns_space import RUN_DIR, Space, files_dir, job_root, make_space, make_views
 from heddle.runtimes.netns_topology import (
     OWN,
     READ_ONLY,

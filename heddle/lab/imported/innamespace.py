@@ -16,8 +16,7 @@ from pathlib import Path
 from heddle.host import packages
 from heddle.lab.imported import frr
 from heddle.lab.imported.commands import SHELLS
-from heddle.runtimes.netns_root import DEVICES
-from heddle.runtimes.netns_space import PROVIDED, shown
+from heddle.runtimes.netns_space import DEVICES, PROVIDED, shown
 
 
 def seen_anyway(source: Path, target: str) -> bool:

@@ -38,8 +38,7 @@ from heddle.lab.imported.grammar import (
 )
 from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, seen_anyway
 from heddle.lab.imported.reach import reach_of
-from heddle.runtimes.netns_root import WRITABLE, why_read_only
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
