@@ -18,7 +18,7 @@ from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.call import Call
 from heddle.places.ssh import Target, known_keys
 from heddle.places.vm import guest, hardware, place, qemu
-from heddle.places.vm.bootkeys import know_host, make_keys
+from heddle.places.vm.guest import know_host, make_keys
 from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.imagebuild import INITRAMFS
