@@ -18,8 +18,8 @@ from heddle.spec.sonic.configdb import ConfigDb, ImportedKey, name_of
 from heddle.spec.yamlfile import Document, Trail
 
 if TYPE_CHECKING:
-    from heddle.spec.jsonfile import Repeated
     from heddle.spec.schema import FabricSpec
+    from heddle.spec.sonic.configdb import Repeated
 
 
 _TABLE: Final = "SWITCH_HASH"
