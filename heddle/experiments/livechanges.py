@@ -15,7 +15,7 @@ from heddle.fabric.hashmodes import MODES
 from heddle.fabric.naming import matching_names
 from heddle.lab import outages, rehash, restore, thresholds
 from heddle.lab.impairments import ports_of
-from heddle.spec.overrides import settings_of, value_text
+from heddle.spec.load import settings_of, value_text
 
 if TYPE_CHECKING:
     from heddle.experiments.spec import RunSpec

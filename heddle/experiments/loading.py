@@ -251,7 +251,7 @@ class _Reader:
     def _fabric(self, name: str, spec: RunSpec) -> tuple[LoadedFabric | None, str, str]:
         """The fabric of a variant, the key of it, and its name with what is changed."""
         from heddle.fabric.fabricfile import load_fabric
-        from heddle.spec.overrides import settings_of, value_text
+        from heddle.spec.load import settings_of, value_text
 
         use = spec.fabric or self._spec.fabric
         at: dict[str, Trail] = {}

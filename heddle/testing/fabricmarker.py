@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem
-from heddle.spec.overrides import settings_of, value_text
+from heddle.spec.load import settings_of, value_text
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric

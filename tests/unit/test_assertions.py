@@ -27,7 +27,7 @@ from heddle.runs.fitness import UnfitKind
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import ProofSummary, RunResult
-from heddle.spec.overrides import value_text
+from heddle.spec.load import value_text
 from heddle.testing import (
     assert_busbw_above,
     assert_depth_below,
