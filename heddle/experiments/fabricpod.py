@@ -17,8 +17,7 @@ from heddle.base.problems import HeddleError, first_lines
 from heddle.experiments.inpod import EVENTS, GroupOrder
 from heddle.experiments.loading import Variant
 from heddle.experiments.running import array_bytes_of
-from heddle.fabric.cutting import MARGIN, cut
-from heddle.fabric.footprint import BUFFER_BYTES
+from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, cut
 from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.kube.jobs import IndexPod
 from heddle.runtimes.shardcalls import OBSERVER, AgentCall
