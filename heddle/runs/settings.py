@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import flat, value_text
-from heddle.fabric.fabricdata import fabric_to_json
-from heddle.fabric.policydata import dump_policy
+from heddle.fabric.policydata import dump_policy, fabric_to_json
 from heddle.runs.fitness import unfit
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead

@@ -18,8 +18,8 @@ from pydantic import JsonValue, NonNegativeInt, TypeAdapter
 from heddle.base import state
 from heddle.base.problems import InputError, first_lines
 from heddle.base.version import VERSION
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric
+from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.files import read_object, typed, undamaged

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import (
     dump_policy,
+    fabric_from_json,
+    fabric_to_json,
     load_policy,
     queue_policy,
     queues_as_file,

@@ -25,8 +25,8 @@ from heddle.base.sysctls import is_sysctl_number
 from heddle.base.tables import some_of
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Bridge, Fabric, Port, Role
+from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
