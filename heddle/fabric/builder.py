@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.families import Interface, Network
+from heddle.fabric.hashmodes import seed_for
 from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import policy_of
-from heddle.fabric.seeds import seed_for
 from heddle.fabric.wiring import refuse_level_links
 from heddle.spec.schema import FabricSpec
 

@@ -79,7 +79,7 @@ DEFAULT_OPTIONS: Final = HashOptions()
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """Path choice. seed: a word of heddle/fabric/seeds.py, or a number for all switches.
+    """Path choice. seed: a word of heddle/fabric/hashmodes.py, or a number for all switches.
 
     ucmp: next hops are weighted by the bandwidth behind them. loopbacks: switches announce their loopbacks.
     """

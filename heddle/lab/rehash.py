@@ -19,9 +19,9 @@ from heddle.base.families import Network
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.sysctls import HASH_SEED, sysctl_number
 from heddle.fabric import hashmodes
+from heddle.fabric.hashmodes import seed_for
 from heddle.fabric.model import Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
-from heddle.fabric.seeds import seed_for
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of

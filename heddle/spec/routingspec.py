@@ -51,7 +51,7 @@ class RoutingSpec(Strict):
     bgp: Literal["unnumbered"] = "unnumbered"
     ecmp: Literal["flow", "e-ecmp", "flowlet", "spray", "pinned", "exact-match", "adaptive"] = "flow"
     # per-switch: each switch has its own seed; per-tier: each tier has one; shared: all have the same (polarisation); a
-    # number: all have this one. See heddle/fabric/seeds.py.
+    # number: all have this one. See heddle/fabric/hashmodes.py.
     seed: Literal["per-switch", "per-tier", "shared"] | Annotated[int, Field(ge=1, le=2**32 - 1)] = "per-switch"
     hash: HashSpec = HashSpec()
     resilient: bool = False  # a hash selects a bucket, and each bucket belongs to one next hop
