@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.ethernet import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS
 from heddle.base.problems import Problem, nearest
 from heddle.base.units import format_duration, format_rate, round_down, round_up
-from heddle.fabric.buffers import buffer_bytes, too_small
-from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS
+from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS, buffer_bytes, too_small
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Level
