@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
 
