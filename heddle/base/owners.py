@@ -7,6 +7,9 @@
 
 Namespaces, containers and BPF pins are named after the lab, and every user of a machine shares these names. The
 directory is root's, since all that changes a lab runs as root.
+
+A lock file has the mode 0600: no other user can open, and so lock it. It names the process that has it: its ID, its
+start and its work. The kernel removes the lock (flock) when the process ends, whatever ended it.
 """
 
 from __future__ import annotations

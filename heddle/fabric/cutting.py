@@ -5,7 +5,8 @@ Out: Cut. Racks stay whole: edge switches, and all hosts that they share. Racks 
 same uplinks next to each other. Other switches follow, the nearest to racks first, each to the shard to which most of
 its links lead, among those with enough memory left. Then switches and racks move from shards that are too large, and
 change places as long as that cuts fewer links (Fiduccia and Mattheyses, DAC 1982).
-Nothing is random: the same fabric is always cut in the same way.
+Nothing is random: the same fabric is always cut in the same way. docs/sharding.md has the measurements behind what
+nodes cost.
 """
 
 from __future__ import annotations

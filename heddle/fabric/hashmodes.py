@@ -1,6 +1,8 @@
 """Hashing modes as numbers: the BPF program's mode, the kernel policy of each mode, and the sysctls of a switch.
 
 In:  a mode's word and its options. Out: plain values. The only thing read from the kernel is whether it has seeds.
+A seed is never 0, which to the kernel means "random". The lab's name does not count in it: the same fabric with another
+name gives every flow the same path.
 """
 
 from __future__ import annotations

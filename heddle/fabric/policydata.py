@@ -1,6 +1,6 @@
-"""A policy from the keys of a fabric file, back to these keys for live changes, and as plain data for records.
+"""A policy from the keys of a fabric file, back to these keys for live changes; policies and fabrics as plain data.
 
-In:  a FabricSpec and the shape's levels; or Policy, QueuePolicy, RoutingPolicy; or their plain data.
+In:  a FabricSpec and the shape's levels; or Policy, QueuePolicy, RoutingPolicy, Fabric; or their plain data.
 Out: the policy; or data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `as_file`, keys as a
 file has them. Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
 """

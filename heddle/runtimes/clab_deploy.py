@@ -2,6 +2,8 @@
 
 In:  a lab's name and its topology.
 Out: nothing, or MachineError. containerlab exits with 0 even if commands of a node failed, so its log is read.
+A lab is Heddle's when its containers carry our label (every topology that Heddle renders gives them one), or when
+/run/heddle-containerlab/LAB says that Heddle deployed it (an imported topology has no such label).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 In:  a containerlab topology, rendered or user-supplied.
 Out: a container per node, `clab-LAB-NODE`, whose network namespace has that name below /run/netns.
 Other rooms work on that namespace and do not depend on containers. containerlab makes links, sets sysctls and runs
-`exec`. Heddle chooses its flags, reads its output, and removes what is left.
+`exec`. Heddle chooses its flags, reads its output, and removes what is left after a kill or a manual change: only what
+is Heddle's, and the lines that containerlab wrote for this lab.
 """
 
 from __future__ import annotations

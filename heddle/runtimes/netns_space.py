@@ -2,7 +2,13 @@
 
 On the machine they are /run/heddle/LAB/NODE/{etc,run,log}; the node sees them at FRR's paths. Files that the topology
 binds are mounted over them, directly from the rendered files: an edit of the rendered file changes the node's file.
-A node with its own view of all files (netns_root.py) has these directories too, and its binds come from its view.
+A node of an imported topology (label OWN_FILES) has these directories too, and its own view of all files: its root is
+an overlay of this machine's root, so that no node changes this machine. RUN_DIR/LAB/.files is one tmpfs with what the
+nodes write. For each node it has one directory per place that the node sees in its own way; its name is the place with
+/ as %2F, and in it `view` is what the node gets: / and this machine's other file systems as overlays, /run and /dev as
+private directories. An overlay cannot have its upper layer below its lower one (fs/overlayfs/super.c,
+ovl_check_layer): hence the tmpfs. Two mounts must not share an upper layer: so overlays are mounted once, here, and
+enter.py only binds them. Where the kernel has no overlayfs, the places are bound read-only (READ_ONLY).
 """
 
 from __future__ import annotations

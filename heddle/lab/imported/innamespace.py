@@ -1,6 +1,6 @@
 """Which binds and programs a node in a namespace can have.
 
-It sees this machine's files in its own view (netns_root.py). Its programs are this machine's, not those of its image.
+It sees this machine's files in its own view (netns_space.py). Its programs are this machine's, not those of its image.
 """
 
 from __future__ import annotations

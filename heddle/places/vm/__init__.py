@@ -7,7 +7,6 @@
     image.py       images of the cache: made once, removed when nothing uses them
     hardware.py    what a guest gets, and the command line of QEMU
     qemu.py        a process of QEMU, its console and its monitor
-    bootkeys.py    keys of the guest and of its user, made for each boot
     guest.py       one running guest: boot, find, end
     place.py       the guest as a place that verbs run in
 

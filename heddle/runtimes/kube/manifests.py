@@ -1,6 +1,7 @@
 """The objects of a lab in a cluster, and those that an administrator makes once: templates/kubernetes as data.
 
 In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, or the same objects as dicts.
+`--pod FILE` says in the keys of a Pod where pods run and how they are kept; what a pod may do stays as it is.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ _OWN: Final = ("heddle.", "app.kubernetes.io/name")  # labels by which Heddle fi
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
 _TEXTS: Final = {"*": str}  # any key
 _SIZES: Final = dict.fromkeys(("cpu", "memory", "ephemeral-storage"), _QUANTITY)
-_SPREAD_podtemplate: Final = {
+_SPREAD_KEYS: Final = {
     "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "minDomains": int, "nodeAffinityPolicy": str,
     "nodeTaintsPolicy": str,
 }  # fmt: skip
@@ -254,7 +255,7 @@ _KEYS: Final = {
     "spec": {
         "nodeSelector": _TEXTS,
         "tolerations": [{"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}],
-        "topologySpreadConstraints": [_SPREAD_podtemplate],
+        "topologySpreadConstraints": [_SPREAD_KEYS],
         **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
         "imagePullSecrets": [{"name": str}],
         "containers": [{"resources": {"requests": _SIZES, "limits": _SIZES}}],

@@ -4,6 +4,8 @@ In:  standard input until its end, and signals. Out: both outputs, unchanged, an
 127: the command does not exist there. 255: the pod or the connection is lost, with the reason on standard error.
 A signal is passed on by a second command in the pod, and this process ends when the command has ended by it. A second
 signal ends this process at once.
+The official client's own loop copies all data through strings, and cannot end standard input. The frames here (RFC
+6455, 5.2) are as large as what is there, and v5.channel.k8s.io has a message that closes a channel (Kubernetes 1.30).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 In:  Document of a JSON file. Keys of the file are trails: (table, entry, field).
 Out: `rows`, one ImportedKey for each key or group of equal keys, and `settings`: path of a fabric file -> value.
 Sizes are bytes, as in the file; times are nanoseconds on hardware.
+`json` checks the syntax; it gives no lines and hides keys that are there twice, so a second pass makes the Document.
 """
 
 from __future__ import annotations
