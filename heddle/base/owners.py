@@ -88,7 +88,10 @@ def try_lock(path: Path, work: str = "") -> int | None:
             os.fchmod(fd, _MODE)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.lstat().st_ino == found.st_ino:
-            _sign(fd, work)
+            pid = os.getpid()
+            with suppress(OSError):  # on a full disk the lock works too; only the holder's name is missing
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{pid} {start_of(pid) or 0} {work}\n".encode(), 0)
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -117,13 +120,6 @@ def late(path: Path, seconds: float) -> Busy:
         return MachineError(Problem("", str(path), f"has been locked for {seconds:g} s by {who}", hint))
 
     return error
-
-
-def _sign(fd: int, work: str) -> None:
-    pid = os.getpid()
-    with suppress(OSError):  # on a full disk the lock works too; only the holder's name is missing
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{pid} {start_of(pid) or 0} {work}\n".encode(), 0)
 
 
 CHANGES: Final = "changes"

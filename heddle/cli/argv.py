@@ -261,7 +261,10 @@ class _Parse:
                 break
             word = words.pop(0)
             if word == "--":
-                self._take_rest(words)
+                if self.verb.rest:
+                    self.values[self.verb.rest] = list(words)
+                elif words:
+                    self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
                 break
             if word.startswith("-") and word != "-":
                 self._flag(word, words)
@@ -298,12 +301,6 @@ class _Parse:
         if spare and flags:
             return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
         return f"usage: {self.verb.usage}; ./inv {self.verb.name} --help explains it"
-
-    def _take_rest(self, words: list[str]) -> None:
-        if self.verb.rest:
-            self.values[self.verb.rest] = list(words)
-        elif words:
-            self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
 
     def _flag(self, word: str, words: list[str]) -> None:
         flag, equals, value = word.partition("=")

@@ -147,7 +147,10 @@ def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, bui
         finally:
             shutil.rmtree(part, ignore_errors=True)
         give_to_caller(target, deep=True)
-        _remove_unused(target)
+        for old in images():
+            with suppress(OSError):
+                if old.path != target and time.time() - old.used > _UNUSED_S:
+                    shutil.rmtree(old.path)
     made = _image_in(target)
     if made is None:
         raise MachineError(Problem("", str(target), "was made and cannot be read", "run ./inv vm build --rebuild"))
@@ -203,13 +206,6 @@ def _described(file: Path) -> tuple[int, int, str]:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _remove_unused(kept: Path) -> None:
-    for old in images():
-        with suppress(OSError):
-            if old.path != kept and time.time() - old.used > _UNUSED_S:
-                shutil.rmtree(old.path)
 
 
 def _remove_parts(directory: Path) -> None:
