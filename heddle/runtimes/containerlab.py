@@ -56,6 +56,7 @@ from heddle.runtimes.clab_deploy import (
 )
 from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories, same_users
 from heddle.runtimes.netns_topology import known_node, read_topology
+from heddle.runtimes.registry import Runtime
 
 _SHOWN: Final = 5  # nodes that are listed by name
 _MOST_PROCESSES: Final = 4096  # and threads, of a node: a switch has less than 100, and the machine usually 32,768
@@ -65,15 +66,12 @@ _SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))  
 _AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
 
 
-class ContainerlabRuntime:
-    """Implements heddle.runtimes.registry.Runtime."""
+class ContainerlabRuntime(Runtime):
+    """Containers of this machine."""
 
     name = "containerlab"
     daemons_here = False
     here = True
-
-    def shards(self, lab: str) -> None:
-        """None: all nodes are on this machine."""
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
         """Check engine and containerlab, build missing images, and choose a free management network."""
@@ -87,11 +85,9 @@ class ContainerlabRuntime:
         return replace(options, version=version)
 
     def exists(self, lab: str) -> bool:
-        """True when this machine has a container of that lab deployed by Heddle, or its marker."""
         return marker(lab).exists() or any(ours(each, lab) for each in containers_of(lab))
 
     def name_conflict(self, lab: str) -> Problem | None:
-        """The problem of a containerlab lab with that name that Heddle did not deploy."""
         for each in containers_of(lab):
             if not ours(each, lab):
                 why = f"is already a containerlab lab that Heddle did not deploy, from {each.topology}"
@@ -100,7 +96,6 @@ class ContainerlabRuntime:
         return None
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
-        """Handles of all nodes, in the topology's order."""
         return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
@@ -121,7 +116,6 @@ class ContainerlabRuntime:
         return spot if process.parent == _PROC and spot.exists() else None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """Record the commands of create, without running them."""
         journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
         note(lab, topology, journal)
         journal.note(["docker", *_limit(lab, read_topology(topology).nodes)])
@@ -153,18 +147,15 @@ class ContainerlabRuntime:
         """Nothing to do: containerlab has run every node's `exec`."""
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
-        """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
         self._check(lab, topology, node)
         flags = ["-i", "-t"] if sys.stdin.isatty() and os.isatty(1) else ["-i"]
         return attached([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
-        """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
         self._check(lab, topology, node)
         return [*engine.client(), "exec", _container(lab, node), *_AS_SHELL, *argv]
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
-        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
             self._check(lab, topology, node)  # the node may not be running
@@ -173,7 +164,6 @@ class ContainerlabRuntime:
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """Remove everything of that lab, in any state. Returns the number of objects."""
         return remove_lab(lab, observer)
 
     def _check(self, lab: str, topology: Path, node: str) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.tables import some_of
-from heddle.runtimes.cluster import ShardCommand, ShardNeed
+from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.kube import manifests, podexec
 from heddle.runtimes.kube.api import ConflictError, ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.apierrors import RIGHTS
@@ -36,7 +36,7 @@ _FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that do
 _STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
 
 
-class KubeCluster:
+class KubeCluster(Cluster):
     """The cluster of a target. The kubeconfig is read when it is first needed."""
 
     name = "kubernetes"
@@ -109,7 +109,6 @@ class KubeCluster:
             raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
 
     def addresses(self, lab: str) -> Mapping[str, str]:
-        """See Cluster."""
         states, known = self.states(lab), self._answered
         found = {
             shard: each.address if each.ready else known.get(each.incarnation, "")
@@ -137,7 +136,6 @@ class KubeCluster:
         return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
 
     def place(self, lab: str, shard: str) -> str:
-        """See Cluster."""
         found = self.states(lab).get(shard)
         return f" on node {found.node}" if found is not None and found.node else ""
 
@@ -187,7 +185,6 @@ class KubeCluster:
         return None
 
     def exists(self, lab: str) -> bool:
-        """See Cluster."""
         chosen = manifests.selector(lab, owner())
         return any(self.api.all(kind, chosen) for kind in manifests.LAB_KINDS)
 

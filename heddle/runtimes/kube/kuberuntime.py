@@ -21,7 +21,7 @@ SHARDS = "shards"  # the key of a record's options
 
 
 class KubernetesRuntime(ShardedRuntime):
-    """Implements heddle.runtimes.registry.Runtime with pods. Where a lab runs is in the options of its record."""
+    """Shards are pods. Where a lab runs is in the options of its record."""
 
     name = "kubernetes"
 
