@@ -30,7 +30,7 @@ from heddle.experiments.loading import Experiment, Variant, load_experiment
 from heddle.experiments.outcome import Repeat
 from heddle.experiments.running import Running
 from heddle.runtimes.kube.podinit import end_pod, renew
-from heddle.runtimes.shardtopology import packed
+from heddle.runtimes.netns_topology import packed
 
 if TYPE_CHECKING:
     from heddle.shards.agent import Told

@@ -38,8 +38,8 @@ from heddle.runtimes.kube.kubecluster import KubeCluster
 from heddle.runtimes.kube.manifests import EXPERIMENT_RULES, PYTHON, JobNeed
 from heddle.runtimes.kube.podstate import USUAL_S, PodState
 from heddle.runtimes.kube.target import KubeTarget
+from heddle.runtimes.netns_topology import unpack
 from heddle.runtimes.shardcalls import AGENT
-from heddle.runtimes.shardtopology import unpack
 
 _STEP: Final = "fabrics"
 _LOOK_S: Final = 1.0  # between two looks at the pods

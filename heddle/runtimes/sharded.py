@@ -34,10 +34,9 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
-from heddle.runtimes.netns_topology import known_node, read_topology, start_timeout
+from heddle.runtimes.netns_topology import known_node, packed, read_topology, start_timeout
 from heddle.runtimes.registry import RUNTIMES, Runtime
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
-from heddle.runtimes.shardtopology import packed
 from heddle.spec.plain import load_spec
 
 _NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended

@@ -23,8 +23,8 @@ from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.outcome import ExperimentResult
 from heddle.experiments.running import Pods, Running, plan_text
 from heddle.experiments.sweep import Sweep
+from heddle.runtimes.netns_topology import packed
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
-from heddle.runtimes.shardtopology import packed
 
 ROOT = Path(__file__).parents[2]
 FILE = """\

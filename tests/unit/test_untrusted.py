@@ -39,8 +39,8 @@ from heddle.lab.imported.choose import files_of as files_of_topology
 from heddle.runtimes.kube.jobs import IndexPod
 from heddle.runtimes.kube.podexec import ChannelSocket
 from heddle.runtimes.kube.podstate import PodState
+from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
-from heddle.runtimes.shardtopology import packed, unpack
 from heddle.shards.carrier import FarShard, opened, sealed
 
 FILE = """\
