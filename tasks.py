@@ -38,7 +38,7 @@ from heddle.cli.place_verb import place
 from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
-from heddle.cli.diagnose_verb import diagnose
+from heddle.cli.fabric_verbs import diagnose
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
