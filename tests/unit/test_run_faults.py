@@ -24,8 +24,7 @@ from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run, plan_workload
-from heddle.spec.faultsettings import SETTINGS
-from heddle.spec.faulttimes import Times
+from heddle.spec.faultsettings import SETTINGS, Times
 from heddle.spec.impairments import NETEM_KINDS, LinkFault, RunFault, parse_run_fault
 from heddle.switch.links import delaylines
 from heddle.traffic.options import RunOptions
