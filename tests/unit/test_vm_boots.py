@@ -22,9 +22,8 @@ from heddle.places.vm.guest import know_host, make_keys
 from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.imagebuild import INITRAMFS
-from heddle.places.vm.kernels import KERNELS
 from heddle.places.vm.place import VmPlace
-from heddle.places.vm.recipe import image_name
+from heddle.places.vm.recipe import KERNELS, image_name
 
 USUAL = Hardware(2, 2048, 3600)
 

@@ -24,8 +24,7 @@ from heddle.places.vm import imagebuild, recipe
 from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, remove_images, sweep
 from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
-from heddle.places.vm.kernels import KERNELS, Kernel
-from heddle.places.vm.recipe import guest_packages, image_name
+from heddle.places.vm.recipe import KERNELS, Kernel, guest_packages, image_name
 from tests.machine import until
 
 STABLE = KERNELS["stable"]

@@ -21,8 +21,8 @@ from heddle.places.vm.guest import PATIENCE_S, end_guest, ensure_guest, find_gue
 from heddle.places.vm.hardware import KVM, TCG, Hardware, find_qemu
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.initramfs import ArchivedFile, archive
-from heddle.places.vm.kernels import DEFAULT, KERNELS
 from heddle.places.vm.qemu import process_in
+from heddle.places.vm.recipe import DEFAULT, KERNELS
 from tests.marks import deep
 from tests.vm.conftest import ROOT, Machine
 

@@ -41,9 +41,8 @@ from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, HOST, KVM, TCG, Har
 from heddle.places.vm.image import VmImage, ensure_image, find_image
 from heddle.places.vm.imagebuild import INITRAMFS
 from heddle.places.vm.initramfs import boot_archive
-from heddle.places.vm.kernels import DEFAULT, KERNELS, Kernel
 from heddle.places.vm.qemu import QemuProcess, process_in, start_qemu, tail_of
-from heddle.places.vm.recipe import image_name
+from heddle.places.vm.recipe import DEFAULT, KERNELS, Kernel, image_name
 
 if TYPE_CHECKING:
     import paramiko

@@ -30,8 +30,7 @@ from heddle.base.userfiles import check_owner, give_to_caller, make_dir
 from heddle.host.engine.lockfile import locked
 from heddle.places.vm import imagebuild
 from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build
-from heddle.places.vm.kernels import Kernel
-from heddle.places.vm.recipe import IMAGE_FORMAT, image_name, inputs
+from heddle.places.vm.recipe import IMAGE_FORMAT, Kernel, image_name, inputs
 
 ABOUT: Final = "image.json"
 _FILES: Final = (DISK, KERNEL_FILE, INITRAMFS)

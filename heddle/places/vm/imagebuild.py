@@ -25,7 +25,7 @@ from heddle.host import packages
 from heddle.host.engine.images import in_own_namespaces, last_lines
 from heddle.places.vm import recipe
 from heddle.places.vm.initramfs import image_archive
-from heddle.places.vm.kernels import Kernel
+from heddle.places.vm.recipe import Kernel
 
 DISK: Final = "disk.img"
 KERNEL_FILE: Final = "vmlinuz"
