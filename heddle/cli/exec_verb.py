@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.printable import shown
-from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem, shown
 from heddle.base.process import find_program
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console

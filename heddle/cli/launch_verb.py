@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heddle.base.printable import shown
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, shown
 from heddle.base.resources import HERE
 from heddle.cli import completion
 from heddle.cli.argv import Option

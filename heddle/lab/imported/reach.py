@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.printable import printable
+from heddle.base.problems import printable
 from heddle.base.tables import some_of
 from heddle.lab.imported import frr
 from heddle.lab.imported.commands import as_text

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.printable import printable
-from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.problems import MachineError, Problem, machine_errors, printable
 from heddle.base.process import start_of
 from heddle.base.state import write_json
 from heddle.places.vm.hardware import CONSOLE, MONITOR

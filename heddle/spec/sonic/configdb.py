@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from heddle.base.ethernet import CLASSES
-from heddle.base.printable import printable
-from heddle.base.problems import InputError, Problem, Problems
+from heddle.base.problems import InputError, Problem, Problems, printable
 from heddle.base.units import WHOLE_NUMBER
 from heddle.spec.yamlfile import MAX_DEPTH, Document, Mark, Trail
 
