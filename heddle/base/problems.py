@@ -2,6 +2,11 @@
 
 A `Problem` is one line for the user (and a hint below it). Rooms raise one of the three errors here; the command line
 prints their problems and exits with their exit code. Any other exception that reaches the user is a defect of Heddle.
+
+What a terminal gets must not be steered by texts of files, nodes, kernels and servers that others wrote. All text for
+people passes through `shown` where it is printed: in `tables.written` (stdout), `Problem.__str__`, the observers
+(stderr) and the console. Names also pass through `printable` where they are read, since a line feed in a name would
+begin another line.
 """
 
 from __future__ import annotations

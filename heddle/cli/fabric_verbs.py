@@ -1,4 +1,4 @@
-"""The verbs for whole labs: up, status, inspect, validate, down; and render and import, which start nothing."""
+"""The verbs for whole labs: up, status, inspect, validate, diagnose, down; render and import, which start nothing."""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ Out: Topology, frozen; inherited keys (node, then group, kind, defaults) are res
 Keys that only a container engine can use (images, capabilities, the management network) are ignored. Any other key is
 an error in namespaces, since ignoring it would change the meaning of the topology. The containerlab runtime uses the
 same reader, and lets containerlab check the keys.
+A shard has its part of the topology: a link to a node of another shard is a VXLAN link there, as in containerlab. It
+has the id of the far port as `vni`, the address of the far shard as `remote`, the port of the tunnels as `dst-port`,
+and the id of its own port as `vars.port`.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class LinkDef:
 
 @dataclass(frozen=True, slots=True)
 class CutDef:
-    """The end of a link whose other end is in another shard (shardtopology.py). number, far: ids of both ports.
+    """The end of a link whose other end is in another shard (`part_of`). number, far: ids of both ports.
 
     remote: the address of the other shard, where its tunnel listens. mtu in bytes.
     """
@@ -286,7 +289,7 @@ def write_part(
     part["nodes"] = {name: own for name, own in part["nodes"].items() if home[name] == shard}
     links = []
     for link in part.get("links") or []:
-        ends = [_end_shardtopology(each) for each in link["endpoints"]]
+        ends = [_long_form(each) for each in link["endpoints"]]
         here = [end for end in ends if home[end["node"]] == shard]
         if len(here) == len(ends):
             links.append(link)
@@ -311,7 +314,7 @@ def change_addresses(topology: Path, moved: Mapping[str, str]) -> None:
     topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
 
 
-def _end_shardtopology(raw: Any) -> dict[str, Any]:
+def _long_form(raw: Any) -> dict[str, Any]:
     if isinstance(raw, str):
         node, _, interface = raw.partition(":")
         return {"node": node, "interface": interface}

@@ -1,7 +1,8 @@
 """The values of faults that are set by name: flags of `./inv fault KIND`, and `KEY=VALUE` of `./inv run --fault`.
 
 In:  texts. Out: values; ValueError with the reason, `; ` and a hint. Which kind takes which: heddle/lab/faults/.
-Times are wall time here, whatever k is.
+Times are wall time, whatever k is. Times of a fault in a run (`from=2s`, `to=4s`, `every=5s`: when it begins and ends,
+whether it comes again) count from the run's first barrier.
 """
 
 from __future__ import annotations

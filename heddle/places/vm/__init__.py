@@ -1,6 +1,5 @@
 """The place `vm`: a virtual machine with Debian's full kernel, which runs the same verbs.
 
-    kernels.py     the kernels to choose from
     recipe.py      what an image is made of, and its name
     initramfs.py   the first programs of the guest, as cpio archives
     imagebuild.py  make the files of an image: pip, mmdebstrap, mke2fs

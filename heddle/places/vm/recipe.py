@@ -2,6 +2,8 @@
 
 The guest's own scripts (templates/vm/) are not part of an image: each boot adds them. So a change of a script needs no
 new image; a change of a command here, or of initramfs.py, does.
+The kernels that a guest can boot are Debian's, by pocket of the archive. A kernel's name is also the guest's name:
+`--place vm:stable` and `--place vm` are two guests.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from heddle.base import extras, state
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.runtimes.kube import apierrors
+from heddle.runtimes.kube.apierrors import KUBECONFIG, bad_config, refused, unreachable
 from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, checked
 
 MANAGER: Final = "heddle"  # of the fields that server-side apply sets
@@ -150,16 +150,16 @@ class KubeApi:
         try:
             yield
         except client().error as error:
-            problem = apierrors.refused(error, what, self.server, self.target.namespace)
+            problem = refused(error, what, self.server, self.target.namespace)
             if error.status == 404 and absent and not problem.what.startswith("namespace "):
                 return
             raise _KINDS_OF_ERROR.get(error.status, MachineError)(problem) from None
         except OSError as error:
-            raise UnreachableError(apierrors.unreachable(error, self.server)) from None
+            raise UnreachableError(unreachable(error, self.server)) from None
         except Exception as error:  # urllib3's errors have no base outside it: HTTPError
             if type(error).__module__.partition(".")[0] not in ("urllib3", "websocket", "kubernetes"):
                 raise
-            raise UnreachableError(apierrors.unreachable(error, self.server)) from None
+            raise UnreachableError(unreachable(error, self.server)) from None
 
 
 class ForbiddenError(MachineError):
@@ -245,7 +245,7 @@ def _connected(context: str) -> tuple[Any, str, str]:
         config.load_incluster_config(client_configuration=settings)
         return settings, "", _IN_POD.with_name("namespace").read_text(encoding="utf-8").strip()
     if not found_file:
-        raise MachineError(Problem("kubernetes", files, "does not exist", apierrors.KUBECONFIG))
+        raise MachineError(Problem("kubernetes", files, "does not exist", KUBECONFIG))
     known: list[str] = []
     try:
         contexts, current = config.list_kube_config_contexts(files)
@@ -255,9 +255,9 @@ def _connected(context: str) -> tuple[Any, str, str]:
         found: Mapping[str, Any] = next((each["context"] for each in contexts if each["name"] == chosen), {})
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         kind = InputError if context and context not in known else MachineError
-        raise kind(apierrors.bad_config(error, context, known)) from None
+        raise kind(bad_config(error, context, known)) from None
     except Exception as error:  # of PyYAML
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
-        raise MachineError(apierrors.bad_config(error, context, known)) from None
+        raise MachineError(bad_config(error, context, known)) from None
     return settings, chosen, str(found.get("namespace") or "")

@@ -1,4 +1,4 @@
-"""The shards of labs as pods: implements heddle.runtimes.cluster.Cluster with one StatefulSet a shard.
+"""The runtime `kubernetes`: a fabric over the pods of a cluster, one StatefulSet a shard.
 
 In:  a target, and what each shard needs. Out: pods that accept commands, or Problems that name the shard and its nodes.
 All objects carry the lab and its owner as labels, so `remove` needs no record.
