@@ -23,8 +23,7 @@ from heddle.fabric.model import Fabric
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.kube import manifests, podexec
-from heddle.runtimes.kube.api import ConflictError, ForbiddenError, KubeApi, UnreachableError
-from heddle.runtimes.kube.apierrors import RIGHTS
+from heddle.runtimes.kube.api import RIGHTS, ConflictError, ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
 from heddle.runtimes.kube.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
