@@ -103,7 +103,7 @@ class LinkDef:
 
 @dataclass(frozen=True, slots=True)
 class CutDef:
-    """The end of a link whose other end is in another shard (`part_of`). number, far: ids of both ports.
+    """The end of a link whose other end is in another shard (`write_part`). number, far: ids of both ports.
 
     remote: the address of the other shard, where its tunnel listens. mtu in bytes.
     """
