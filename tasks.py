@@ -28,8 +28,8 @@ from heddle.cli.tuner_verb import tuner
 from heddle.cli.launch_verb import launch
 from heddle.cli.experiment_verb import experiment, reproduce
 from heddle.cli.fault_verb import fault
-from heddle.cli.capture_verb import capture
-from heddle.cli.craft_verb import craft
+from heddle.cli.packet_verbs import capture
+from heddle.cli.packet_verbs import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.hashing_verb import hashing
 from heddle.cli.te_verb import te

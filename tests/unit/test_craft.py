@@ -10,7 +10,7 @@ import pytest
 from scapy.layers.l2 import Ether
 
 from heddle.base.problems import HeddleError, InputError, MachineError
-from heddle.cli.craft_verb import crafted_text
+from heddle.cli.packet_verbs import crafted_text
 from heddle.runs.craft import _exchange
 from heddle.runs.craftresult import Crafted, ResponderSeen
 from heddle.wire import layout as wire
