@@ -31,7 +31,7 @@ from heddle.cli.fault_verb import fault
 from heddle.cli.packet_verbs import capture
 from heddle.cli.packet_verbs import craft
 from heddle.cli.paths_verb import paths
-from heddle.cli.hashing_verb import hashing
+from heddle.cli.paths_verb import hashing
 from heddle.cli.te_verb import te
 from heddle.cli.predict_verb import predict
 from heddle.cli.place_verb import place
