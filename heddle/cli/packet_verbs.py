@@ -1,4 +1,4 @@
-"""The verb `capture`: packets at a port (capture_live.py), or those of a file (capture_read.py)."""
+"""The verbs of packets: `capture` at a port (capture_live.py) or of a file (capture_read.py); `craft`, RoCEv2 by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `paths`: the paths of a run, or those that its QPs would take now."""
+"""The verbs `paths`, of a run or as its QPs would take them now, and `hashing` (hashing_change.py has what it does)."""
 
 from __future__ import annotations
 
