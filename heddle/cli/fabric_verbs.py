@@ -153,7 +153,7 @@ def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> N
     ./inv inspect zone --node host1 shows one node in detail: links, rates, MTU and BGP states. ./inv status shows
     whether the lab is converged.
     """
-    from heddle.fabric.naming import matching_names, split_words
+    from heddle.fabric.model import matching_names, split_words
     from heddle.lab.inventory import read_inventory
     from heddle.lab.opening import open_lab
     from heddle.views.labtext import lab_text, nodes_text

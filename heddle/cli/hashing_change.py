@@ -24,7 +24,7 @@ from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import EXACT_MATCH, MODES
-from heddle.fabric.naming import split_words
+from heddle.fabric.model import split_words
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file, routing_policy
 from heddle.lab import rehash

@@ -103,7 +103,7 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
 
 def words_of_flag(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """The words of a flag that was repeated, or that has several words with commas."""
-    from heddle.fabric.naming import split_words
+    from heddle.fabric.model import split_words
 
     found = split_words(typed)
     if typed and not found:

@@ -122,7 +122,7 @@ def matching(port: Sequence[str], class_: Sequence[str]) -> Callable[[str, int],
 
 
 def _split(typed: Sequence[str]) -> tuple[str, ...]:
-    from heddle.fabric.naming import split_words
+    from heddle.fabric.model import split_words
 
     return split_words(typed)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.hashmodes import MODES
-from heddle.fabric.naming import matching_names
+from heddle.fabric.model import matching_names
 from heddle.lab import outages, rehash, restore, thresholds
 from heddle.lab.impairments import ports_of
 from heddle.spec.load import settings_of, value_text

@@ -20,8 +20,7 @@ from ipaddress import ip_address
 from itertools import count as numbers
 from typing import Any
 
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import NicNames
+from heddle.fabric.model import Fabric, NicNames
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base import owners
 from heddle.base.problems import CheckError, InputError, Problem
-from heddle.fabric.model import Fabric, Role
-from heddle.fabric.naming import matching_names, split_words
+from heddle.fabric.model import Fabric, Role, matching_names, split_words
 from heddle.lab.faults.record import SetFault
 from heddle.lab.impairments import ports_of
 from heddle.lab.outages import check_rendered, wait
