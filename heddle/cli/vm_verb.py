@@ -110,8 +110,8 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
 
 def _status(out: Console) -> None:
     from heddle.places.vm.guest import guests
-    from heddle.places.vm.hardware import kvm_problem
     from heddle.places.vm.image import images
+    from heddle.places.vm.qemu import kvm_problem
     from heddle.places.vm.recipe import KERNELS, image_name
 
     running, cached = guests(), images()
@@ -156,7 +156,7 @@ def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
     from heddle.base.problems import InputError, MachineError, Problem
     from heddle.base.process import find_program
     from heddle.places.vm.guest import ensure_guest, find_guest, guests
-    from heddle.places.vm.hardware import HOST
+    from heddle.places.vm.qemu import HOST
     from heddle.places.vm.recipe import DEFAULT, kernel_named
 
     if out.json:

@@ -14,7 +14,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.places.vm import recipe
 from heddle.places.vm.guest import end_guest, ensure_guest
-from heddle.places.vm.hardware import Hardware
+from heddle.places.vm.qemu import Hardware
 from heddle.places.vm.recipe import KERNELS, lock_file
 from tests.vm.conftest import Machine
 

@@ -36,12 +36,23 @@ from heddle.base.userfiles import give_to_caller, make_dir
 from heddle.host import packages
 from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked
-from heddle.places.vm import hardware, qemu
-from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, HOST, KVM, TCG, Hardware, qemu_command
+from heddle.places.vm import qemu
 from heddle.places.vm.image import VmImage, ensure_image, find_image
 from heddle.places.vm.imagebuild import INITRAMFS
 from heddle.places.vm.initramfs import boot_archive
-from heddle.places.vm.qemu import QemuProcess, process_in, start_qemu, tail_of
+from heddle.places.vm.qemu import (
+    BOOT_ARCHIVE,
+    CONSOLE,
+    HOST,
+    KVM,
+    TCG,
+    Hardware,
+    QemuProcess,
+    process_in,
+    qemu_command,
+    start_qemu,
+    tail_of,
+)
 from heddle.places.vm.recipe import DEFAULT, KERNELS, Kernel, image_name
 
 if TYPE_CHECKING:
@@ -189,7 +200,7 @@ def ensure_guest(kernel: Kernel, observer: Observer, wanted: Hardware | None = N
     """
     if (found := find_guest(kernel.name)) is not None:
         return _usable(found, kernel)
-    hardware.find_qemu()
+    qemu.find_qemu()
     image = ensure_image(kernel, observer)
     directory = guest_dir(kernel.name)
     make_dir(directory.parent)
@@ -278,7 +289,7 @@ def _boot_somehow(
     image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, tell: Callable[[str], None]
 ) -> tuple[Booted, str]:
     """Boot with KVM, else with TCG: the guest, and why KVM is not used."""
-    slow = hardware.kvm_problem() or kvm_failure()
+    slow = qemu.kvm_problem() or kvm_failure()
     if not slow:
         try:
             return boot(image, directory, keys, wanted, KVM, tell), ""
@@ -388,6 +399,6 @@ def vm_check() -> Check:
         return Check("vm", False, f"no {EXTRAS[SSH].package} for --place vm", EXTRAS[SSH].hint, required=False)
     found = find_image(KERNELS[DEFAULT])
     image = f"Linux {found.release}" if found else "its image is not made yet: a few minutes, 1 GB"
-    slow = hardware.kvm_problem() or kvm_failure()
+    slow = qemu.kvm_problem() or kvm_failure()
     speed = f"slow, because {slow}" if slow else "with KVM, if it boots a guest here"
     return Check("vm", True, f"a full kernel with --place vm ({image}; {speed})", required=False)
