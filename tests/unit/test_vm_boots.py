@@ -19,8 +19,7 @@ from heddle.places.call import Call
 from heddle.places.ssh import Target, known_keys
 from heddle.places.vm import guest, place, qemu
 from heddle.places.vm.guest import know_host, make_keys
-from heddle.places.vm.image import VmImage
-from heddle.places.vm.imagebuild import INITRAMFS
+from heddle.places.vm.image import INITRAMFS, VmImage
 from heddle.places.vm.place import VmPlace
 from heddle.places.vm.qemu import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle.places.vm.recipe import KERNELS, image_name

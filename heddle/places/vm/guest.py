@@ -37,8 +37,7 @@ from heddle.host import packages
 from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked
 from heddle.places.vm import qemu
-from heddle.places.vm.image import VmImage, ensure_image, find_image
-from heddle.places.vm.imagebuild import INITRAMFS
+from heddle.places.vm.image import INITRAMFS, VmImage, ensure_image, find_image
 from heddle.places.vm.initramfs import boot_archive
 from heddle.places.vm.qemu import (
     BOOT_ARCHIVE,

@@ -22,8 +22,7 @@ from heddle.base.problems import MachineError, Problem, machine_errors, printabl
 from heddle.base.process import find_program, start_of
 from heddle.base.state import write_json
 from heddle.host import packages
-from heddle.places.vm.image import VmImage
-from heddle.places.vm.imagebuild import DISK, KERNEL_FILE
+from heddle.places.vm.image import DISK, KERNEL_FILE, VmImage
 
 QEMU: Final = "qemu-system-x86_64"
 KVM: Final = "kvm"
