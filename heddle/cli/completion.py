@@ -200,7 +200,7 @@ def queue_settings(_: Typed) -> list[str]:
 
 def hash_settings(_: Typed) -> list[str]:
     """Keys of `hashing --set`: those of routing.hash, and two of routing."""
-    from heddle.spec.routingspec import HashSpec
+    from heddle.spec.schema import HashSpec
     from heddle.spec.wording import paths_of
 
     return _leaves([*paths_of(HashSpec), "seed", "resilient"])

@@ -31,7 +31,7 @@ from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.spec.keys import Strict
-from heddle.spec.routingspec import HashSpec, RoutingSpec
+from heddle.spec.schema import HashSpec, RoutingSpec
 from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 from heddle.switch.hashing.hashing import SwitchHashing
 

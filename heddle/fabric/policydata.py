@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from heddle.fabric.wiring import Level
     from heddle.spec.linkspec import LinkSpec
     from heddle.spec.queuespec import QueuesSpec
-    from heddle.spec.routingspec import RoutingSpec
-    from heddle.spec.schema import FabricSpec
+    from heddle.spec.schema import FabricSpec, RoutingSpec
 
 
 _QUEUES: Final = TypeAdapter(QueuePolicy)

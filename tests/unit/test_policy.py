@@ -24,8 +24,7 @@ from heddle.fabric.shapes import build
 from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.queuespec import QueuesSpec
-from heddle.spec.routingspec import RoutingSpec
-from heddle.spec.schema import AddressingSpec
+from heddle.spec.schema import AddressingSpec, RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 
 ODD = [

@@ -28,7 +28,7 @@ from heddle.predict.statistics import (
     max_over_mean,
     tuple_entropy,
 )
-from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.schema import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from tests.marks import deep
