@@ -45,7 +45,7 @@ from heddle.cli.explain_verb import explain
 from heddle.cli.workshop_verb import workshop
 from heddle.cli.vm_verb import vm
 from heddle.cli.serving_verbs import mcp
-from heddle.cli.test_verb import test
+from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke
 

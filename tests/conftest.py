@@ -128,13 +128,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _suite_of(path: Path) -> str:
-    """The folder of a test, which is its suite (heddle/cli/test_verb.py); empty for a file of a user or a test."""
+    """The folder of a test, which is its suite (heddle/cli/checkout_verbs.py); empty for a file of a user or a test."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
     return parts[0] if len(parts) > 1 else ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """For heddle/cli/test_verb.py, which installs what the chosen tests need and nothing else."""
+    """For heddle/cli/checkout_verbs.py, which installs what the chosen tests need and nothing else."""
     if path := session.config.getoption("--needs-to"):
         parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
         Path(path).write_text("\n".join(sorted(parts)), encoding="utf-8")
