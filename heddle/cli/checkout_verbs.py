@@ -1,4 +1,8 @@
-"""The verbs that work on Heddle itself, in a checkout: bench (its speed), lint (the linters), docs (the site)."""
+"""The verbs that work on Heddle itself, in a checkout: test, bench (its speed), lint (the linters), docs (the site).
+
+`test` without an argument: a new user runs it to check this machine. Every feature is tested once on a live fabric.
+Tests with the mark `deep` test a feature in detail; suites `netns` and `all` include them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of packets: `capture` at a port (capture_live.py) or of a file (capture_read.py); `craft`, RoCEv2 by hand."""
+"""The verbs of packets: `capture`, at a port (capture_live.py) or of a file (capture_read.py), and `craft`."""
 
 from __future__ import annotations
 

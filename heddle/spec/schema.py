@@ -4,7 +4,7 @@ In:  plain data (`heddle/spec/load.py` reads the YAML and turns errors into prob
 Out: FabricSpec, frozen; each shape adds its keys in heddle/spec/shapes/. Nothing here depends on the machine.
 Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key. Here
 are the checks within one group, and those without which no fabric can be built. heddle/fabric/checks.py makes all
-others on the built fabric. `link`, `queues` and `routing` are in linkspec.py, queuespec.py and routingspec.py.
+others on the built fabric. `link` and `queues` are in linkspec.py and queuespec.py.
 """
 
 from __future__ import annotations

@@ -239,9 +239,7 @@ def test_a_user_without_namespaces_is_told_what_to_do(
 ) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(
-        imagebuild, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0)
-    )
+    monkeypatch.setattr(image, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0))
     with pytest.raises(MachineError) as error:
         image.build(STABLE, tmp_path, Silent())
     (problem,) = error.value.problems

@@ -6,6 +6,9 @@
 
 CACHE is $HEDDLE_CACHE_DIR, else $XDG_CACHE_HOME/heddle, else ~/.cache/heddle. The name of an image is its kernel and a
 hash of all its inputs (recipe.py).
+Images are made of Python packages by pip, of Debian packages by mmdebstrap, and their disk by mke2fs. These programs
+run in namespaces that end with the process that makes the image, whatever ends it. There they are root, or the root of
+a user namespace with this user's range of ids; so files have their owners on the disk without root, too.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from heddle.base.userfiles import check_owner, give_to_caller, make_dir
 from heddle.host import packages
 from heddle.host.engine.images import in_own_namespaces, last_lines
 from heddle.host.engine.lockfile import locked
-from heddle.places.vm import image, recipe
+from heddle.places.vm import recipe
 from heddle.places.vm.initramfs import image_archive
 from heddle.places.vm.recipe import IMAGE_FORMAT, Kernel, image_name, inputs
 

@@ -1,4 +1,4 @@
-"""A process of QEMU: start it, find it again, end it, read its console, and ask its monitor (QMP).
+"""A process of QEMU: its command line, start and end, how it is found again, its console and its monitor (QMP).
 
 In:  the directory of a guest, in which QEMU works.
 """
