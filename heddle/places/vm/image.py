@@ -332,7 +332,7 @@ def sweep() -> None:
     if any(directory.glob(f"{_MAKING}*")):
         with suppress(MachineError), locked(directory / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _remove_parts(directory)
-    mounts.sweep(SCRATCH, image.remove)
+    mounts.sweep(SCRATCH, remove)
 
 
 def _image_in(path: Path) -> VmImage | None:
