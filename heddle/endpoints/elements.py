@@ -11,7 +11,7 @@ numpy has no bfloat16. Such an array has the upper halves of float32 as uint16, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.traffic.collectives.bases import EXACT
-from heddle.traffic.collectives.pattern import DType, Pattern, Reduction
+from heddle.traffic.collectives.pattern import DType, Pattern, Piece, Reduction
 
 Numbers = NDArray[Any]  # float32 or int32
 _VALUES: Final = 4000  # sums of 2,048 inputs stay below 2^23, so that even quotients of two sums differ in float32
@@ -144,6 +144,26 @@ class Elements:
     def coded(self, numbers: Numbers) -> Numbers:
         """As they are in memory."""
         return _halved(numbers) if self.dtype == "bfloat16" else numbers.astype(self.stored, copy=False)
+
+    def unseen(self, reductions: Iterable[Piece]) -> int:
+        """How many ranks change no element of a result, so that it is the same if their contribution is missing.
+
+        None of those reductions that have as many elements as the job has ranks.
+        """
+        found = set[int]()
+        for each in reductions:
+            count, many = each.hi - each.lo, len(each.ranks)
+            if count >= self.ranks:
+                continue
+            inputs = np.stack([self.input(rank, count, each.start) for rank in each.ranks])
+            total = self.total(count, each.start, each.ranks, each.operation)
+            if each.operation in ("max", "min"):
+                seen = (inputs == total) & ((inputs == total).sum(axis=0) == 1)
+            else:
+                rest = self.reduced(total - inputs, 0, many, each.operation)
+                seen = rest != self.reduced(total, 0, many, each.operation)
+            found.update(rank for rank, any_seen in zip(each.ranks, seen.any(axis=1), strict=True) if not any_seen)
+        return len(found)
 
     def merge(
         self, old: NDArray[np.uint8], new: NDArray[np.uint8], operation: Reduction | Literal[""], divide: int = 1

@@ -111,9 +111,12 @@ class PartSequence(Pattern):
     def added(self, ranks: int) -> int:
         return max((p.pattern.added(len(p.ranks)) for p in self.parts if p.pattern is not None), default=1)
 
-    def unseen(self, ranks: int, count: int) -> int:
-        found = ((each.part.pattern, len(each.part.ranks), each.elements) for each in _placed(self))
-        return max((pattern.unseen(many, length) for pattern, many, length in found if pattern is not None), default=0)
+    def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
+        return [
+            Piece(at, at + elements, None, at, part.ranks, part.pattern.redop)
+            for part, elements, _, at, *_ in _placed(self)
+            if part.pattern is not None and part.pattern.redop != "none"
+        ]
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """The operations of all parts of this rank, in the order of the list."""

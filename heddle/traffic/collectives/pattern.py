@@ -131,12 +131,9 @@ class Pattern:
         """The most inputs that are added up in one element of a result."""
         return ranks if self.redop in ("sum", "avg") else 1
 
-    def unseen(self, ranks: int, count: int) -> int:
-        """How many ranks decide no element of a maximum or minimum, so that the result does not show if one is missing.
-
-        The inputs of endpoints/elements.py let each rank decide one, if there are as many elements.
-        """
-        return max(0, ranks - count) if self.redop in ("max", "min") else 0
+    def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
+        """All reductions of an iteration, each whole, also where every rank has only a part of it."""
+        return () if self.redop == "none" else (Piece(0, count, None, 0, tuple(range(ranks)), self.redop),)
 
     def placed(self, asked: InPlace) -> tuple[bool, ...]:
         """Whether each measurement of a size is in place. auto: as the operations are."""
