@@ -16,7 +16,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4, TE
+from heddle.fabric.hashmodes import EXACT_MATCH, TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
@@ -52,7 +52,6 @@ _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
 }  # how next hops are selected -> whether it is resilient
-_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 _DISTINCT: Final = 1 << 22  # inputs of hashes that are counted exactly
 
 
@@ -284,24 +283,22 @@ class _Forecast:
 
     def _entropy(self) -> Entropy:
         """Entropy of the fields that the first mode hashes; of 5-tuples where it hashes none, or where they vary."""
-        rules = [HashingRule(policy=POLICY_L4)]
+        rules = [HashingRule()]
         if self._modes[0] in HASHED:
             rules = [rule_of(self._wires.fabric.policy, self._modes[0]), *rules]
         return next(found for rule in rules if (found := self._entropy_of(rule)) is not None)
 
     def _entropy_of(self, rule: HashingRule) -> Entropy | None:
-        """The inputs of a hash, by two hashes with unlike seeds; None where packets of one flow differ.
+        """The inputs of a hash; None where packets of one flow differ.
 
         Beyond _DISTINCT inputs a sample of them is kept (P. Flajolet, "On adaptive sampling", Computing 43, 1990).
         """
         kept, counts, thin = np.zeros(0, dtype=np.uint64), np.zeros(0), 1
         for traffic, _ in self._jobs:
             for part in traffic.connections.batches():
-                flows = flows_of(traffic.connections, part, traffic.address)
-                values = [rule.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS]
-                if values[0] is None or values[1] is None:
+                new = rule.inputs(flows_of(traffic.connections, part, traffic.address))
+                if new is None:
                     return None
-                new = values[0].astype(np.uint64) << np.uint64(32) | values[1]
                 new = new[new % np.uint64(thin) == 0]
                 kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
                 more = np.concatenate([counts, np.ones(len(new))])
