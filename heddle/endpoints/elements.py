@@ -117,8 +117,8 @@ class Elements:
 
     def begin(self, inputs: Numbers, epoch: int, out: Numbers) -> None:
         """Write the input of an epoch."""
-        if self.dtype == "bfloat16":
-            out[:] = _halved(inputs + np.float32(self.more(epoch)))
+        if out.itemsize == 2:
+            out[:] = self.coded(inputs + np.float32(self.more(epoch)))
         else:
             np.add(inputs, self.more(epoch), out=out)
 
@@ -139,11 +139,21 @@ class Elements:
         if operation in ("max", "min"):
             return self.coded(total + self.more(epoch))
         found = total + ranks * self.more(epoch)
-        return self.coded(_divided(found, ranks) if operation == "avg" else found)
+        if operation != "avg":
+            return self.coded(found)
+        found = _divided(found, ranks)
+        return _halved(found) if self.dtype == "bfloat16" else found.astype(self.stored, copy=False)
 
     def coded(self, numbers: Numbers) -> Numbers:
-        """As they are in memory."""
-        return _halved(numbers) if self.dtype == "bfloat16" else numbers.astype(self.stored, copy=False)
+        """Inputs, or sums of them, as they are in memory. They are exact in the type, so nothing is rounded."""
+        if self.dtype == "bfloat16":
+            return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        if self.dtype == "float16":
+            # numpy converts element by element. Times 2^-112, a number has the exponent of float16.
+            bits = (numbers * np.float32(2.0**-112)).view(np.uint32)
+            sign = bits >> np.uint32(16) & np.uint32(0x8000)
+            return (bits >> np.uint32(13) & np.uint32(0x7FFF) | sign).astype(np.uint16).view(np.float16)
+        return numbers
 
     def unseen(self, reductions: Iterable[Piece]) -> int:
         """How many ranks change no element of a result, so that it is the same if their contribution is missing.

@@ -46,9 +46,10 @@ class Expected:
                 results["output"][piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
 
     def wrong_elements(self, results: Mapping[Buffer, Numbers], epoch: int) -> int:
-        """The number of wrong elements."""
+        """The number of wrong elements: those of which a bit differs."""
+        bits = f"u{np.dtype(self._elements.stored).itemsize}"
         return sum(
-            int(np.count_nonzero(results[piece.buffer or "input"][lo : lo + len(want)] != want))
+            int(np.count_nonzero(results[piece.buffer or "input"][lo : lo + len(want)].view(bits) != want.view(bits)))
             for piece in self._pieces
             for lo, want in self._wanted(piece, epoch)
         )
@@ -59,7 +60,7 @@ class Expected:
         for at in range(0, length, _TOGETHER):
             start, count = piece.start + at, min(_TOGETHER, length - at)
             if piece.source is not None:
-                want = elements.coded(elements.input(piece.source, count, start) + elements.more(epoch))
+                want = elements.coded(_input(elements, piece.source, count, start) + elements.more(epoch))
             else:
                 total = self._total_of(piece)[start - piece.start * bool(piece.ranks) :][:count]
                 want = elements.reduced(total, epoch, len(piece.ranks), piece.operation)
@@ -73,6 +74,12 @@ class Expected:
         if self._total is None:
             raise ValueError("a piece that is a reduction needs that of all inputs")
         return self._total
+
+
+@lru_cache(maxsize=256)  # 32 MB
+def _input(elements: Elements, rank: int, count: int, start: int) -> Numbers:
+    """The same for all ranks of a worker that receive it, and in each iteration. count: at most _TOGETHER."""
+    return elements.input(rank, count, start)
 
 
 @lru_cache(maxsize=64)

@@ -142,7 +142,7 @@ def test_each_contribution_that_is_missing_in_a_group_changes_an_element_or_is_c
             combine = {"max": np.maximum, "min": np.minimum}.get(operation, np.add)
             for left in (None, *whole.ranks):
                 found = combine.reduce([each for rank, each in inputs.items() if rank != left])
-                array = elements.reduced(found, 0, len(whole.ranks), operation)
+                array = elements.reduced(found.astype(inputs[whole.ranks[0]].dtype), 0, len(whole.ranks), operation)
                 if expected.wrong_elements({"output": array}, 0) == 0:
                     unseen |= {-1 if left is None else left}
         counts.append(elements.unseen(reductions))
@@ -152,6 +152,19 @@ def test_each_contribution_that_is_missing_in_a_group_changes_an_element_or_is_c
         assert counts[4] > counts[6] and counts[-2:] == [0, 0], "of groups: none, with as many elements as ranks"
     else:
         assert any(counts) == (dtype == "bfloat16"), "an input can be 0, and quotients are rounded"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_that_are_exact_in_a_type_are_coded_as_numpy_does(dtype: DType) -> None:
+    """bfloat16 is the upper half of float32."""
+    elements, most = Elements.of(find_pattern("all-gather", dtype=dtype), 2), min(LIMITS[dtype], 1 << 16)
+    numbers = np.arange(-most, most + 1).astype(np.int32 if dtype == "int32" else np.float32)
+    coded = elements.coded(numbers)
+    assert coded.dtype == elements.stored
+    if dtype == "bfloat16":
+        assert ((coded.astype(np.uint32) << 16).view(np.float32) == numbers).all()
+    else:
+        assert coded.tobytes() == numbers.astype(elements.stored).tobytes()
 
 
 def test_a_changed_element_and_two_that_change_places_are_wrong_in_every_type() -> None:
