@@ -24,6 +24,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic import collectives
 from heddle.traffic.collectives import Pattern, Piece, find_pattern, patterns
+from heddle.traffic.collectives.all_reduce import double_tree
 from heddle.traffic.collectives.all_to_all import deltas
 from heddle.traffic.collectives.bases import ReducingPattern
 from heddle.traffic.collectives.pattern import (
@@ -38,7 +39,6 @@ from heddle.traffic.collectives.pattern import (
     Step,
 )
 from heddle.traffic.collectives.steps import NEARLY_BYTES
-from heddle.traffic.collectives.tree import double_tree
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import build_plan
