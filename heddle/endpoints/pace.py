@@ -40,7 +40,7 @@ class Pace(Generic[Item]):
 
 
 class PostingPace(Pace[Callable[[], None]]):
-    """The messages that a rank posts, when its thread has time for them (traffic/posting.py).
+    """The messages that a rank posts, when its thread has time for them (traffic/options.py).
 
     post_s, turn_s: time for each message, and for each `batch` of them, or a shorter rest.
     """

@@ -1,7 +1,7 @@
 """A rank: its arrays, its memory for writes of its peers, and its progress. It learns only from arriving messages.
 
 In:  a Plan, a rank, and for each peer the QPs to it.
-Out: results per size: seconds, and the number of errors in all iterations (expected.py).
+Out: results per size: seconds, and the number of errors in all iterations (elements.py).
 Addresses on the wire identify their data (addressing.py). An epoch is one iteration; it ends when all operations of the
 schedule are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
 (traffic/collectives/pattern.py).
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
-from heddle.endpoints.elements import Elements, Numbers
-from heddle.endpoints.expected import Expected, RankArrays
+from heddle.endpoints.elements import Elements, Expected, Numbers, RankArrays
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace, PostingPace

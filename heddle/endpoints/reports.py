@@ -75,7 +75,7 @@ class WorkerMessage:
 
     ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
     resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
-    checked, by rank; none before the first size. still: its NICs have stopped (waiting.py), and this is what its
+    checked, by rank; none before the first size. still: its NICs have stopped (worker.py), and this is what its
     ranks wait for; nothing if they have finished. moving: they are not still any more. waits: what its ranks wait for
     now, or which NICs have dropped frames for another MAC, because the parent process asked.
     """

@@ -7,7 +7,7 @@ Out: Prediction (result.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Final
@@ -23,7 +23,6 @@ from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
 from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_of
-from heddle.offline.engineered import QUICK, engineered
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.offline.wires import (
@@ -40,8 +39,9 @@ from heddle.offline.wires import (
     trouble_of,
     wires_of,
 )
-from heddle.predict.forwarding import Forwarding
-from heddle.predict.rules import HashingRule
+from heddle.predict.cspf import Demands, cspf
+from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.rules import HashingRule, SteeringTables, exact_keys
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 from heddle.traffic.admission import NOT_PREDICTED
@@ -344,3 +344,34 @@ def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator
         seconds = amount[there] * 8 / capacity[there]
         at = int(seconds.argmax())
         yield name(int(there[at])), float(seconds[at])
+
+
+QUICK: Final = 8_192  # flows that are placed in a second or two; for more, the user asks for the mode
+
+
+def engineered(
+    wires: Wires, jobs: Sequence[tuple[Traffic, Nics]], forwarding: Forwarding, steering: SteeringTables
+) -> SteeringTables:
+    """The tables with an entry for each flow that has a choice, as `./inv te plan` makes them.
+
+    forwarding: after failures. The controller knows all flows and failures: its plan is for the state after them.
+    """
+    entries = cspf(forwarding, wires.rate, demands_of(jobs)).entries
+    keys = exact_keys(entries.switch, entries.destination, entries.sport, forwarding.group.shape[1])
+    backup = np.where(entries.backup == NOWHERE, entries.port, entries.backup)
+    return replace(steering, exact_key=keys, exact_port=np.stack([entries.port, backup], axis=1))
+
+
+def demands_of(jobs: Sequence[tuple[Traffic, Nics]]) -> Demands:
+    """The flows of all jobs that carry bytes between live NICs."""
+    columns = []
+    for traffic, nics in jobs:
+        connections = traffic.connections
+        for part in connections.batches():
+            src, dst = (np.repeat(column[part], connections.each) for column in (connections.src, connections.dst))
+            amount = traffic.volume.wire[connections.kind[part]].ravel().astype(np.float64)
+            sport = flows_of(connections, part, traffic.address).sport
+            rows = np.flatnonzero(nics.alive[src] & nics.alive[dst] & (amount > 0))
+            src, dst = src[rows], dst[rows]
+            columns.append((nics.switch[src], nics.switch[dst], nics.edge[dst], sport[rows], amount[rows]))
+    return Demands(*(np.concatenate(column) for column in zip(*columns, strict=True)))

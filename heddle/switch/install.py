@@ -172,7 +172,7 @@ def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
     """Take these ports out of service for a with block. Packets that come there meanwhile are dropped. Afterwards the
     ports are empty, and as many bytes were counted out as in.
 
-    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/linkwatch.py).
+    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/agent.py).
     """
     from heddle.switch.queues.cells import LINK_DOWN
 

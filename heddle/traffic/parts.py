@@ -2,7 +2,7 @@
 
 In:  parts, as a workload file's `steps`, or an importer of traces, states them.
 Out: their text, which is an option of a job (`RunOptions.steps`): plain data, for records and workers.
-Times in the text of an option are those of hardware until the job is planned: bound.py multiplies them by k.
+Times in the text of an option are those of hardware until the job is planned: `bound_steps` multiplies them by k.
 """
 
 from __future__ import annotations

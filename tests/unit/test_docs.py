@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from heddle.base.declared import options_of
 from heddle.endpoints.congestion.controlled import CONTROLLERS
-from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.profiles import PROFILES
+from heddle.endpoints.congestion.dcqcn import PROFILES, Dcqcn
 from heddle.endpoints.congestion.ratecontrol import NicFacts
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric

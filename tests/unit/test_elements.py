@@ -10,8 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from heddle.endpoints.elements import Elements, Numbers
-from heddle.endpoints.expected import Expected
+from heddle.endpoints.elements import Elements, Expected, Numbers
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.collectives.pattern import Buffer, DType, Pattern, Reduction
 from heddle.traffic.parts import Part, parts_text

@@ -68,7 +68,7 @@ class Pattern:
     """A collective with one algorithm, and its parameters. dtype: type of an element.
 
     in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
-    replaces: it can also be in one array with the input (endpoints/expected.py). by_chunk: nccl-tests prints as
+    replaces: it can also be in one array with the input (endpoints/elements.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on

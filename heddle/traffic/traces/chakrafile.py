@@ -3,20 +3,121 @@
 In:  a file's name. Out: ChakraNode for each node, in order; InputError with the byte and the node at which it ends.
 Formats: schema/protobuf/et_def.proto and storage.proto of Chakra 1.0.0 and later; the feeder's JSON (`workload_graph`);
 and the messages as JSON, one after the other, as the jsonizer writes them. Unknown fields are skipped.
+The encoding of Protocol Buffers is in their guide (protobuf.dev, "Encoding").
 """
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.untrusted import check_values
-from heddle.traffic.traces import protobuf
 from heddle.traffic.traces.nodes import LARGEST_TEXT, MOST_NODES, read_bytes
+
+Span = tuple[int, int]  # bytes [lo, hi) of the data
+Value = int | Span  # of a varint and of fixed widths: unsigned; of bytes, strings and messages: where they are
+_WIDTHS: Final = {1: 8, 5: 4}  # wire type -> bytes of fixed width
+MOST_MESSAGE: Final = 1 << 24  # bytes
+MOST_FIELDS: Final = 1 << 23  # of a file, with those of messages in messages
+
+
+class Counted(bytes):
+    """The bytes of a file. left: how many fields may still be read from it."""
+
+    left = MOST_FIELDS
+
+
+class TruncatedError(ValueError):
+    """The data ends early, or is not of this format. offset: of the first byte that is not understood."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"byte {offset}")
+        self.offset = offset
+
+
+def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """An unsigned number of 64 bits, and the offset behind it."""
+    value = shift = 0
+    for offset in range(at, min(end, at + 10)):
+        byte = data[offset]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, offset + 1
+        shift += 7
+    raise TruncatedError(at)
+
+
+def messages(data: bytes) -> Iterator[Span]:
+    """The messages of a stream, each with its length before it."""
+    at = 0
+    while at < len(data):
+        length, start = varint(data, at, len(data))
+        if length > MOST_MESSAGE or start + length > len(data):
+            raise TruncatedError(at)
+        at = start + length
+        yield start, at
+
+
+def fields(data: Counted, span: Span) -> Iterator[tuple[int, Value]]:
+    """Each field of a message, in order, as number and value."""
+    at, end = span
+    while at < end:
+        began = at
+        data.left -= 1
+        if data.left < 0:
+            raise TruncatedError(at)
+        tag, at = varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = varint(data, at, end)
+            yield number, value
+            continue
+        length = _WIDTHS.get(kind, -1)
+        if kind == 2:
+            length, at = varint(data, at, end)
+        if length < 0 or number == 0 or at + length > end:
+            raise TruncatedError(began)
+        yield number, (at, at + length) if kind == 2 else int.from_bytes(data[at : at + length], "little")
+        at += length
+
+
+def repeated(data: bytes, value: Value) -> Iterator[int]:
+    """The numbers of a repeated varint field: one, or all of a packed one."""
+    if isinstance(value, int):
+        yield value
+        return
+    at, end = value
+    while at < end:
+        number, at = varint(data, at, end)
+        yield number
+
+
+def text(data: bytes, value: Value) -> str:
+    """A string; a wrong type gives an empty one."""
+    return "" if isinstance(value, int) else data[value[0] : value[1]].decode("utf-8", "replace")
+
+
+def signed(value: int, bits: int) -> int:
+    """A number in two's complement."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def zigzag(value: int) -> int:
+    """A number of type sint32 or sint64."""
+    return value >> 1 ^ -(value & 1)
+
+
+def real(value: int, width: int) -> float:
+    """A float or a double. width: its bytes."""
+    found: float = struct.unpack("<d" if width == 8 else "<f", value.to_bytes(width, "little"))[0]
+    return found
+
 
 TYPES: Final = (
     "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
@@ -59,44 +160,44 @@ class ChakraNode:
 
 def chakra_nodes(name: str) -> list[ChakraNode]:
     """All nodes of a file. InputError."""
-    data = protobuf.Counted(read_bytes(name))
+    data = Counted(read_bytes(name))
     if data.lstrip()[:1] in (b"{", b"[") and len(data) > LARGEST_TEXT:
         why, hint = f"is JSON of more than {LARGEST_TEXT >> 20} MiB, the limit", "use the protobuf form, PREFIX.0.et"
         raise InputError(Problem(name, "the trace", why, hint))
     return _from_json(name, data) if data.lstrip()[:1] in (b"{", b"[") else list(_from_protobuf(name, data))
 
 
-def _from_protobuf(name: str, data: protobuf.Counted) -> Iterator[ChakraNode]:
+def _from_protobuf(name: str, data: Counted) -> Iterator[ChakraNode]:
     last = "before its first node"
     try:
-        for index, span in enumerate(protobuf.messages(data)):
+        for index, span in enumerate(messages(data)):
             if index > MOST_NODES:
                 raise InputError(Problem(name, "the trace", f"has more than {MOST_NODES} nodes", "use a shorter one"))
             if index == 0 and _is_metadata(data, span):
                 continue
             node = ChakraNode()
-            for number, value in protobuf.fields(data, span):
+            for number, value in fields(data, span):
                 _set(node, data, number, value)
             node.id = max(node.id, 0)  # the default of a number is not written
             yield node
             last = f"after node {node.id}"
-    except protobuf.TruncatedError as error:
+    except TruncatedError as error:
         why = f"ends or is damaged at byte {error.offset} of {len(data)}, {last}"
-        why = why if data.left >= 0 else f"has more than {protobuf.MOST_FIELDS} fields, {last}"
+        why = why if data.left >= 0 else f"has more than {MOST_FIELDS} fields, {last}"
         raise InputError(Problem(name, "the trace", why, "copy the file again, or check that it is a trace")) from None
 
 
-def _is_metadata(data: protobuf.Counted, span: protobuf.Span) -> bool:
+def _is_metadata(data: Counted, span: Span) -> bool:
     """Whether it is a GlobalMetadata: only a version and attributes."""
-    return all(number in (1, 2) and not isinstance(value, int) for number, value in protobuf.fields(data, span))
+    return all(number in (1, 2) and not isinstance(value, int) for number, value in fields(data, span))
 
 
-def _set(node: ChakraNode, data: protobuf.Counted, number: int, value: protobuf.Value) -> None:
+def _set(node: ChakraNode, data: Counted, number: int, value: Value) -> None:
     """Take one field of a Node."""
     if number == 2:
-        node.name = protobuf.text(data, value)
+        node.name = text(data, value)
     elif number in (4, 5):
-        (node.control if number == 4 else node.data).extend(protobuf.repeated(data, value))
+        (node.control if number == 4 else node.data).extend(repeated(data, value))
     elif isinstance(value, int):
         if number == 1:
             node.id = value
@@ -107,35 +208,35 @@ def _set(node: ChakraNode, data: protobuf.Counted, number: int, value: protobuf.
         elif number == 12:
             node.data_op = value
     elif number == 8:
-        node.inputs = next((protobuf.text(data, each) for at, each in protobuf.fields(data, value) if at == 1), "")
+        node.inputs = next((text(data, each) for at, each in fields(data, value) if at == 1), "")
     elif number == 10:
         _attribute(node, data, value)
     elif number == 11:
-        details = (each for at, each in protobuf.fields(data, value) if at == 10 and not isinstance(each, int))
+        details = (each for at, each in fields(data, value) if at == 10 and not isinstance(each, int))
         for detail in details:
-            known = {at: each for at, each in protobuf.fields(data, detail) if isinstance(each, int)}
+            known = {at: each for at, each in fields(data, detail) if isinstance(each, int)}
             node.file = _file_op(known.get(1, 0)), known.get(5, 0)
 
 
-def _attribute(node: ChakraNode, data: protobuf.Counted, span: protobuf.Span) -> None:
+def _attribute(node: ChakraNode, data: Counted, span: Span) -> None:
     name: str = ""
     found: Any = None
-    for number, value in protobuf.fields(data, span):
+    for number, value in fields(data, span):
         if number == 1:
-            name = protobuf.text(data, value)
+            name = text(data, value)
         elif not isinstance(value, int):
             if number == 29:
-                found = protobuf.text(data, value)
+                found = text(data, value)
             elif number == 28:  # BoolList
-                lists = (each for at, each in protobuf.fields(data, value) if at == 1)
-                found = [bool(each) for one in lists for each in protobuf.repeated(data, one)]
+                lists = (each for at, each in fields(data, value) if at == 1)
+                found = [bool(each) for one in lists for each in repeated(data, one)]
         elif number in (15, 17):
-            found = protobuf.zigzag(value)
+            found = zigzag(value)
         elif number in (3, 5):
-            found = protobuf.real(value, 8 if number == 3 else 4)
+            found = real(value, 8 if number == 3 else 4)
         else:
             bits = _BITS.get(number) or _FIXED_BITS.get(number)
-            found = protobuf.signed(value, bits) if bits else value
+            found = signed(value, bits) if bits else value
     node.attributes[name] = found
 
 
