@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from heddle.endpoints.admission.admitted import Admitted
-from heddle.endpoints.admission.grants import CTS_BYTES
+from heddle.endpoints.admission.ctsends import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.pacing import Shaper
 from heddle.endpoints.connections import Connection, QpConnection, Wants

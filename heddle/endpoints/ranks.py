@@ -12,10 +12,11 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,55 @@ from heddle.endpoints.connections import Connection, Destinations, Wants, part_s
 from heddle.endpoints.elements import Elements, Expected, Numbers, RankArrays
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import Pace, PostingPace
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import Compute, Divisors, Key, Local, Receive, Schedule, build_schedule
+
+Item = TypeVar("Item")
+
+
+class Pace(Generic[Item]):
+    """Messages that a slow rank has to process, one after the other, each at the same rate. bytes_per_s: that rate."""
+
+    __slots__ = ("_rate", "_until", "_waiting")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._until = 0.0  # when all messages so far are processed
+        self._waiting: deque[tuple[float, Item]] = deque()
+
+    @property
+    def due(self) -> float:
+        """When the next message is processed; NEVER if there is none."""
+        return self._waiting[0][0] if self._waiting else NEVER
+
+    def add(self, item: Item, size: float, now: float) -> None:
+        """A complete message of `size` bytes."""
+        self._until = max(self._until, now) + size / self._rate
+        self._waiting.append((self._until, item))
+
+    def done(self, now: float) -> Item | None:
+        """The next message whose processing has ended, or None."""
+        return self._waiting.popleft()[1] if self._waiting and self._waiting[0][0] <= now else None
+
+
+class PostingPace(Pace[Callable[[], None]]):
+    """The messages that a rank posts, when its thread has time for them (traffic/options.py).
+
+    post_s, turn_s: time for each message, and for each `batch` of them, or a shorter rest.
+    """
+
+    __slots__ = ("_batch", "_count", "_post_s", "_turn_s")
+
+    def __init__(self, post_s: float, turn_s: float, batch: int) -> None:
+        super().__init__(1.0)
+        self._post_s, self._turn_s, self._batch = post_s, turn_s, batch
+        self._count = 0  # messages since the NIC had nothing to post
+
+    def post(self, message: Callable[[], None], now: float) -> None:
+        """A message, as the call that gives it to the NIC."""
+        self._count = self._count + 1 if self.due < NEVER else 0
+        self.add(message, self._post_s + (0.0 if self._count % self._batch else self._turn_s), now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Read the steps of a job in a workload file: what its ranks do in each iteration, one after the other or at once.
 
-In:  the list of `steps`, a group of keys for each. Out: the text of RunOptions.steps (traffic/parts.py), with times of
-hardware; problems with file and line for everything that does not depend on the ranks.
+In:  the list of `steps`, a group of keys for each. Out: the text of RunOptions.steps (traffic/sequence.py), with times
+of hardware; problems with file and line for everything that does not depend on the ranks.
 A step is a collective, a matrix or a computation. It waits for the step before it, and for those that run with that
 one, unless `after` or `with` names others.
 """
@@ -25,10 +25,9 @@ from heddle.traffic.collectives.pattern import Pattern
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
 from heddle.traffic.options import RunOptions
-from heddle.traffic.parts import steps_text
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.readers import MOST_SIZE
-from heddle.traffic.sequence import STEPS, PartSequence
+from heddle.traffic.sequence import STEPS, PartSequence, steps_text
 from heddle.traffic.workload import Keys
 
 if TYPE_CHECKING:

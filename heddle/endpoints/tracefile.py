@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from heddle.base.declared import Declared, Wrong, on_off, read_options
 from heddle.base.problems import InputError, Problems
 from heddle.endpoints.stepsfile import FILES, apart_from_steps, read_scale
-from heddle.traffic.parts import steps_text
+from heddle.traffic.sequence import steps_text
 from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
 

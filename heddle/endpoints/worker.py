@@ -40,8 +40,7 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
-from heddle.endpoints.pace import PostingPace
-from heddle.endpoints.ranks import Rank, Waits
+from heddle.endpoints.ranks import PostingPace, Rank, Waits
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport

@@ -23,7 +23,7 @@ from heddle.base.arrays import I32, I64, U32, U64
 from heddle.endpoints.connections import PART_ALIGN
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
-from heddle.predict.flowarrays import FlowArrays, address_words
+from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import TRANSPORT, QpMode

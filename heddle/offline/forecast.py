@@ -21,7 +21,6 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
-from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_of
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
@@ -30,6 +29,7 @@ from heddle.offline.wires import (
     Trouble,
     Wires,
     compared,
+    cuts_of,
     forwarding_of,
     mode_note,
     other_seeds,

@@ -19,8 +19,7 @@ from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import Forwarding
+from heddle.predict.forwarding import FlowArrays, Forwarding
 from heddle.predict.hashes import (
     FIELD_LABEL,
     POLICIES,

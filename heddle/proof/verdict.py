@@ -25,7 +25,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.naming import NicNames
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.predict import predict, rule_of
 from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest, verdict

@@ -37,9 +37,9 @@ from heddle.switch.links.portfaults import LineSpaces, file_faults, require_nete
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.attached import HOSTS, programs_of
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import OWNER, PortRef, row
+from heddle.switch.queues.portqueues import HOSTS, programs_of
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues

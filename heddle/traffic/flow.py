@@ -3,7 +3,7 @@
 In:  a plan's QPs, or the ends that a user names.
 Out: Endpoint: a rank's NIC in a plan, its connection and addresses. Flow: one direction of a QP, with the fields that
      switches see. Sent: a flow and the counts of its sender.
-FlowArrays (heddle/predict/flowarrays.py) holds millions of flows as columns.
+FlowArrays (heddle/predict/forwarding.py) holds millions of flows as columns.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class RunOptions(AdmissionOptions):
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
     parameters: tuple[tuple[str, str | int], ...] = ()  # of the collective, those that the user set
-    steps: str = ""  # instead of a collective: parts of an iteration, as text (parts.py)
+    steps: str = ""  # instead of a collective: parts of an iteration, as text (sequence.py)
 
     def of(self, kind: type[Kind]) -> Kind:
         """The options that a transport or a congestion control declares, as its own dataclass."""

@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
-from heddle.endpoints.programs import ProgramOptions
+from heddle.endpoints.programruns import ProgramOptions
 from heddle.engineering import controller
 from heddle.engineering.diagnosis.case import Case
 from heddle.engineering.diagnosis.diagnosis import judged

@@ -13,8 +13,7 @@ import pytest
 from heddle.endpoints.elements import Elements, Expected, Numbers
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.collectives.pattern import Buffer, DType, Pattern, Reduction
-from heddle.traffic.parts import Part, parts_text
-from heddle.traffic.sequence import PartSequence
+from heddle.traffic.sequence import Part, PartSequence, parts_text
 
 RANKS = (2, 3, 5, 8, 17, 64, 128, 521, 1024, 2048)
 OPERATIONS: tuple[Reduction, ...] = get_args(Reduction)

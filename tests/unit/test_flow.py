@@ -26,7 +26,7 @@ from heddle.host.saturation import WorkerUse
 from heddle.lab.reading import take
 from heddle.lab.rehash import LiveHashing, live_hashing
 from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot
-from heddle.predict.flowarrays import FlowTable
+from heddle.predict.forwarding import FlowTable
 from heddle.proof.evidence import Evidence
 from heddle.proof.evidence import _sent as read_sent
 from heddle.proof.verdict import prove

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import PostingPace
+from heddle.endpoints.ranks import PostingPace
 from heddle.traffic.options import POSTING_WORDS, Posting, parse_posting
 
 NICS, WRITE_BITS, LINE_GBPS = 32, 8 * 65536, 3200

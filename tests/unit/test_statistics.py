@@ -12,7 +12,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.polarisation import Polarisation, polarisation, synthetic_flows
 from heddle.predict.rules import HashingRule
 from heddle.predict.statistics import (

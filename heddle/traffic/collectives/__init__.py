@@ -26,11 +26,10 @@ from heddle.traffic.collectives.matrix import PairMatrix
 from heddle.traffic.collectives.msccl import MscclProgram
 from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
-from heddle.traffic.collectives.permutation import RandomPermutation
+from heddle.traffic.collectives.permutation import NextSendRecv, RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import DirectReduceScatter, RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
-from heddle.traffic.collectives.send_recv import NextSendRecv
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 

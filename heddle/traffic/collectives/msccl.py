@@ -25,7 +25,6 @@ from heddle.base.declared import Declared
 from heddle.base.files import read_regular, real
 from heddle.base.problems import InputError, Problem
 from heddle.traffic.collectives.bases import ReducingPattern
-from heddle.traffic.collectives.known import known
 from heddle.traffic.collectives.mscclfile import (
     MAX_BYTES,
     WRITES,
@@ -37,8 +36,8 @@ from heddle.traffic.collectives.mscclfile import (
     read_algorithm,
 )
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import MAX_STEPS
-from heddle.traffic.collectives.steps import (
+from heddle.traffic.collectives.pattern import (
+    MAX_STEPS,
     Buffer,
     ComputeStep,
     LocalStep,
@@ -47,6 +46,7 @@ from heddle.traffic.collectives.steps import (
     Reduction,
     SendStep,
     Step,
+    known,
 )
 
 if TYPE_CHECKING:
