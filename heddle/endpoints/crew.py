@@ -23,9 +23,8 @@ from pydantic import TypeAdapter
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
 from heddle.endpoints.crewmembers import CrewMember, Homes
-from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.reports import WorkerMessage, WorkerReport
+from heddle.endpoints.reports import SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine

@@ -28,10 +28,9 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import Endpoint, qpns_of
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
-from heddle.traffic.qpnumbers import qpns_of
 from heddle.wire.layout import LAYOUTS
 
 SEND_FRAMES: Final = 16  # maximum number of frames in the port's queue, which is the NIC's own queue

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
 from heddle.endpoints.elements import Elements, Expected, Numbers, RankArrays
-from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
+from heddle.endpoints.reports import RankJournal, SizeResult
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import Compute, Divisors, Key, Local, Receive, Schedule, build_schedule

@@ -32,11 +32,10 @@ from heddle.traffic.communicators import (
     communicators_of,
     hosted,
 )
-from heddle.traffic.flow import Endpoint, Flow
+from heddle.traffic.flow import Endpoint, Flow, QpNumbers, qpn_before_first, source_port
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
-from heddle.traffic.qpnumbers import QpNumbers, qpn_before_first, source_port
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.sequence import STEPS, Part, PartSequence, parts_text, pattern_of
 from heddle.traffic.tunables import Control

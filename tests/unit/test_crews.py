@@ -15,8 +15,8 @@ from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_workload
 from heddle.runs.runtable import SizeRow
+from heddle.traffic.flow import SEAT_QPNS, qpns_of
 from heddle.traffic.options import RunOptions
-from heddle.traffic.qpnumbers import SEAT_QPNS, qpns_of
 from heddle.traffic.workload import BACKGROUND, Job, Workload
 from tests import lineworker
 

@@ -13,11 +13,10 @@ import pytest
 
 from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
 from heddle.endpoints.planning import job_plan
-from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
+from heddle.endpoints.reports import NicReport, QpReport, SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric

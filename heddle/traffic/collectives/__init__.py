@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.declared import options_of
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.traffic.collectives.all_gather import DirectAllGather, RingAllGather
 from heddle.traffic.collectives.all_reduce import (
     DirectAllReduce,
@@ -18,13 +19,11 @@ from heddle.traffic.collectives.all_reduce import (
     TreeAllReduce,
 )
 from heddle.traffic.collectives.all_to_all import RailAlignedAllToAll, StaggeredAllToAll
-from heddle.traffic.collectives.all_to_all_v import StaggeredAllToAllV
 from heddle.traffic.collectives.barrier import DisseminationBarrier
 from heddle.traffic.collectives.broadcast import ChainBroadcast, TreeBroadcast
 from heddle.traffic.collectives.incast import DirectGather, DirectIncast, DirectScatter
-from heddle.traffic.collectives.matrix import PairMatrix
+from heddle.traffic.collectives.matrix import PairMatrix, StaggeredAllToAllV
 from heddle.traffic.collectives.msccl import MscclProgram
-from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import NextSendRecv, RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
@@ -33,6 +32,7 @@ from heddle.traffic.collectives.ring import RingAllReduce
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 
+Value = str | int
 # A new collective needs its own file and one line here. The first algorithm of a collective is its default.
 _KINDS: Final[tuple[type[Pattern], ...]] = (
     RingAllReduce,
@@ -93,4 +93,23 @@ def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> P
                 "", f"--algorithm {algorithm}", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal)
             )
         )
-    return type(found)(**checked(type(found), collective, parameters)) if parameters else found  # type: ignore[arg-type]
+    return type(found)(**_checked(type(found), collective, parameters)) if parameters else found  # type: ignore[arg-type]
+
+
+def _checked(kind: type, what: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """The values; InputError for unknown names and values out of range. what: the pattern's name."""
+    known, problems, found = {each.name: each for each in options_of(kind)}, Problems(), dict[str, Value]()
+
+    def wrong(flag: str, why: str, hint: str) -> None:
+        problems.add(where="", what=flag, why=why, hint=hint)
+
+    for name, value in given.items():
+        each = known.get(name)
+        if each is None:
+            wrong(f"--{name} {value}", f"is not a parameter of {what}", did_you_mean(name, list(known)))
+        elif each.kind == "int" and not (isinstance(value, int) or value.isdecimal()):
+            wrong(f"{each.flag} {value}", "is not a whole number", each.declared.hint)
+        else:
+            found[name] = each.read(int(value) if each.kind == "int" else str(value), wrong)
+    problems.raise_if_any()
+    return found

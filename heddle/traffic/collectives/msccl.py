@@ -35,8 +35,8 @@ from heddle.traffic.collectives.mscclfile import (
     Letter,
     read_algorithm,
 )
-from heddle.traffic.collectives.parameters import GROUP
 from heddle.traffic.collectives.pattern import (
+    GROUP,
     MAX_STEPS,
     Buffer,
     ComputeStep,

@@ -1,7 +1,7 @@
 """The base of every collective: its operations, step by step, and all that follows from them.
 
-A pattern states the operations of each rank (`program`) and the result (`result`), in elements. Pairs of ranks, credits,
-labels and volume follow. A pattern may override a derived method with a closed form, for speed;
+A pattern states the operations of each rank (`program`) and the result (`result`), in elements. Pairs of ranks,
+credits, labels and volume follow. A pattern may override a derived method with a closed form, for speed;
 tests/unit/test_collectives.py compares both.
 
 Credits. A receiver has buffers for two iterations. Most patterns cannot exceed that, since a rank needs data of all its
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 from heddle.base.declared import Declared
 from heddle.base.problems import did_you_mean
-from heddle.traffic.collectives.parameters import GROUP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from heddle.traffic.flow import Endpoint
 
+GROUP: Final = "What runs"  # the heading of the flags of parameters, which are declared fields (base/declared.py)
 NEARLY_BYTES: Final = 1 << 17
 Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
 # input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 from heddle.base.declared import Declared
-from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.pattern import GROUP, Pattern, Piece, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
     import numpy as np
