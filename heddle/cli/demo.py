@@ -25,7 +25,8 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes.registry import get_runtime
-from heddle.traffic.options import RunOptions, parse_source_ports
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import parse_source_ports
 from heddle.views.pathstext import uplinks
 
 # All QPs of a NIC use one UDP source port, as on some NICs: then flows of a pair differ only in their QP number.

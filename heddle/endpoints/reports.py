@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
-from heddle.endpoints.admission.admitted import WaitCounts
+from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse

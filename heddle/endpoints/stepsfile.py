@@ -24,8 +24,9 @@ from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.collectives.pattern import Pattern
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
-from heddle.traffic.options import MOST_SIZE, RunOptions
+from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import is_rank_file
+from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import STEPS, PartSequence, steps_text
 from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys

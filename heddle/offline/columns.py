@@ -26,7 +26,8 @@ from heddle.fabric.model import Fabric
 from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import SEAT_QPNS, Endpoint, qpn_before_first
-from heddle.traffic.options import TRANSPORT, QpMode, SourcePorts
+from heddle.traffic.options import TRANSPORT, QpMode
+from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES, entropy_sport
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from heddle.traffic.options import SourcePorts
+from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import DSCP_DATA, PROTO_TCP, PROTO_UDP, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES
 

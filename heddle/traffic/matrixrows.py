@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_size
-from heddle.traffic.options import MOST_SIZE
+from heddle.traffic.readers import MOST_SIZE
 
 if TYPE_CHECKING:
     from heddle.base.arrays import I64

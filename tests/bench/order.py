@@ -24,7 +24,8 @@ from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
 from heddle.switch.hashing.steering import Exact
-from heddle.traffic.options import FIXED_SPORT, RunOptions, parse_source_ports
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import FIXED_SPORT, parse_source_ports
 from tests.netns.collectives import cpu_taken, late
 
 from . import Figure

@@ -23,7 +23,7 @@ from heddle.proof.verdict import PathsResult
 from heddle.runs.results import RunResult
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.steering import Exact
-from heddle.traffic.options import parse_source_ports
+from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab
 from tests.marks import deep
 from tests.netns.collectives import in_order, proven, ran

@@ -28,7 +28,8 @@ from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
-from heddle.traffic.options import RunOptions, SourcePorts
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import SourcePorts
 from tests.machine import child, patience, rc_timeout, slower, until
 from tests.marks import deep
 from tests.netns.collectives import proven, total

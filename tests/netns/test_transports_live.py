@@ -16,7 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.store import load, paths_of
 from heddle.spec.impairments import LinkFault
-from heddle.traffic.options import parse_source_ports
+from heddle.traffic.readers import parse_source_ports
 from heddle.views.linkloads import usage_of
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab

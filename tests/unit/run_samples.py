@@ -18,8 +18,9 @@ from heddle.runs.results import Carrier, ProofSummary, RunResult
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.flow import Flow, Sent
-from heddle.traffic.options import RunOptions, parse_source_ports
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
+from heddle.traffic.readers import parse_source_ports
 
 R = TypeVar("R", bound=RunParts)
 FABRIC = load_fabric("tiny").fabric

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.admission.admitted import RankWants, WaitRecord, bucket_of, end_of, merged, percentile
+from heddle.endpoints.admission.admitted import RankWants
 from heddle.endpoints.admission.ctsends import (
     CTS_BYTES,
     GatedSender,
@@ -22,6 +22,7 @@ from heddle.endpoints.admission.ctsends import (
     pack_entry,
     read_entry,
 )
+from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo

@@ -22,8 +22,9 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.matrixrows import NAMED
-from heddle.traffic.options import QpMode, RunOptions, SourcePorts
+from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
+from heddle.traffic.readers import SourcePorts
 from heddle.traffic.schedule import build_schedule
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
 

@@ -25,7 +25,8 @@ from heddle.cli.program import commands_in, main
 from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.options import RunOptions, parse_sizes
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import parse_sizes
 from heddle.traffic.workload import Workload
 from tests.bench import _ONLY_BY_NAME, _groups, order
 

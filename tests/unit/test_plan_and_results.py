@@ -19,8 +19,9 @@ from heddle.runs.runtable import SizeRow, figures
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
-from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan, smallest_size
+from heddle.traffic.readers import SourcePorts, parse_sizes, parse_source_ports
 from heddle.traffic.sequence import Part, parts_text
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe

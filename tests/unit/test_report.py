@@ -18,7 +18,8 @@ from heddle.lab.opening import Rendered
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import open_runs
-from heddle.traffic.options import RunOptions, parse_source_ports
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
 from heddle.views.report.settingparts import run_commands

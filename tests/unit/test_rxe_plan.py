@@ -19,8 +19,9 @@ from heddle.endpoints.transports.rxe import Rxe
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import rdma
 from heddle.runs.run import plan_run
-from heddle.traffic.options import RunOptions, SourcePorts
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
+from heddle.traffic.readers import SourcePorts
 from heddle.wire.sport import SPORTS, flow_label_for_sport, sport_for_flow_label, sport_for_qps
 
 TINY = load_fabric("tiny").fabric

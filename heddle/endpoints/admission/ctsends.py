@@ -20,7 +20,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.admission.admitted import WaitCounts, WaitRecord
+from heddle.endpoints.admission.waits import WaitCounts, WaitRecord
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received

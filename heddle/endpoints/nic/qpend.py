@@ -165,7 +165,7 @@ class QpEnd:
         return ()
 
     def waits(self) -> tuple[tuple[int, int], ...]:
-        """How long messages waited for a CTS, with admission: (bucket, messages), as in ../admission/admitted.py."""
+        """How long messages waited for a CTS, with admission: (bucket, messages), as in ../admission/waits.py."""
         return ()
 
 

@@ -7,16 +7,13 @@ Help loads every transport, and this module with rxe. So only a run loads the lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from heddle.endpoints.connections import part_bytes
 from heddle.kernel import rdma
-from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
+from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from heddle.endpoints.loops import NicLoop
@@ -65,24 +62,3 @@ class RxeStack:
         from heddle.endpoints.rdma.verbsloop import VerbsLoop
 
         return VerbsLoop(plan)
-
-
-@dataclass(frozen=True, slots=True)
-class VerbsParams:
-    """Parameters of a queue pair. timeout: exponent of the local ACK timeout, 4.096 us x 2^timeout."""
-
-    timeout: int
-    retries: int
-    traffic_class: int
-
-    @classmethod
-    def of(cls, plan: Plan) -> Self:
-        """Those of a plan, in the three and five bits that verbs have for them."""
-        exponent = round(math.log2(plan.timeout_s / ACK_TIMEOUT_UNIT_S))
-        return cls(max(1, min(31, exponent)), min(7, plan.options.retries), plan.options.tos)
-
-
-def message_bytes(plan: Plan) -> int:
-    """The largest message that one queue pair sends."""
-    o = plan.options
-    return part_bytes(o.chunk, o.qps) if o.qp_mode == "split" else o.chunk

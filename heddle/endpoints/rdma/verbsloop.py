@@ -26,9 +26,9 @@ from heddle.endpoints.connections import Connection, Destinations, QpConnection,
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, PathUse, QpInfo
 from heddle.endpoints.ranks import Rank
-from heddle.endpoints.rdma.rxestack import VerbsParams, message_bytes
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
+from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name

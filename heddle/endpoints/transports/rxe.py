@@ -12,8 +12,9 @@ from typing import ClassVar, Final, Self
 
 from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.rdma.rxestack import RxeStack, VerbsParams, message_bytes
+from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.endpoints.rdma.verbslib import MTU_OF_BYTES
+from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import Table, value_text
-from heddle.endpoints.admission.admitted import WaitCounts, merged, percentile
+from heddle.endpoints.admission.waits import WaitCounts, merged, percentile
 from heddle.runs.parts.part import RunPart
 from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.tunables import described

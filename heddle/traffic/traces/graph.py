@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple
 from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.traffic.collectives import Pattern, find_pattern, patterns
-from heddle.traffic.options import MOST_SIZE
+from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import Part
 
 MOST_RANKS: Final = 1 << 14

@@ -12,7 +12,8 @@ from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
 from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
-from heddle.traffic.options import RunOptions, parse_sizes
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import parse_sizes
 from heddle.views.report.section import Values
 
 if TYPE_CHECKING:
