@@ -309,7 +309,8 @@ class _Running:
             row: dict[str, object] = {"env": {**environment(seat, every), **own}}
             for stream in ("out", "err"):
                 end, row[stream] = pipe()
-                self._listen(end, seat, stream)
+                self._text[seat.rank, stream] = b""
+                self._poll.register(end, selectors.EVENT_READ, (seat, stream))
             rows.append(row)
         end, status = pipe()
         self._poll.register(end, selectors.EVENT_READ, (host, mine))
@@ -335,10 +336,6 @@ class _Running:
         finally:
             for fd in given:
                 os.close(fd)
-
-    def _listen(self, fd: int, seat: Seat, stream: Literal["out", "err"]) -> None:
-        self._text[seat.rank, stream] = b""
-        self._poll.register(fd, selectors.EVENT_READ, (seat, stream))
 
     def wait(self, limit_s: float | None) -> None:
         """Pass on what the ranks print until all have ended, one has failed, or the time is up."""
@@ -399,7 +396,9 @@ class _Running:
         self._ended, self._ending = time.monotonic(), True
         try:
             if any(helper.poll() is None for helper in self._helpers.values()):
-                self._signal(signal.SIGTERM)
+                for fd in self._controls.values():
+                    with suppress(BrokenPipeError):
+                        os.write(fd, bytes([signal.SIGTERM]))
                 until = time.monotonic() + _PATIENCE_S
                 while self._poll.get_map() and (left := until - time.monotonic()) > 0:
                     self._step(left)
@@ -415,11 +414,6 @@ class _Running:
                     helper.kill()
                     why = "does not end: one is in a system call that cannot be interrupted"
                     raise MachineError(Problem("", f"a program on {host}", why)) from None
-
-    def _signal(self, number: int) -> None:
-        for fd in self._controls.values():
-            with suppress(BrokenPipeError):
-                os.write(fd, bytes([number]))
 
     def result(self) -> ProgramEnd:
         """Of all ranks."""

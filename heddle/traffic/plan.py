@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -167,7 +167,9 @@ def build_plan(
     endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
     spread: UDP source ports that each queue pair uses in turn.
     """
-    _check_live(options)
+    problems = Problems()
+    options.check_live(problems)
+    problems.raise_if_any()
     endpoints = place(fabric, options) if endpoints is None else endpoints
     pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
@@ -211,12 +213,6 @@ def build_plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
         in_flight, admission, inside_bps=inside_bps,
     )  # fmt: skip
-
-
-def _check_live(options: RunOptions) -> None:
-    problems = Problems()
-    options.check_live(problems)
-    problems.raise_if_any()
 
 
 def grouped(
@@ -353,7 +349,8 @@ def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> R
         own: dict[int, set[int]] = {}
         for part in made:
             own |= {rank: {len(parts)} for rank in part.ranks}
-            parts.append(replace(part, after=tuple(sorted(_union(before.get(rank, ()) for rank in part.ranks)))))
+            after = {each for rank in part.ranks for each in before.get(rank, ())}
+            parts.append(replace(part, after=tuple(sorted(after))))
         of_step.append(before | own if step.get("through") else own)
     if not problems and not any(part.pattern is not None for part in parts):
         problems.append(Problem("", STEPS, "have no collective, so no rank sends anything", "add a step that sends"))
@@ -365,10 +362,6 @@ def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> R
         why = f"make {many:,} steps of one rank in an iteration; the limit is {MAX_STEPS:,}"
         raise InputError(Problem("", STEPS, why, "use fewer parts, or algorithms with fewer steps"))
     return replace(bound, sizes=(sequence.whole(len(endpoints), 0) * sequence.element_bytes,))
-
-
-def _union(found: Iterable[Iterable[int]]) -> set[int]:
-    return {each for part in found for each in part}
 
 
 def _problem(number: int, step: Mapping[str, Any], key: str, why: str, hint: str = "") -> Problem:

@@ -394,10 +394,6 @@ _FACTORS: Final = {"broadcast": 1.0, "reduce": 1.0}
 _REDUCING: Final = ("all-reduce", "reduce-scatter", "reduce")
 
 
-def _bound(name: str, text: bytes) -> str:
-    return name + _BOUND + base64.b85encode(zlib.compress(text, 9)).decode()
-
-
 def file_of(msccl: str) -> list[str]:
     """The name of the file, as typed."""
     return [msccl.partition(_BOUND)[0]]
@@ -433,7 +429,10 @@ class MscclProgram(ReducingPattern):
         if not self.msccl:
             hint = "use --msccl FILE"
             raise InputError(Problem("", "--collective msccl", "needs the XML file of a program", hint))
-        found = replace(self, msccl=_bound(self.msccl, _read(self.msccl))) if is_msccl_file(self.msccl) else self
+        found = self
+        if is_msccl_file(self.msccl):
+            packed = base64.b85encode(zlib.compress(_read(self.msccl), 9)).decode()
+            found = replace(self, msccl=self.msccl + _BOUND + packed)
         found._compiled()
         return found
 

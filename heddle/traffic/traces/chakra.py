@@ -288,7 +288,10 @@ def _json_node(keys: Mapping[str, Any]) -> ChakraNode:
     node.id = _whole(plain.get("id"), 0 if "nodetype" in plain or "type" in plain else -1)
     node.name = str(plain.get("name", ""))
     node.type = _named(plain.get("type", plain.get("nodetype")), TYPES)
-    node.control, node.data = (_list(plain.get(key)) for key in ("ctrldeps", "datadeps"))
+    lists = (plain.get(key) for key in ("ctrldeps", "datadeps"))
+    node.control, node.data = (
+        [_whole(each, -1) for each in (found if isinstance(found, list) else ())] for found in lists
+    )
     micros = plain.get("durationmicros", plain.get("runtime", 0))
     node.micros = float(micros) if isinstance(micros, int | float) and micros < _LARGEST else float(_whole(micros, 0))
     inputs = plain.get("inputs")
@@ -311,10 +314,6 @@ def _of_message(value: Any) -> Any:
     if isinstance(value, dict):
         return value.get("values")
     return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value) else value
-
-
-def _list(value: Any) -> list[int]:
-    return [_whole(each, -1) for each in value] if isinstance(value, list) else []
 
 
 def _named(value: Any, names: Sequence[str]) -> int:
