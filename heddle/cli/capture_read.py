@@ -13,10 +13,9 @@ from heddle.base.tables import table
 from heddle.cli.capture_live import frame_json, packet_line
 from heddle.cli.console import Console
 from heddle.wire.capturefile import CaptureFile, open_capture
-from heddle.wire.conversations import CaptureTotals, QpConversation
+from heddle.wire.conversations import CaptureTotals, PsnOrder, QpConversation
 from heddle.wire.dissect import ROCE_V1, Dissected, dissect
 from heddle.wire.layers import UNREAD
-from heddle.wire.psnorder import PsnOrder
 
 _MOST_TUNNELS: Final = 10
 LINES: Final = 10  # packets that are printed where no count is given

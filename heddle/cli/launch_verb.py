@@ -17,8 +17,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.endpoints.programruns import Stream
-    from heddle.endpoints.programs import ProgramOptions, Seat
+    from heddle.endpoints.programruns import ProgramOptions, Seat, Stream
 
 
 @verb(
@@ -76,7 +75,7 @@ def launch(
     if not cmd:
         hint = f"./inv launch --ranks {ranks} -- python3 traffic/programs/ring.py"
         raise InputError(Problem("", f"launch --ranks {ranks}", "has no program", hint))
-    from heddle.endpoints.programs import ProgramOptions
+    from heddle.endpoints.programruns import ProgramOptions
 
     words = [_from_anywhere(word) for word in cmd]
     return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit), rdma), words, lab)

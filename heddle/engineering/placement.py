@@ -22,13 +22,13 @@ from heddle.engineering.mincut import MOST_CONNECTIONS, CutLevel, Exchange, sear
 from heddle.engineering.nccldumps import DumpedHost, on_hosts
 from heddle.fabric.model import Fabric, Port
 from heddle.host.preflight import frr_release
-from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_at
 from heddle.offline.loads import Demand, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.wires import (
     EVEN_SPLIT,
     Trouble,
     compared,
+    cuts_of,
     forwarding_of,
     other_seeds,
     rule_of,

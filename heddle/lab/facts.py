@@ -32,8 +32,7 @@ from heddle.lab.shardmemory import memory_problems
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.sysctls import wrong_sysctls
 from heddle.lab.thresholds import wrong_thresholds
-from heddle.switch.queues.attached import expected
-from heddle.switch.queues.portqueues import Setup
+from heddle.switch.queues.portqueues import Setup, expected
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

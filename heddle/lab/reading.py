@@ -29,8 +29,7 @@ from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.queues.attached import read_attached
-from heddle.switch.queues.portqueues import foreign_roots, read_shapers, refused_by_qdiscs
+from heddle.switch.queues.portqueues import foreign_roots, read_attached, read_shapers, refused_by_qdiscs
 
 if TYPE_CHECKING:
     from heddle.switch.queues.queuestate import Tallies

@@ -18,8 +18,7 @@ from heddle.kernel.neighbours import Neighbour
 from heddle.lab.daemons import Adjacency
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.queues.attached import Attached
-from heddle.switch.queues.portqueues import PortQueue
+from heddle.switch.queues.portqueues import Attached, PortQueue
 
 if TYPE_CHECKING:
     from heddle.switch.queues.queuestate import QueueState, Tallies

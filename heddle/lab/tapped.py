@@ -4,7 +4,7 @@ In:  a lab, ports as `rtsw1:eth1`.
 Out: for each its namespace, its interface, MAC address and MTU, and the end of the delay line behind it, if there is
 one.
 A port in a shard is listened at there; its clock is compared as that of a run is (runtimes/shardcalls.py).
-Packets of a link with a delay line (switch/links/delaylines.py) pass the ingress of their port twice: when they have
+Packets of a link with a delay line (switch/links/portfaults.py) pass the ingress of their port twice: when they have
 left their queue, and when the line returns them. They arrive when they leave the line, so a capture takes them there.
 """
 

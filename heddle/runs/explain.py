@@ -18,7 +18,7 @@ from heddle.fabric.hashmodes import POLICY_CUSTOM, SPREADING
 from heddle.fabric.model import Node, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
 from heddle.predict.predict import behind_bridges, forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule

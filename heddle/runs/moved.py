@@ -18,8 +18,7 @@ from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.lab import facts
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowTable
-from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.forwarding import NOWHERE, FlowTable, Forwarding
 from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.walk import Hops, spreads, walk

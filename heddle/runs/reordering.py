@@ -11,7 +11,7 @@ from heddle.base.units import format_duration
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
 from heddle.fabric.hashmodes import SPREADING
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.plan import Plan

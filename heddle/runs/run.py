@@ -20,8 +20,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem, Problems
 from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
-from heddle.endpoints.crewmembers import Homes
+from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
 from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import find_transport

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Final
 
 from heddle.base.units import emulated_words
+from heddle.endpoints.elements import Elements
 from heddle.lab.fabricstate import FabricReading
 from heddle.runs.iterations import stats_of
 from heddle.runs.ncclnames import program_name
@@ -194,8 +195,8 @@ class RunHead:
 
     def _unseen(self, row: SizeRow) -> list[str]:
         pattern, ranks = self.options.pattern, len(self.communicators[0] if self.communicators else self.ranks)
-        many = pattern.unseen(ranks, row.size // pattern.element_bytes)
-        what = f"{many} of {ranks} ranks decide no element at this size, so #wrong does not show if one is missing"
+        many = Elements.of(pattern, ranks).unseen(pattern.reductions(ranks, row.size // pattern.element_bytes))
+        what = f"{many} of {ranks} ranks change no element at this size, so #wrong does not show if one is missing"
         return [f"#unseen   : {what}"] if many else []
 
     def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:

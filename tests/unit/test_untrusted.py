@@ -28,7 +28,7 @@ from heddle.base import values
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.untrusted import LINE_BYTES, LINE_ITEMS, inflated, is_safe_name, kept_below, parsed
-from heddle.endpoints.crewmembers import CrewMember
+from heddle.endpoints.crew import CrewMember
 from heddle.endpoints.workloadfile import files_of
 from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.finding import files_of_experiment
