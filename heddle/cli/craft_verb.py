@@ -14,7 +14,7 @@ from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.craftresult import Crafted, HandPacket
+    from heddle.runs.craft import Crafted, HandPacket
 
 _LINES: Final = 16  # packets of each kind that are printed
 _NUMBER: Final = "N"

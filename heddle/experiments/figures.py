@@ -17,12 +17,12 @@ from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
 from heddle.runs.fitness import reasons
-from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunOutcome
+from heddle.runs.runtable import stats_of
 
 if TYPE_CHECKING:
     from heddle.offline.result import Prediction

@@ -237,8 +237,7 @@ def seconds_of(variant: Variant) -> float:
 def array_bytes_of(variant: Variant) -> int:
     """Memory of the arrays of one repeat, bytes; 0 where that is not known before: of a measure."""
     from heddle.endpoints.crew import worker_count
-    from heddle.runs.memory import array_bytes
-    from heddle.runs.run import plan_workload
+    from heddle.runs.run import array_bytes, plan_workload
 
     if variant.workload is None:
         return 0

@@ -8,17 +8,17 @@ fabric file, 1/k of the hardware's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Final
 
 from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
-from heddle.runs.iterations import stats_of
 from heddle.runs.ncclnames import program_name
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
@@ -374,3 +374,37 @@ def _count(value: int, width: int) -> str:
         return f"{value:{width}d}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}".rjust(width)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStats:
+    """Of the iterations of one size. Percentiles are nearest ranks, and the deviation is that of the population."""
+
+    skipped: int
+    min_us: float
+    max_us: float
+    avg_us: float
+    p50_us: float
+    p95_us: float
+    p99_us: float
+    stdev_us: float
+
+    @property
+    def cv_pct(self) -> float:
+        """The deviation in percent of the mean."""
+        return 100 * self.stdev_us / self.avg_us if self.avg_us > 0 else 0.0
+
+
+def stats_of(times_us: Sequence[float], skip: int = 0) -> IterationStats | None:
+    """The statistics without the first `skip` iterations; None when none is left."""
+    times = sorted(times_us[skip:])
+    if not times:
+        return None
+
+    def percentile(percent: int) -> float:
+        return times[math.ceil(len(times) * percent / 100) - 1]
+
+    middle = times[len(times) // 2]
+    return IterationStats(
+        skip, times[0], times[-1], fmean(times), middle, percentile(95), percentile(99), pstdev(times)
+    )

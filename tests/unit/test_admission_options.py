@@ -79,8 +79,8 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     """Through the record on disk."""
     waits = WaitFigures(756, 202, 0.00112, 0.0063, 0.4)
     use = AdmissionUse(
-        True, {"channels": 1}, "", "data", 49152, "1 channel x 48 KiB", 761, 756, 5, waits, {"host3": 0.25}, "not proven",
-        758,
+        True, {"channels": 1}, "", "data", 49152, "1 channel x 48 KiB", 761, 756, 5, waits, {"host3": 0.25},
+        "not proven", 758,
     )  # fmt: skip
     record = samples.record()
     assert record.outcome is not None

@@ -41,8 +41,8 @@ from heddle.testing import (
     assertions,
     claims,
 )
-from heddle.testing.fabricmarker import FabricRequest, request_of
-from heddle.testing.junit import fabric_properties, paths_properties, run_properties
+from heddle.testing.plugin import fabric_properties, paths_properties, run_properties
+from heddle.testing.pool import FabricRequest, request_of
 from tests.unit.run_samples import having, result, sent
 
 PREDICTED = ("rtsw1:eth3", "ctsw1:eth2", "rtsw2:eth1")

@@ -12,8 +12,7 @@ from heddle.base.units import format_size
 from heddle.runs.fitness import unfit
 from heddle.runs.runtable import SizeRow
 from heddle.views import runpicture
-from heddle.views.report.charts import Chart
-from heddle.views.report.section import NotCarriedError, Values, counted, figure
+from heddle.views.report.section import Chart, NotCarriedError, Values, counted, figure
 from heddle.views.runstext import how_judged, number_text, ratio_name
 
 if TYPE_CHECKING:
