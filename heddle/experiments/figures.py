@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
@@ -135,11 +135,6 @@ def counters() -> list[str]:
     return [each.key for each in (*every, *CNP_COLUMNS, *ADMISSION_COLUMNS)]
 
 
-def live_names() -> list[str]:
-    """Every figure of a live run without those of parts (`queues.deepest`)."""
-    return list(dict.fromkeys([*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]))
-
-
 @dataclass(frozen=True, slots=True)
 class LinkShare:
     """A link that counts. percent: its use; used: whether it carried flows."""
@@ -227,7 +222,7 @@ class LiveFigures:
     def to_json(self) -> dict[str, float]:
         """Every figure that the run has; those of sizes at the largest size, of the first job."""
         found, first = {}, self.jobs[0].job
-        for name in live_names():
+        for name in dict.fromkeys([*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]):
             with suppress(UnknownValueError):
                 found[name] = self.value(name, {"job": first} if name in OF_SIZES else {})
         return found
@@ -275,14 +270,11 @@ def _of_part(job: RunResult, name: str) -> float | None:
         raise UnknownValueError(f"a run has no part {part}; parts: {', '.join(PARTS)}")
     if part not in job.parts:
         return None
-    numbers = {path: value for path, value in flat(job.parts[part].to_json()).items() if _is_number(value)}
+    values = flat(job.parts[part].to_json())
+    numbers = {path: each for path, each in values.items() if type(each) in (int, float)}  # not bool
     if key not in numbers:
         raise UnknownValueError(f"part {part} has no number {key}; it has: {', '.join(numbers)}")
     return float(numbers[key])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass

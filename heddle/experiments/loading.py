@@ -261,7 +261,8 @@ class _Reader:
         of_use: Trail = ("fabric", "set") if spec.fabric is None else ("runs", name, "fabric", "set")
         for trail, group in ((of_use, use.set), (("runs", name, "set"), spec.set)):
             for path, value in settings_of(group):
-                at[path], values[path] = _longest(self._document, trail, path), value
+                nested = (*trail, *path.split("."))  # the file may have groups, or one word with dots
+                at[path], values[path] = nested if nested in self._document.marks else (*trail, path), value
         overrides = [f"{path}={value_text(path, value)}" for path, value in values.items()]
         key = json.dumps([use.use, *overrides])
         if key not in self._fabrics:
@@ -303,7 +304,8 @@ class _Reader:
         trail = ("runs", name, "workload" if spec.run is None else "run")
         try:
             if spec.run is None:
-                found = load_workload(self._located_workload(str(spec.workload))).workload
+                typed = str(spec.workload)
+                found = load_workload(self._located(typed) if typed.endswith((".yml", ".yaml")) else typed).workload
             else:
                 found = read_workload(self._inner(trail, spec.run), self._file, name)
             if not spec.offline:
@@ -316,9 +318,6 @@ class _Reader:
             ]
             return None
         return found
-
-    def _located_workload(self, typed: str) -> str:
-        return self._located(typed) if typed.endswith((".yml", ".yaml")) else typed
 
     def _inner(self, trail: Trail, data: dict[str, Any]) -> Document:
         """A group of the file as a document of its own, whose errors name the lines of the file."""
@@ -391,12 +390,6 @@ class _Reader:
         text = self._document.text(trail)
         what = f"{dotted(trail)}: {text}" if text else dotted(trail)
         self.problems.add(where=self._document.where(trail), what=what, why=why, hint=hint)
-
-
-def _longest(document: Document, trail: Trail, path: str) -> Trail:
-    """The trail of a dotted key, which the file may have as nested groups or as one word."""
-    nested = (*trail, *path.split("."))
-    return nested if nested in document.marks else (*trail, path)
 
 
 @dataclass(frozen=True, slots=True)

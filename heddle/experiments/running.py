@@ -71,15 +71,11 @@ class Running:
         if why := self.missing():
             return self.result(skipped=why)
         try:
-            self.run_groups()
+            for number in range(len(self.groups())):
+                self.run_group(number)
         except KeyboardInterrupt:
             return self.result(interrupted=True)
         return self.result()
-
-    def run_groups(self) -> None:
-        """The runs of all fabrics."""
-        for number in range(len(self.groups())):
-            self.run_group(number)
 
     def missing(self) -> str:
         """The reason why this machine cannot run it; empty if it can."""

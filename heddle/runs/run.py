@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -225,7 +225,8 @@ class _Running:
             stack.enter_context(memory_named(self._lab))
             stack.enter_context(tunnels_watched(self._lab, observer.warn))
             for each in self._jobs:
-                stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
+                if each.transport.stack is not None:
+                    stack.enter_context(each.transport.stack.ready(each.plan, netns))
             triples = [(each.job, each.plan, each.transport) for each in self._jobs]
             crews = stack.enter_context(crews_of(triples, netns, workers, homes_of(self._lab)))
             stack.enter_context(queues.during(lambda: crews.began_ns))
@@ -282,11 +283,6 @@ def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload:
         beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
         in_flight=plan.in_flight,
     )
-
-
-def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
-    """The hosts' own stack for the duration of the run, if the transport uses it."""
-    return transport.stack.ready(plan, netns) if transport.stack is not None else nullcontext()
 
 
 def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
@@ -403,7 +399,9 @@ def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Tran
     if transport.any_order:
         return []
     flow = FlowArrays.of([plan.qps[0].flow])
-    frame_ns = _frame_ns(plan)
+    # Of a full frame on the slowest NIC, in whole microseconds.
+    bits = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
+    frame_ns = bits * 10**6 // min(each.rate_bps for each in plan.endpoints) * 1000
     spraying, splitting, varying = [], [], []
     for row in hashing.values():
         if row.mode == "spray":
@@ -435,12 +433,6 @@ def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Tran
 
 def _switches(count: int, many: str, one: str) -> str:
     return f"1 switch {one}" if count == 1 else f"{count} switches {many}"
-
-
-def _frame_ns(plan: Plan) -> int:
-    """The time of a full frame on the slowest NIC, in whole microseconds."""
-    bits = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
-    return bits * 10**6 // min(each.rate_bps for each in plan.endpoints) * 1000
 
 
 @spread(concat)

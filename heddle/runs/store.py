@@ -159,7 +159,8 @@ class History:
         if word is None or word == LAST:
             last = self.last()
             if last is None:
-                why = f"has no finished run: {_some(ids)} {_was(ids)} interrupted" if ids else "has no run yet"
+                was = "was" if len(ids) == 1 else "were"
+                why = f"has no finished run: {_some(ids)} {was} interrupted" if ids else "has no run yet"
                 hint = f"./inv run --lab {self.lab} --collective all-reduce"
                 raise InputError(Problem("", f"lab {self.lab}", why, hint))
             return last
@@ -289,10 +290,6 @@ def _some(ids: Sequence[str]) -> str:
     """The newest IDs, for a hint."""
     shown = ", ".join(ids[-_SHOWN:])
     return shown if len(ids) <= _SHOWN else f"..., {shown} (./inv runs lists all {len(ids)})"
-
-
-def _was(ids: Sequence[str]) -> str:
-    return "was" if len(ids) == 1 else "were"
 
 
 def has_run(lab: Lab) -> bool:

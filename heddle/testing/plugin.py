@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -178,14 +178,14 @@ _configs: Final[list[pytest.Config]] = []  # of this process: the hook above get
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A session begins. A controller of workers handles signals from now on: labs may come up in its workers."""
     _configs.append(session.config)
-    if is_controller(session.config):
+    if session.config.pluginmanager.hasplugin("dsession"):  # it starts workers, and runs no test itself
         session.config.stash[_SESSION].signals.install()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of pytest-xdist has ended: its notes are for this process's summary."""
-    node.config.stash[_SESSION].notes += notes_of(node)
+    node.config.stash[_SESSION].notes += getattr(node, "workeroutput", {}).get(_NOTES, ())  # none when it crashed
 
 
 @pytest.hookimpl(trylast=True)
@@ -193,7 +193,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Labs go down when all fixtures have ended."""
     ours = session.config.stash[_SESSION]
     ours.close()
-    send_notes(session.config, ours.notes)
+    if is_worker(session.config):  # it sends its lines of the summary with its last message
+        session.config.workeroutput[_NOTES] = list(ours.notes)  # type: ignore[attr-defined]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -272,22 +273,6 @@ _END_S: Final = 60  # for a worker to take its labs down; xdist allows 10 s
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
-
-
-def is_controller(config: pytest.Config) -> bool:
-    """Whether this process starts workers of pytest-xdist, and runs no test itself."""
-    return config.pluginmanager.hasplugin("dsession")
-
-
-def send_notes(config: pytest.Config, notes: Iterable[str]) -> None:
-    """Have a worker send its lines of the summary with its last message."""
-    if is_worker(config):
-        config.workeroutput[_NOTES] = list(notes)  # type: ignore[attr-defined]
-
-
-def notes_of(node: Any) -> list[str]:
-    """The notes of a worker that has ended; none when it crashed."""
-    return list(getattr(node, "workeroutput", {}).get(_NOTES, ()))
 
 
 def end_workers(config: pytest.Config) -> None:

@@ -307,10 +307,8 @@ def _refused(fabric: Fabric, runtime: str) -> list[str]:
         preflight(fabric, daemons=get_runtime(runtime).daemons_here)
         switch.check(fabric)
     except MachineError as error:
-        return list(map(_one_line, error.problems))
+        heads = [f"{each.where}  {each.what} {each.why}".strip() for each in error.problems]
+        return [
+            f"{head} ({each.hint})" if each.hint else head for head, each in zip(heads, error.problems, strict=True)
+        ]
     return []
-
-
-def _one_line(problem: Problem) -> str:
-    head = f"{problem.where}  {problem.what} {problem.why}".strip()
-    return f"{head} ({problem.hint})" if problem.hint else head

@@ -204,12 +204,6 @@ def how_judged() -> str:
     )
 
 
-def equal_text(found: Comparison) -> str:
-    """How many runs, with A and B themselves, show the spread of equal runs."""
-    names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
-    return ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
-
-
 def compare_text(found: Comparison) -> str:
     """All of it."""
     lines = [_which("A", found.a), _which("B", found.b), ""]
@@ -230,7 +224,9 @@ def compare_text(found: Comparison) -> str:
             whys.setdefault((VERDICTS[row.verdict], row.why), []).append(ratio_name(row))
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
-    said.append(f"equal runs in the history: {equal_text(found)}")
+    names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
+    equal = ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
+    said.append(f"equal runs in the history: {equal}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
     said += [f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in whys.items()]
