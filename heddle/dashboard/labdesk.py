@@ -1,7 +1,9 @@
 """All labs of the dashboard: which there are, their viewers, their buttons, their metrics.
 
 In:  the event loop of the server. Out: what the site's addresses answer with. A lab gets a reader when its first viewer
-comes; a scrape takes the reader's last reading, or reads once itself where no viewer is connected.
+comes; a scrape takes the reader's last reading, or reads once itself where no viewer is connected. Nothing that a
+button sends is trusted. A run is the verb `run` in a process of its own; links go through heddle/lab/outages.py. Both
+take the lab's lock, so that they are refused while another command works on the lab.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 In:  a lab's name; viewers come and go.
 Out: messages for all viewers, as text made once: `state` (the lab, or why it cannot be read), `update` (figures that
 have changed) and `news`. The reader is a thread, because threads can enter namespaces.
-A lab that goes down, comes up again, is repaired or changed is opened again: its record and its pins tell.
+A lab that goes down, comes up again, is repaired or changed is opened again: its record and its pins tell. PagePlan
+says where nodes are drawn, in units of which a switch is 10 wide: levels are rows, boxes are side by side.
 """
 
 from __future__ import annotations
@@ -145,7 +146,6 @@ class LabWatch:
         self._view = replace(self._view, up=False, rows=(), trouble=self._view.trouble or NOT_READ)
 
     def _step(self) -> None:
-        """One reading, or the reason why there is none."""
         try:
             self._reopen()
             if self.opened is not None:
@@ -366,7 +366,6 @@ def _row_width(nodes: Sequence[Node], widths: Mapping[str, float]) -> float:
 def _place(
     nodes: Sequence[Node], widths: Mapping[str, float], middle: float, gap: float, middles: dict[str, float]
 ) -> None:
-    """Put nodes side by side round a middle."""
     left = middle - (sum(widths[node.name] for node in nodes) + gap * max(0, len(nodes) - 1)) / 2
     for node in nodes:
         middles[node.name] = left + widths[node.name] / 2

@@ -257,7 +257,6 @@ class _Pods:
         return "" if fabric.pod is None else fabric.pod.state.node
 
     def _begin(self, fabric: FabricPod, pod: IndexPod) -> None:
-        """Call into a pod that is ready."""
         self._started = True
         self._observer.say(f"{fabric.name} runs on node {pod.state.node}")
         assert self._job is not None  # noqa: S101  (it has the pod)

@@ -324,7 +324,6 @@ _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 
 
 def _of_parts(one: RunOutcome) -> list[_Count]:
-    """Figures of the parts of a run."""
     units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
     return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
 
@@ -335,7 +334,6 @@ def _figure(name: str, outcome: RunOutcome) -> float | None:
 
 
 def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
-    """Counters that both transports have."""
     texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
     both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
     return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]

@@ -217,7 +217,6 @@ def _bare(line: str) -> str:
 
 
 def _columns(line: str) -> list[str]:
-    """The names of the columns, if the line has them."""
     words = line.lstrip("# ").split() if line.startswith("#") else []
     return words if words[:1] == ["size"] and {"time", "algbw", _BUSBW} <= {*words, *_times(words)} else []
 

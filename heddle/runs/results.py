@@ -201,7 +201,6 @@ class RunResult(RunHead, RunOutcome):
         ]
 
     def _own_foot(self) -> Iterator[str]:
-        """What was counted beside the data, and warnings."""
         events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         events += [(self.foreign, "for another MAC")] if self.foreign else []
@@ -234,7 +233,6 @@ class RunResult(RunHead, RunOutcome):
         return [degraded_line("after", state.after)]
 
     def _order(self) -> list[str]:
-        """The transport's counters on the order of arrival."""
         lines, qps = [], len({(each.sent.flow.dst_ip, each.sent.flow.qpn) for each in self.flows})
         for column, values in self.counted("order"):
             if total := sum(values):

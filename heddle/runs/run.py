@@ -373,7 +373,6 @@ def total_packets(plan: Plan) -> int:
 
 
 def _warnings(jobs: Sequence[PlannedJob], queues: QueuePolicy) -> Iterator[str]:
-    """What the user may not expect, before the first packet."""
     wanted = sum(each.budget.wanted_pps for each in jobs)
     budget = machine.PacketBudget(wanted, min(each.budget.budget_pps for each in jobs))
     packets = sum(total_packets(each.plan) for each in jobs)

@@ -206,7 +206,6 @@ class RunHead:
 
     @property
     def _twice(self) -> bool:
-        """Whether each size is measured both out of place and in place."""
         return len(self.options.pattern.placed(self.options.in_place)) > 1
 
     def _narrow(self, wanted: bool, look: TableLook) -> bool:
@@ -237,7 +236,6 @@ class RunHead:
         ]
 
     def _start(self, look: TableLook) -> list[str]:
-        """The lines above the ranks, as nccl-tests has them."""
         o = self.options
         skipped = f"; summary skips first {look.skip} iterations" if look.skip else ""
         return [
@@ -251,7 +249,6 @@ class RunHead:
         ]
 
     def _own(self) -> list[str]:
-        """The lines that nccl-tests does not have."""
         return [
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(self.options)),
             *self._steps(),
@@ -282,7 +279,6 @@ class RunHead:
         return [*lines, *([f"#faults   : {self.before.link_text()}"] if self.before.link_faults else [])]
 
     def _delay(self) -> list[str]:
-        """One line where the paths of the run are known."""
         if self.propagation is None:
             return []
         return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != NO_CONTROL)}"]
@@ -293,7 +289,6 @@ class RunHead:
 
 
 def _wide_columns(look: TableLook) -> list[str]:
-    """The names of the columns, as in nccl-tests."""
     if not look.per_iter:
         names = [left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)]
         return [f"# {'':61s}out-of-place{'':23s}in-place", *names]

@@ -104,7 +104,6 @@ def _before_after(*texts: str) -> str:
 
 
 def _live(around: Surroundings) -> dict[str, str]:
-    """What was set while the lab ran."""
     found: dict[str, dict[str, list[str]]] = {}
     for node, settings in around.queues.items():
         for path, value in settings.items():
@@ -141,5 +140,4 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
 
 
 def _about(header: RunHead) -> RunHead:
-    """The header without its time."""
     return replace(header, when="")

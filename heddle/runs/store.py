@@ -287,7 +287,6 @@ class History:
 
 
 def _some(ids: Sequence[str]) -> str:
-    """The newest IDs, for a hint."""
     shown = ", ".join(ids[-_SHOWN:])
     return shown if len(ids) <= _SHOWN else f"..., {shown} (./inv runs lists all {len(ids)})"
 
@@ -319,7 +318,6 @@ def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
 
 
 def _other(history: History) -> str:
-    """The newest run that has paths, for a hint."""
     for run in reversed(history.runs()):
         if not run.damage and run.record.outcome is not None:
             return f"use --run {run.id}, the newest finished run"
@@ -342,7 +340,6 @@ def _opened(word: str | None, lab: str | None) -> StoredRun:
 
 
 def _from_directory(path: Path, typed: str) -> StoredRun:
-    """A run that was copied elsewhere, or is named by its directory."""
     if not (path / RECORD).is_file():
         why = f"is not the directory of a run: it has no {RECORD}"
         raise InputError(Problem("", typed, why, "./inv runs --format json has the path of every run"))

@@ -148,7 +148,6 @@ class Tuning:
         ]
 
     def _sizes(self) -> list[list[TunerPoint]]:
-        """The points of each size, the fastest first."""
         sizes = sorted({each.row.size for each in self.points})
         by_time = sorted(self.points, key=lambda each: each.row.time_us)
         return [[each for each in by_time if each.row.size == size] for size in sizes]

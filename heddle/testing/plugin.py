@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--heddle-accept-unreliable"):
         ACCEPTED.add("unreliable")
     if session.pcap is not None:
-        from heddle.testing.testcapture import check_tcpdump
+        from heddle.testing.testsession import check_tcpdump
 
         try:
             check_tcpdump()
@@ -168,7 +168,9 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     """Labs are not reset for a next test when there is none."""
     for config in _configs:
         config.stash[_SESSION].interrupted = True
-        end_undisturbed(config)
+        if is_worker(config):  # Ctrl-C reaches it directly, by its controller, and by xdist
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
         end_workers(config)
 
 
@@ -290,16 +292,6 @@ def end_workers(config: pytest.Config) -> None:
         if popen is not None and popen.poll() is None:
             with suppress(OSError):
                 os.kill(popen.pid, signal.SIGINT)
-
-
-def end_undisturbed(config: pytest.Config) -> None:
-    """Ignore further signals in an interrupted worker: Ctrl-C reaches it directly, by its controller, and by xdist.
-
-    The controller kills a worker that does not end.
-    """
-    if is_worker(config):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
 
 
 Properties = Iterator[tuple[str, str]]

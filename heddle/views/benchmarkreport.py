@@ -220,7 +220,6 @@ def _shape(fabric: Fabric) -> tuple[str, ...]:
 
 
 def _point(result: ExperimentResult, call: Any) -> str:
-    """Where a figure was observed."""
     run = result.experiment.spec.runs[call.run]
     if run.measure is not None:
         from heddle.experiments.measures import MEASURES
@@ -239,7 +238,6 @@ def _point(result: ExperimentResult, call: Any) -> str:
 
 
 def _payload(traffic: Traffic) -> int:
-    """Bytes that all ranks send, without headers."""
     return int(traffic.volume.payload.sum(axis=1)[traffic.connections.kind].sum())
 
 

@@ -167,7 +167,6 @@ def _link(
 
 
 def _nodes(layout: PictureLayout, prefix: str) -> Iterator[Markup]:
-    """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
     for level, members in layout.members.items():
         if not members:
             continue

@@ -76,7 +76,6 @@ def _head(result: Prediction) -> Iterator[str]:
 
 
 def _job(traffic: Traffic, fabric: Fabric) -> str:
-    """What a job runs, on how many ranks, with how many flows."""
     job, options = traffic.job, traffic.job.options
     what = " ".join(job.runs) if job.runs[0] in ("matrix", "msccl") else f"{options.algorithm} {options.collective}"
     what = "its steps" if options.steps else what
@@ -96,7 +95,6 @@ def _job(traffic: Traffic, fabric: Fabric) -> str:
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
-    """Directions between switches."""
     return [d for d in mode.mmr if not wires.at_hosts(d)]
 
 

@@ -225,7 +225,6 @@ def _link(node: NodeEntry, port: PortEntry) -> str:
 
 
 def _address(node: NodeEntry) -> str:
-    """One word, or `-`."""
     if node.role == "host" and len(node.ports) == 1:
         return " ".join(node.ports[0].addresses) or "-"
     return node.loopback or " ".join(node.others.get("lo", ())) or "-"

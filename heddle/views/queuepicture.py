@@ -211,7 +211,6 @@ def paused_ms(recorded: Recorded, panel: Panel) -> float:
 
 
 def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
-    """One queue over time, with its thresholds."""
     edges = np.concatenate([[0.0], recorded.series.ends_s])
     colour = DEPTH if panel.side == "egress" else HELD
     top = max(most, 1.0) * 1.12
@@ -239,7 +238,6 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
 
 
 def _frame(axes: Axes, title: str, recorded: Recorded, top: float) -> None:
-    """The limits of a panel's axes, their look, and the title above them."""
     axes.set_ylim(0, top)
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
@@ -278,7 +276,6 @@ def _fault(axes: Axes, recorded: Recorded, what: str, spans: Sequence[TimeSpan])
 
 
 def _lane(axes: Axes, recorded: Recorded, top: float) -> None:
-    """The limits of a lane's axes, and their look."""
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_ylim(0, top)
     axes.set_xticks([])
@@ -288,7 +285,6 @@ def _lane(axes: Axes, recorded: Recorded, top: float) -> None:
 
 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
-    """The time axis, below the last lane."""
     axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_yticks([])

@@ -127,7 +127,6 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
 
 
 def _results(run: StoredRun) -> tuple[str, str, str]:
-    """busbw, wrong, agree."""
     record, outcome = run.record, run.record.outcome
     if record.interrupted:
         largest = max(record.rows, key=lambda row: row.size)

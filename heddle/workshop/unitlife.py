@@ -1,7 +1,8 @@
 """The life of a unit: started (its lab, its setup, the learner's copy of a file), checked, solved, stopped.
 
 In:  a WorkshopUnit. Out: UnitReport. One unit runs at a time: its lab is the only one that a learner has,
-so no command needs --lab.
+so no command needs --lab. The progress of a learner outlives it (STATE/workshop/02-entropy.json); a damaged file counts
+as no progress, and so does a record whose seal is wrong.
 
 A unit's setup and solution are commands as a user types them (`./inv run --qps 16`). Each runs in a process of its own:
 units can use every verb, and no room below the command line has to know one.

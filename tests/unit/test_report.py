@@ -22,7 +22,7 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
-from heddle.views.report.settingparts import run_commands
+from heddle.views.report.runparts import run_commands
 from heddle.views.style import ON_DARK
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, LABELS, keep, refused, row, with_rows

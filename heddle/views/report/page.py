@@ -21,7 +21,7 @@ from heddle.views.experimentpicture import draw
 from heddle.views.experimenttext import HEAD, cells, remarks
 from heddle.views.fabricsvg import STYLE
 from heddle.views.linkloads import describe_run
-from heddle.views.report import fabricparts, runparts, settingparts
+from heddle.views.report import fabricparts, runparts
 from heddle.views.report.section import NotCarriedError, Section, embedded, palette
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ SECTIONS: Final = (
     Section("queues", "Queues and pauses over time", "queues", fabricparts.queues),
     Section("paths", "Proof of paths", "paths", fabricparts.paths),
     Section("diagnosis", "Diagnosis", "diagnosis", runparts.diagnosis),
-    Section("parameters", "Parameters and versions", "parameters", settingparts.parameters),
-    Section("reproduce", "How to reproduce it", "reproduce", settingparts.reproduce),
+    Section("parameters", "Parameters and versions", "parameters", runparts.parameters),
+    Section("reproduce", "How to reproduce it", "reproduce", runparts.reproduce),
 )
 
 
