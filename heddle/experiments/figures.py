@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
-from heddle.runs.fitness import reasons
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, reasons
 from heddle.runs.runtable import stats_of
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class RunFigures(Protocol):
 
     @property
     def doubt(self) -> str:
-        """Why no verdict rests on them: the text of an Unfit (runs/fitness.py); empty if one may."""
+        """Why no verdict rests on them: the text of an Unfit (runs/results.py); empty if one may."""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure. UnknownValueError with the reason when the run does not have it."""

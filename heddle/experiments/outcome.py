@@ -23,7 +23,7 @@ from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
 from heddle.experiments.spec import CheckSpec, ClaimedRange
 from heddle.predict.statistics import quantile
-from heddle.runs.fitness import Unfit
+from heddle.runs.results import Unfit
 
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")

@@ -111,14 +111,14 @@ def _of_groups(
     sizes, spreads = [*map(len, parts)], [variance(part) if len(part) > 1 else 0.0 for part in parts]
     if sum(sizes) - 2 < _FREEDOM or (not any(spreads) and sum(sizes) < _TIED):
         return None
-    tests = 1
-    if min(sizes) == 1:
+    if min(sizes) == 1:  # the single run has the spread of the others
         means, kept, freedom, tests = [*map(fmean, parts)], sizes, sum(sizes) - 2, sum(sizes)
         error = sum(spreads) * (1 + 1 / max(sizes))
     else:
-        means, errors, kept = zip(*map(_trimmed, parts), strict=True)
-        error = sum(errors)
-        parted = sum(each**2 / (count - 1) for each, count in zip(errors, kept, strict=True))
+        found = [_trimmed(part) for part in parts]
+        means, kept, tests = [mean for mean, _, _ in found], [count for _, _, count in found], 1
+        error = sum(square for _, square, _ in found)
+        parted = sum(square**2 / (count - 1) for _, square, count in found)
         freedom = 1 if min(kept) == 2 else int(error**2 / parted) if parted else sum(kept) - 2
     apart, share, gap = abs(means[0] - means[1]), sum(1 / count for count in kept), _gap(*usual)
     higher = f", all of {'A' if means[0] > means[1] else 'B'} are higher" if gap > 0 else ""

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.tables import flat, value_text
 from heddle.fabric.fabricdata import fabric_to_json
 from heddle.fabric.policydata import dump_policy
-from heddle.runs.fitness import unfit
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, unfit
 from heddle.runs.runtable import RunHead
 from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
@@ -123,7 +122,7 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     """By directory, the run itself and its repetitions; empty for a run without an outcome.
 
     Equal: all settings and sizes, faults of links and the state of the fabric. Left out: others that are not fit for a
-    verdict (fitness.py).
+    verdict (results.py).
     """
     mine = run.record.outcome
     if mine is None:

@@ -21,8 +21,7 @@ from typing import Any, Final
 
 from heddle.base.units import emulated_words
 from heddle.runs.compare import REPEAT, Verdict, busbw_of, judged, several_paths
-from heddle.runs.fitness import unfit
-from heddle.runs.results import RunOutcome, RunResult
+from heddle.runs.results import RunOutcome, RunResult, unfit
 from heddle.runs.runtable import SizeRow
 
 COLLECTIVES: Final[Mapping[str, str]] = {

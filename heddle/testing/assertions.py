@@ -3,7 +3,7 @@
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
 Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
-paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/fitness.py).
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/results.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.fitness import UnfitKind
-    from heddle.runs.results import RunResult
+    from heddle.runs.results import RunResult, UnfitKind
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
@@ -63,7 +62,7 @@ def run_text(result: RunResult) -> str:
 def _assert_fit(run: RunResult) -> None:
     """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
-    from heddle.runs.fitness import unfit
+    from heddle.runs.results import unfit
 
     found = unfit(run)
     if found is not None and found.kind not in ACCEPTED:

@@ -318,8 +318,8 @@ def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
 
 def run_properties(name: str, run: RunResult) -> Properties:
     """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
-    from heddle.runs.fitness import unfit
     from heddle.runs.parts.queues import QueueUse
+    from heddle.runs.results import unfit
 
     options = run.options
     yield f"{name}.id", run.run_id

@@ -1,4 +1,4 @@
-"""The runs of labs as tables of at most 100 columns, and as JSON; and the comparison of two of them.
+"""The runs of labs as tables of at most 100 columns, and as JSON; the comparison of two; the choices of a tuner run.
 
 In:  for each lab its kept runs, oldest first, and the limits; or a Comparison.
 Out: one table per lab, and below it why runs failed, were interrupted or cannot be read; for a comparison settings that
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from heddle.runs.curve import Shapes
     from heddle.runs.store import Limits
     from heddle.runs.stored import StoredRun
+    from heddle.runs.tuning import Tuning
 
 _HEADER: Final = (
     "id", "when (UTC)", "collective", "ranks", "size", "qps", "hashing", "busbw", "wrong", "agree", "bytes",
@@ -270,6 +271,36 @@ def shapes_text(found: Shapes) -> str:
         said.append(f"not compared, because only one of them has it: {sizes}")
     said += [f"note: {each}" for each in found.notes]
     lines.append("")
+    for text in said:
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+_VERDICTS: Final = {
+    "differs": "better", "noise": "no difference beyond noise", "same": "no difference", "unknown": "not known",
+}  # fmt: skip
+
+
+def tuning_text(found: Tuning) -> str:
+    """One table; below it which number of QPs the file is for, and reasons."""
+    lines = [f"{found.collective} on {found.fabric}: {found.nodes} nodes, {found.ranks} ranks, hashing {found.hashing}"]
+    lines.append(f"{'size':>10} {'time (us)':>12} {'busbw':>9}  {'best':<28} {'margin':>8}  verdict")
+    whys: dict[str, list[str]] = {}
+    for each in found.best():
+        row, margin = each.best.row, "-" if each.margin is None else f"{each.margin:.1%}"
+        figures = f"{format_size(each.size):>10} {row.time_us:>12,.1f} {row.busbw:>9.4g}"
+        lines.append(f"{figures}  {each.best.setting.text:<28} {margin:>8}  {_VERDICTS[each.verdict]}")
+        if each.verdict == "unknown":
+            whys.setdefault(each.why, []).append(format_size(each.size))
+    lines.append("")
+    said = [
+        f"emulated, k = {found.k}: {emulated_words(found.k)}. The margin is what the second best takes longer.",
+        f"NCCL sets QPs for the whole job: the file is for NCCL_IB_QPS_PER_CONNECTION={found.qps}, "
+        + ("the best over all sizes." if found.decided else "which is not decided: no difference beyond noise."),
+        *(f"not known at {', '.join(sizes)}: {why}" for why, sizes in whys.items()),
+    ]
+    if len({(each.setting.algorithm, each.setting.channels) for each in found.points}) == 1:
+        said.append("The file has no lines: one algorithm with one number of channels is no choice; use --channels.")
     for text in said:
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)

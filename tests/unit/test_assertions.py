@@ -23,10 +23,9 @@ from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
-from heddle.runs.fitness import UnfitKind
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import ProofSummary, RunResult
+from heddle.runs.results import ProofSummary, RunResult, UnfitKind
 from heddle.spec.overrides import value_text
 from heddle.testing import (
     assert_busbw_above,

@@ -15,7 +15,7 @@ from heddle.base.tables import Table, flat, some_of, value_text
 from heddle.base.units import emulated_words, format_bytes, format_size
 from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
-from heddle.runs.fitness import unfit
+from heddle.runs.results import unfit
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
