@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, Problem, first_lines
 from heddle.base.tables import many
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     from heddle.lab import facts, outages
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
-        return _lines(lost)
+        return list(first_lines(lost))
     late: tuple[Problem, ...] = ()
     try:
         if degraded:
@@ -221,11 +221,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     kinds = ("daemons", "route") if degraded else facts.FACTS
     now = lab.snapshot(facts.parts(lab))
     found = facts.as_set(lab, now, facts.facts(lab, now, kinds))
-    return [*(each.text for each in found), *_lines(late)]
-
-
-def _lines(problems: Sequence[Problem]) -> list[str]:
-    return [str(each).partition("\n")[0] for each in problems]
+    return [*(each.text for each in found), *first_lines(late)]
 
 
 def assert_no_wrong(result: RunResult) -> None:

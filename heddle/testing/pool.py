@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.base.problems import HeddleError, InputError, Problem, first_lines
 from heddle.base.process import end_all, start_of
 from heddle.base.tables import many
 from heddle.spec.overrides import settings_of, value_text
@@ -396,7 +396,7 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
             return ResetResult(texts, tuple(wrong))
         _clear(lab)
     except HeddleError as error:
-        return ResetResult(damage=tuple(map(_first_line, error.problems)))
+        return ResetResult(damage=tuple(first_lines(error.problems)))
     return ResetResult(texts)
 
 
@@ -408,7 +408,7 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
     if record is None or record.phase != "running":
         return [f"lab {lab.name} was taken down"]
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
-        return list(map(_first_line, lost))
+        return list(first_lines(lost))
     gone = frozenset(fresh) - processes_of(lab)
     return [_ended_text(gone)] if gone else []
 
@@ -433,7 +433,3 @@ def _ended_text(gone: Collection[LabProcess]) -> str:
     nodes = sorted({each.node for each in gone})
     some = ", ".join(nodes[:_SHOWN]) + (f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else "")
     return f"{many(len(gone), 'process')} of the lab ended, in {some}"
-
-
-def _first_line(problem: Problem) -> str:
-    return str(problem).partition("\n")[0]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 
-from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, first_lines
 from heddle.base.userfiles import output_directory
 from heddle.testing.assertions import run_text
 from heddle.testing.pool import EXAMPLE, FabricRequest, LeftoverWarning, Pool, ResetResult, request_of
@@ -366,7 +366,7 @@ class PortsCapture:
     def trouble(self) -> str:
         """The error of the capture, in one line; empty when there is none."""
         problems = self._wrong.problems if self._wrong is not None else self.done.problems if self.done else ()
-        return "; ".join(str(each).partition("\n")[0] for each in problems)
+        return "; ".join(first_lines(problems))
 
     def _run(self) -> None:
         try:
