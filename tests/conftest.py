@@ -52,8 +52,7 @@ from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.testing import LeftoverWarning, claims
-from heddle.testing.fabricmarker import FabricRequest, request_of
-from heddle.testing.pool import Pool
+from heddle.testing.pool import FabricRequest, Pool, request_of
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 

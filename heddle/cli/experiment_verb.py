@@ -192,7 +192,7 @@ def reproduce(
 
 def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
     """Make the runs that must break each check, and name those that did not fail."""
-    from heddle.experiments.breaking import breaks, unbroken
+    from heddle.experiments.outcome import breaks, unbroken
     from heddle.views.experimenttext import breaks_text
 
     results: list[ExperimentResult] = []

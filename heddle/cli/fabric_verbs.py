@@ -112,7 +112,7 @@ def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
     """Show a cut and its cost. count: of shards; None: the default."""
     from heddle.fabric.cutting import cut, fitting_cut
     from heddle.offline.sharding import sharding_forecast
-    from heddle.views.shardtext import cut_json, cut_text
+    from heddle.views.labtext import cut_json, cut_text
 
     found = fitting_cut(fabric) if count is None else cut(fabric, count)
     ahead = sharding_forecast(fabric, found)

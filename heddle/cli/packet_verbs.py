@@ -16,7 +16,7 @@ from heddle.host import packages
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.craftresult import Crafted, HandPacket
+    from heddle.runs.craft import Crafted, HandPacket
 
 
 @verb(

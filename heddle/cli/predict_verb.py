@@ -170,7 +170,7 @@ def check(
     """
     from heddle.endpoints.workloadfile import load_workload
     from heddle.experiments.changes import LIMITED, ChangeLimit, compare_fabrics
-    from heddle.views.changetext import changes_text, junit_xml
+    from heddle.views.experimenttext import changes_text, junit_xml
     from heddle.views.graph import check_target, write_file
 
     if base is None or head is None:

@@ -118,7 +118,6 @@ class LiveSource:
         return [name for name in chosen if name in self.lab.fabric.by_name and name in self._known]
 
     def _unsettled(self, name: str) -> bool:
-        """Whether a switch has ports that are down or sessions that are not established."""
         seen = self._known[name]
         return bool(seen.down) or seen.sessions is None or any(s != ESTABLISHED for s in seen.sessions.values())
 

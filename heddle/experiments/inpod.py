@@ -174,7 +174,6 @@ def _follow_input() -> None:
 
 
 def _received(order: GroupOrder, directory: Path) -> Experiment:
-    """The experiment as the coordinator has it."""
     why = f"has Heddle {VERSION}, and this is {order.version}" if order.version != VERSION else ""
     if not why:
         paths = {typed: directory / str(number) / Path(typed).name for number, typed in enumerate(order.files)}

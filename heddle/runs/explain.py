@@ -267,7 +267,6 @@ class _Choice:
         return chosen
 
     def _kernel_hash(self) -> int:
-        """The kernel's own hash, before the shift."""
         rule, seed = self._rule, self._hashing.seed
         if rule.policy == POLICY_CUSTOM and not rule.fields & 0x3F:
             self._add("policy 3 with no field of the outer packet: nothing is hashed, h = 0", hash=0)
@@ -346,7 +345,6 @@ class _Choice:
         return again
 
     def _threshold(self, value: int) -> Ports:
-        """The kernel's choice by a hash."""
         short = value >> 1
         dealt = self._fib.buckets.get(self._prefix) if self._prefix is not None else None
         if dealt:

@@ -117,7 +117,6 @@ def _check_owner() -> None:
 
 
 def _base36(number: int, digits: int) -> str:
-    """The last `digits` digits."""
     text = ""
     for _ in range(digits):
         number, digit = divmod(number, len(_DIGITS))

@@ -22,7 +22,7 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
-from heddle.views.report.settingparts import run_commands
+from heddle.views.report.runparts import run_commands
 from heddle.views.style import ON_DARK
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, LABELS, keep, refused, row, with_rows
@@ -78,8 +78,7 @@ def test_a_run_with_missing_or_damaged_files_says_what_it_does_not_carry(tmp_pat
     run = keep(tmp_path, around=None)
     (run.path / "series.npz").unlink()
     text = report_html(open_runs([str(run.path)]))
-    missing = "fabric.json is missing, and its lab is gone"
-    assert text.count(f"Not shown: {missing}.") == 3  # the fabric, the paths and the diagnosis
+    assert text.count("Not shown: fabric.json is missing.") == 3  # the fabric, the paths and the diagnosis
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
     # Damaged surroundings are named.

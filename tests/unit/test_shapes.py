@@ -20,7 +20,7 @@ from pydantic import Field
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.dashboard.pageplan import plan_page
+from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric

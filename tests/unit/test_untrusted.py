@@ -30,11 +30,10 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.untrusted import LINE_BYTES, LINE_ITEMS, inflated, is_safe_name, kept_below, parsed
 from heddle.endpoints.crew import CrewMember
 from heddle.endpoints.workloadfile import files_of
-from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.finding import files_of_experiment
 from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle.experiments.loading import Experiment, load_experiment
-from heddle.experiments.sweep import Sweep, _Pods
+from heddle.experiments.sweep import FabricPod, Sweep, _Pods
 from heddle.lab.imported.choose import files_of as files_of_topology
 from heddle.runtimes.kube.jobs import IndexPod
 from heddle.runtimes.kube.podexec import ChannelSocket
