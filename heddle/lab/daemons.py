@@ -30,6 +30,8 @@ DAEMONS: Final = ("zebra", "bgpd")
 _CREDENTIALS: Final = struct.Struct("=3i")  # struct ucred: pid, uid, gid
 _SUMMARY: Final = "show bgp summary json"
 _NEIGHBOURS: Final = "show bgp neighbors json"
+# Lines of `show running-config` that configure nothing.
+_NO_LINES: Final = ("!", "end", "exit", "Building configuration", "Current configuration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,24 @@ class Daemons:
         vty = self.vty(switch, daemon)
         if vty is not None:
             return ask(vty, command)
+        return self._by_vtysh(switch, daemon, command)
+
+    def configuration(self, switch: str, daemon: str) -> list[str]:
+        """The lines of a daemon's running configuration, each after the blocks that it is in, joined by ` / `.
+
+        OSError or MachineError when it does not answer.
+        """
+        vty, command = self.vty(switch, daemon), "show running-config"
+        text = self._by_vtysh(switch, daemon, command) if vty is None else ask(vty, "enable", command)
+        found, blocks = list[str](), list[str]()
+        for line in text.splitlines():
+            word = line.strip()
+            if word and not word.startswith(_NO_LINES):
+                blocks = [*blocks[: len(line) - len(line.lstrip())], word]
+                found.append(" / ".join(blocks))
+        return found
+
+    def _by_vtysh(self, switch: str, daemon: str, command: str) -> str:
         return self.runtime.output(self.fabric.name, self.topology, switch, ["vtysh", "-d", daemon, "-c", command])
 
     def vty(self, switch: str, daemon: str) -> Path | None:
@@ -120,8 +140,8 @@ class Daemons:
         return data
 
 
-def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
-    """Send a daemon one command in its view mode and return its output; OSError when it does not answer.
+def ask(vty: Path, *commands: str, timeout: float = 2.0) -> str:
+    """Send a daemon commands, from its view mode on; return the last output. OSError when it does not answer.
 
     timeout: seconds without any data.
     """
@@ -131,14 +151,16 @@ def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
         pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if is_stopped(pid):  # it would not answer before the timeout either
             raise TimeoutError(f"process {pid} is stopped")
-        link.sendall(command.encode() + b"\0")
         answer = bytearray()
-        # The end is three NULs and the result byte, which may itself be NUL (success).
-        while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
-            part = link.recv(1 << 16)
-            if not part:
-                raise ConnectionResetError(f"{vty} closed")
-            answer += part
+        for command in commands:
+            link.sendall(command.encode() + b"\0")
+            answer.clear()
+            # The end is three NULs and the result byte, which may itself be NUL (success).
+            while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
+                part = link.recv(1 << 16)
+                if not part:
+                    raise ConnectionResetError(f"{vty} closed")
+                answer += part
     return answer[:-4].decode(errors="replace")
 
 

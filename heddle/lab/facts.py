@@ -227,6 +227,7 @@ def _next_hops(look: LabLook) -> Iterable[Problem]:
     """Prefixes without next hops that links, drains and sessions should give."""
     lab = look.lab
     hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
+    hint += f"; {look.repairs('undoes commands that were entered in FRR')}"
     found = (each for each in look.gaps if _EXTRA not in each.why)
     return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
 

@@ -1,4 +1,4 @@
-"""Repair of a running lab: nodes, daemons, queues, links, the PFC agent; and what a measurement must not start with.
+"""Repair of a running lab: daemons, queues, links, the PFC agent; and what a measurement must not start with.
 
 In:  a Lab whose lock is held. Out: one line for each repair, and what was left on purpose; a second call finds nothing
 to repair. The facts that are repaired are those of facts.py.
@@ -27,10 +27,11 @@ from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, wait_for_
 from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.frr import end_daemons, start_daemons
+from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
 from heddle.lab.impairments import Requested, changing, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.nearnodes import down_of, in_network
+from heddle.lab.outages import configure_bgp
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
 from heddle.lab.shardswitch import restore_shards
@@ -100,7 +101,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
-    done += _daemons(lab)
+    done += [*_daemons(lab), *_configurations(lab)]
     done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
@@ -237,9 +238,31 @@ def _daemons(lab: Lab) -> list[str]:
     return repaired
 
 
+def _configurations(lab: Lab) -> list[str]:
+    """Start FRR again where commands were entered since `up`, except those of drains and recorded faults."""
+    if not lab.blueprint.rendered:
+        return []
+    shut = {(node, f"neighbor {port} shutdown") for node, _, port in (ref.partition(":") for ref in _shut(lab))}
+    done = []
+    for switch, lines in entered(lab).items():
+        drains = [line for line in lines if line.endswith(" / bgp graceful-shutdown")]
+        by_hand = [each for each in lines if each not in drains and (switch, each.rpartition(" / ")[2]) not in shut]
+        if by_hand:
+            reload_rendered(lab, switch)
+            if drains:
+                configure_bgp(lab, lab.fabric.by_name[switch], "bgp graceful-shutdown")
+            done.append(f"{switch}: its configuration was changed ({some_of(by_hand)}); FRR started again as rendered")
+    return done
+
+
+def _shut(lab: Lab) -> set[str]:
+    """Ports with a recorded fault, which may have shut down the session there."""
+    return {each.where for each in Requested.read(lab.dir).more}
+
+
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links, switches and sessions that are down or drained on purpose, in lines."""
-    now, shut = lab.snapshot(parts(lab)), {each.where for each in Requested.read(lab.dir).more}
+    now, shut = lab.snapshot(parts(lab)), _shut(lab)
     found = facts(lab, now, ("link", "drained", SESSION))
     meant = [each for each in found if each.kind != SESSION or each.problem.where in shut]
     lines = (each.problem for each in as_set(lab, now, meant))

@@ -30,6 +30,7 @@ from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
 from heddle.lab.facts import facts, parts
+from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
@@ -114,6 +115,8 @@ def up(
         try:
             with clock.step("converge"):
                 lab.wait(observer, timeout)
+            if lab.blueprint.rendered:
+                record_loaded(lab)
         except CheckError as error:
             if rollback:
                 _undo(lab, error, observer)
