@@ -60,6 +60,7 @@ def up(
 
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
+    It also undoes commands that were entered in FRR since the lab came up.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
     --runtime kubernetes runs a fabric in pods, a shard in each, that tunnels join (docs/kubernetes.md). --dry-run shows
     how it would be cut, and its cost.

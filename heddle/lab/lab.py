@@ -122,6 +122,10 @@ class Blueprint(ABC):
     def routes_checked(self) -> str:
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
 
+    def routing(self, now: Snapshot) -> bool:
+        """Whether a routing program runs with a configuration on any node. Part: SESSIONS."""
+        return bool(self.fabric.switches)
+
     @abstractmethod
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """Both ends of each BGP session that is expected. Part: SESSIONS."""

@@ -54,13 +54,13 @@ _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 class UpResult:
     """The result of `up`. created: False when the lab was already running; seconds: each step and `total`.
 
-    converged: False where links or switches are down or drained on purpose, and routes avoid them. repaired: what
-    --repair did; None without it.
+    converged: False where links or switches are down or drained on purpose, and routes avoid them; None where no node
+    runs a routing program. repaired: what --repair did; None without it.
     """
 
     lab: Lab
     created: bool
-    converged: bool
+    converged: bool | None
     seconds: Mapping[str, float]
     repaired: Repaired | None = None
 
@@ -126,7 +126,7 @@ def up(
         except BaseException as error:  # Ctrl-C above all
             _undo(lab, error, observer)
             raise
-    return UpResult(lab, True, True, clock.seconds(), Repaired() if repair else None)
+    return UpResult(lab, True, _routing(lab), clock.seconds(), Repaired() if repair else None)
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
@@ -165,7 +165,12 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             raise CheckError(*_session_problems(lab), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
             raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
-    return UpResult(lab, False, not kept, clock.seconds(), done)
+    return UpResult(lab, False, _routing(lab) and not kept, clock.seconds(), done)
+
+
+def _routing(lab: Lab) -> bool | None:
+    """True, or None: no node runs a routing program, so nothing can have converged."""
+    return True if lab.blueprint.rendered or lab.blueprint.routing(lab.snapshot(LabPart.SESSIONS)) else None
 
 
 def _missing_sessions(lab: Lab) -> list[str]:

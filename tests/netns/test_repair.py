@@ -21,7 +21,6 @@ from heddle.lab import lifecycle as life
 from heddle.lab.convergence import revive
 from heddle.lab.facts import known_facts, parts
 from heddle.lab.faults.orders import clear, lost_faults, set_kind
-from heddle.lab.health import Repaired
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of
 from heddle.lab.snapshot import LabPart
@@ -148,7 +147,8 @@ def test_a_drain_and_a_session_shut_by_a_fault_are_no_commands_by_hand(whole: La
     """Both outlast a restart of FRR for another command."""
     with outages.drain(whole, "ctsw2"):
         set_kind(whole, "bgp-down", ["ctsw1:eth1"], {})
-        assert up(whole.name, repair=True).repaired == Repaired((), up(whole.name, repair=True).repaired.left)
+        before = up(whole.name, repair=True).repaired
+        assert before is not None and before.done == ()
         for switch in ("ctsw1", "ctsw2"):
             words = ["-c", "configure terminal", "-c", "router bgp", "-c", "timers bgp 7 21"]
             whole.output(switch, ["vtysh", *words])

@@ -226,6 +226,10 @@ class ImportedLab(Blueprint):
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
 
+    def routing(self, now: Snapshot) -> bool:
+        idle = convergence.WaitScope(self.owners, self.bare).idle(now)
+        return any(switch.name not in idle for switch in self.fabric.switches)
+
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         """One for each session over the lab's own links and addresses."""
         return convergence.pairs_of(self.fabric, self._sessions(now))
