@@ -30,8 +30,6 @@ DAEMONS: Final = ("zebra", "bgpd")
 _CREDENTIALS: Final = struct.Struct("=3i")  # struct ucred: pid, uid, gid
 _SUMMARY: Final = "show bgp summary json"
 _NEIGHBOURS: Final = "show bgp neighbors json"
-# Lines of `show running-config` that configure nothing.
-_NO_LINES: Final = ("!", "end", "exit", "Building configuration", "Current configuration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +103,15 @@ class Daemons:
         except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
             return False  # bgpd does not answer, which is reported elsewhere
 
-    def answer(self, switch: str, daemon: str, command: str) -> str:
-        """The output of a daemon for a command of its view mode; OSError or MachineError when it does not answer."""
-        vty = self.vty(switch, daemon)
-        if vty is not None:
-            return ask(vty, command)
-        return self._by_vtysh(switch, daemon, command)
-
-    def configuration(self, switch: str, daemon: str) -> list[str]:
-        """The lines of a daemon's running configuration, each after the blocks that it is in, joined by ` / `.
+    def answer(self, switch: str, daemon: str, *commands: str) -> str:
+        """The output of a daemon for the last command, from its view mode on.
 
         OSError or MachineError when it does not answer.
         """
-        vty, command = self.vty(switch, daemon), "show running-config"
-        text = self._by_vtysh(switch, daemon, command) if vty is None else ask(vty, "enable", command)
-        found, blocks = list[str](), list[str]()
-        for line in text.splitlines():
-            word = line.strip()
-            if word and not word.startswith(_NO_LINES):
-                blocks = [*blocks[: len(line) - len(line.lstrip())], word]
-                found.append(" / ".join(blocks))
-        return found
-
-    def _by_vtysh(self, switch: str, daemon: str, command: str) -> str:
+        vty = self.vty(switch, daemon)
+        if vty is not None:
+            return ask(vty, *commands)
+        command = commands[-1]  # vtysh has entered the enable mode
         return self.runtime.output(self.fabric.name, self.topology, switch, ["vtysh", "-d", daemon, "-c", command])
 
     def vty(self, switch: str, daemon: str) -> Path | None:

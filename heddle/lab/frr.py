@@ -6,7 +6,7 @@ In:  a Lab and a switch. Each command is one shell in the node. MachineError whe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STOP: Final = "STOP"
 CONTINUE: Final = "CONT"
 _END_S: Final = 30.0
+# Lines of `show running-config` that configure nothing.
+_NO_LINES: Final = ("!", "end", "exit", "Building configuration", "Current configuration")
 _LOADED: Final = "frr.json"  # in the lab's directory: what `configurations` returned when the lab had come up
 
 # Whether a process is a daemon of the node that this runs in. A PID in a file may belong to another process by now, or
@@ -108,13 +110,23 @@ def on_daemons(lab: Lab, switch: str, signal: str = "") -> dict[str, str]:
 
 @spread(union)
 def configurations(lab: Lab) -> dict[str, list[str]]:
-    """Switch -> the lines of the running configurations of its daemons. Switches that do not answer are absent."""
+    """Switch -> the lines of the running configurations of its daemons. A switch that does not answer is absent."""
     found: dict[str, list[str]] = {}
     for node in (each for each in lab.own_nodes if each.role is not Role.HOST):
         with suppress(OSError, MachineError):
-            lines = [line for daemon in DAEMONS for line in lab.daemons.configuration(node.name, daemon)]
-            found[node.name] = lines
+            texts = [lab.daemons.answer(node.name, each, "enable", "show running-config") for each in DAEMONS]
+            found[node.name] = [line for text in texts for line in _flat(text)]
     return found
+
+
+def _flat(text: str) -> Iterator[str]:
+    """The lines of a configuration, each after the blocks that it is in: `router bgp 65001 / timers bgp 1 3`."""
+    blocks = list[str]()
+    for line in text.splitlines():
+        word = line.strip()
+        if word and not word.startswith(_NO_LINES):
+            blocks = [*blocks[: len(line) - len(line.lstrip())], word]
+            yield " / ".join(blocks)
 
 
 def record_loaded(lab: Lab) -> None:

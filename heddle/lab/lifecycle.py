@@ -162,7 +162,12 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             else:
                 lab.wait(observer, timeout)
         except CheckError as error:
-            raise CheckError(*_session_problems(lab), *error.problems) from None
+            if not (missing := _missing_sessions(lab)):
+                raise
+            # Sessions are reported before the routes that are missing because of them.
+            show = f"./inv exec --lab {lab.name} {missing[0].partition(':')[0]} vtysh -c 'show bgp summary'"
+            why = f"sessions are missing: {some_of(missing, joint='; ')}"
+            raise CheckError(Problem(lab.name, "BGP", why, show), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
             raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
     return UpResult(lab, False, _routing(lab) and not kept, clock.seconds(), done)
@@ -176,15 +181,6 @@ def _routing(lab: Lab) -> bool | None:
 def _missing_sessions(lab: Lab) -> list[str]:
     found = lab.blueprint.missing_sessions(lab.snapshot(LabPart.SESSIONS))
     return [f"{each.a.text()} - {each.b.text()}" for each in found]
-
-
-def _session_problems(lab: Lab) -> list[Problem]:
-    """Missing sessions as problems, reported before the routes that are missing because of them."""
-    if not (missing := _missing_sessions(lab)):
-        return []
-    switch = missing[0].partition(":")[0]
-    hint = f"./inv exec --lab {lab.name} {switch} vtysh -c 'show bgp summary'"
-    return [Problem(lab.name, "BGP", f"sessions are missing: {some_of(missing, joint='; ')}", hint)]
 
 
 @dataclass(frozen=True, slots=True)
