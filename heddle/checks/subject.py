@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from heddle.base.problems import Problem
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import facts
-from heddle.lab.fact import Fact
+from heddle.lab.fabricstate import Fact
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 

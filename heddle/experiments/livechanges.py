@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.naming import matching_names
-from heddle.lab import outages, rehash, restore, thresholds
+from heddle.lab import outages, rehash, thresholds
+from heddle.lab.health import restore_configured
 from heddle.lab.impairments import ports_of
 from heddle.spec.overrides import settings_of, value_text
 
@@ -69,7 +70,7 @@ def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -
             _engineer(lab, workload)
         yield
     finally:
-        restore.restore_configured(lab)
+        restore_configured(lab)
 
 
 def _engineer(lab: Lab, workload: Workload) -> None:

@@ -314,7 +314,7 @@ def _containerlab() -> Check:
 
 def _images() -> Check:
     from heddle.host.engine import docker, images
-    from heddle.render.imagenames import image_names
+    from heddle.render.dialects import image_names
 
     fix = "./inv image"
     if docker.trouble() is not None:

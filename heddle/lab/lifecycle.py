@@ -34,8 +34,7 @@ from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
-from heddle.lab.ownership import check_free, other_owner
-from heddle.lab.removal import engines_of, remove, remove_others
+from heddle.lab.removal import check_free, engines_of, other_owner, remove, remove_others
 from heddle.lab.shardswitch import install_over_shards
 from heddle.lab.snapshot import LabPart
 from heddle.lab.stepclock import StepClock

@@ -27,8 +27,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.impairments import Requested, ports_of
-from heddle.lab.nearnodes import down_of, in_network
+from heddle.lab.impairments import Requested, down_of, in_network, ports_of
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import fib_of
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.neighbours import Neighbour, neighbours, path_mtus
-from heddle.kernel.netlink import NetInterface, RouteSocket, carriers, interfaces
+from heddle.kernel.netlink import Neighbour, NetInterface, RouteSocket, carriers, interfaces, neighbours, path_mtus
 from heddle.kernel.uapi import IFLA_ADDRESS, IFLA_MTU
 from heddle.lab.convergence import without_route
 from heddle.lab.daemons import ADMIN_DOWN, Daemons, pending

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
-from heddle.kernel.neighbours import Neighbour
+from heddle.kernel.netlink import Neighbour
 from heddle.lab.daemons import Adjacency
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing

@@ -17,7 +17,7 @@ from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
 from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.ownership import check_ours
+from heddle.lab.removal import check_ours
 from heddle.lab.snapshot import LabPart
 
 

@@ -33,8 +33,8 @@ from heddle.render.dialects import (
     SWITCH_CAPABILITIES,
     Dialect,
     RenderOptions,
+    image_names,
 )
-from heddle.render.imagenames import image_names
 
 if TYPE_CHECKING:
     from jinja2 import Environment

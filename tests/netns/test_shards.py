@@ -32,9 +32,8 @@ from heddle.lab import lifecycle, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture
 from heddle.lab.cutlinks import FarTrip, carriers, cut_counts, lost_carriers, tunnels
 from heddle.lab.faults import orders
-from heddle.lab.impairments import Requested, clear_faults, fault_differences, set_fault, wanted_faults
+from heddle.lab.impairments import Requested, clear_faults, down_of, fault_differences, set_fault, wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status

@@ -22,7 +22,7 @@ from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
 from heddle.lab.opening import open_lab
-from heddle.lab.ownership import check_free, other_labs, other_owner
+from heddle.lab.removal import check_free, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import clab_cleanup

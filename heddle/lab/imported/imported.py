@@ -37,10 +37,10 @@ from heddle.lab.imported.copy import (
     daemons_by_commands,
     heddle_starts,
     is_heddles,
+    settings_of,
     without_admin,
     write_copy,
 )
-from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.missing import missing_devices, refused_lines, unconfigured, unrouted, unserved
 from heddle.lab.imported.reach import lines_of
