@@ -28,7 +28,7 @@ from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.impairments import Requested
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import hashing_faults
-from heddle.lab.shardmemory import memory_problems
+from heddle.lab.shardswitch import memory_problems
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.sysctls import wrong_sysctls
 from heddle.lab.thresholds import wrong_thresholds

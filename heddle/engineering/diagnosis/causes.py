@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.engineering.diagnosis import states, symptoms
-from heddle.engineering.diagnosis.case import Case
-from heddle.engineering.diagnosis.finding import CauseResult, Kind
+from heddle.engineering.diagnosis.case import Case, CauseResult, Kind
 
 
 @dataclass(frozen=True, slots=True)

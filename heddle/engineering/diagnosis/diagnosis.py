@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.engineering.diagnosis.case import Case
+from heddle.engineering.diagnosis.case import Case, CauseResult, Finding, Observation
 from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.finding import CauseResult, Finding, Observation
 from heddle.engineering.diagnosis.symptoms import MEASURING
 from heddle.lab.facts import FACTS
 

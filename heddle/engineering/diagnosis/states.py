@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_rate
-from heddle.engineering.diagnosis.case import NOW, OF_RUN, Case
-from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
+from heddle.engineering.diagnosis.case import NOW, OF_RUN, Case, CauseResult, Confidence, Finding, Observation
 from heddle.fabric.model import Role
 from heddle.switch.queues.classes import held_bps
 from heddle.wire.layout import DSCP_DATA

@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
-from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, TrafficSeen
-from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
+from heddle.engineering.diagnosis.case import (
+    OF_PROBES,
+    OF_RUN,
+    Case,
+    CauseResult,
+    Confidence,
+    Finding,
+    FlowSeen,
+    Observation,
+    TrafficSeen,
+)
 from heddle.engineering.diagnosis.states import slow_port, without_facts
 from heddle.proof.linkuse import links_of
 from heddle.switch.queues.portids import numbered_ports
