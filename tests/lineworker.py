@@ -19,7 +19,7 @@ from heddle.base.problems import Problem
 from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.worker import Task, send
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 
 
 def main() -> None:

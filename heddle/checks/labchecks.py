@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import CheckError, InputError
-from heddle.checks.subject import Answer, Found, NothingError, Subject, first_line
+from heddle.checks.queuechecks import Answer, Found, NothingError, Subject, first_line
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node, Port
 from heddle.host import delivery
@@ -28,12 +28,12 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.lab.convergence import overriding_routes
+from heddle.lab.facts import wrong_sysctls
 from heddle.lab.faults.orders import fault_lines, lost_faults
 from heddle.lab.impairments import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State
 from heddle.lab.spread import spread
-from heddle.lab.sysctls import wrong_sysctls
 from heddle.runs.store import has_run, paths_of
 
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
@@ -57,7 +57,7 @@ def offloads(subject: Subject) -> Found:
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
         for node in subject.lab.own_nodes
-        for port, on in port_offloads.read(subject.handles[node.name].netns, _names(node)).items()
+        for port, on in port_offloads.read_offloads(subject.handles[node.name].netns, _names(node)).items()
         if on
     ]
     return f"{', '.join(port_offloads.FEATURES)} off on {_ports(subject.lab)} ports", faults

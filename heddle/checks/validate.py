@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from heddle.base.problems import HeddleError
 from heddle.checks import labchecks, queuechecks
-from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
+from heddle.checks.queuechecks import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 from heddle.lab.fabricstate import Fact
 from heddle.lab.lab import Lab
 from heddle.lab.spread import spread

@@ -42,18 +42,18 @@ def plan(out: Console, asked: TeWords) -> None:
 
 def demand_of(where: Lab, asked: TeWords) -> TeDemand:
     """The demand that the words name: of the last run, if they name none."""
-    from heddle.engineering import tedemand
+    from heddle.engineering import te
 
     given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
     if len(given) > 1:
         raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
     if asked.interval is not None:
-        return tedemand.of_interval(where, seconds_of(asked.interval))
+        return te.of_interval(where, seconds_of(asked.interval))
     if asked.workload is not None:
         from heddle.endpoints.workloadfile import load_workload
 
-        return tedemand.of_workload(where, load_workload(asked.workload).workload)
-    return tedemand.of_run(where, asked.run)
+        return te.of_workload(where, load_workload(asked.workload).workload)
+    return te.of_run(where, asked.run)
 
 
 def seconds_of(typed: str) -> float:

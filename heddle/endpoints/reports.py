@@ -17,7 +17,7 @@ from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.waiting import NOT_SENT_AGAIN, Stillness, qp_text, waiting_problem, waiting_text
 from heddle.host import capacity as machine
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners, state
 from heddle.base.problems import HeddleError
-from heddle.engineering.te import PARTS, TeDemand, TePlan, TeSpread, plan_for
-from heddle.engineering.tedemand import counted
+from heddle.engineering.te import PARTS, TeDemand, TePlan, TeSpread, counted, plan_for
 from heddle.kernel.netlink import changes_of_links_and_routes
 from heddle.lab.engineered import put_in_force
 from heddle.lab.snapshot import LabPart

@@ -75,8 +75,7 @@ def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -
 
 def _engineer(lab: Lab, workload: Workload) -> None:
     """Exact-match entries for one iteration of the workload, on the routes of now."""
-    from heddle.engineering.te import PARTS, plan_for
-    from heddle.engineering.tedemand import of_workload
+    from heddle.engineering.te import PARTS, of_workload, plan_for
     from heddle.lab.engineered import put_in_force
 
     now = lab.snapshot(PARTS)

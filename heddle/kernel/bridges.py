@@ -14,8 +14,6 @@ from typing import Final
 from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attribute, attributes
 from heddle.kernel.uapi import IFLA_MASTER
 
-_RTM_GETNEIGH: Final = 30
-_NDMSG: Final = struct.Struct("=BxxxiHBB")  # family, ifindex, state, flags, type
 _NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
 
 

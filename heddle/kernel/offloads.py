@@ -38,7 +38,7 @@ def switch_off(netns: Path, ports: Iterable[str]) -> None:
                 _set(control, netns, port, feature, off, on=False)
 
 
-def read(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def read_offloads(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Port -> the features of FEATURES that are on. MachineError names a port that does not exist."""
     with _control_socket(netns) as control:
         return {

@@ -17,8 +17,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
-from heddle.lab.reading import take
-from heddle.lab.snapshot import LabPart, Snapshot, merged
+from heddle.lab.snapshot import LabPart, Snapshot, merged, take
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.registry import Runtime
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -29,15 +30,14 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.cutlinks import install_over_shards
+from heddle.lab.daemons import record_loaded
 from heddle.lab.facts import facts, parts
-from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.removal import check_free, engines_of, other_owner, remove, remove_others
-from heddle.lab.shardswitch import install_over_shards
 from heddle.lab.snapshot import LabPart
-from heddle.lab.stepclock import StepClock
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
@@ -395,3 +395,24 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
+
+
+class StepClock:
+    """Elapsed time of each step, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._steps: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a with block."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._steps[name] = round(time.monotonic() - start, 3)
+
+    def seconds(self) -> dict[str, float]:
+        """Steps so far, and `total`."""
+        return {**self._steps, "total": round(time.monotonic() - self._start, 3)}

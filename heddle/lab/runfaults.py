@@ -20,7 +20,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
-from heddle.kernel.routewatch import RouteWatch
+from heddle.kernel.netlink import RouteWatch
 from heddle.lab import outages
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault

@@ -16,9 +16,8 @@ from heddle.base.userfiles import output_directory
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.lab.capture import Captured
+    from heddle.lab.capture import Captured, Tapped
     from heddle.lab.lab import Lab
-    from heddle.lab.tapped import Tapped
 
 MOST_PORTS: Final = 64  # a process each: what `capture` takes at once
 _PACKETS: Final = 10_000_000
@@ -40,7 +39,7 @@ class PortsCapture:
     """One capture. Use it in a with block; `failed` decides, before the end of the block, whether the file stays."""
 
     def __init__(self, lab: Lab, path: Path) -> None:
-        from heddle.lab.tapped import find_ports
+        from heddle.lab.capture import find_ports
 
         self.path = path
         self.failed = False

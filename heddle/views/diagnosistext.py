@@ -6,8 +6,7 @@ from typing import Final
 
 from heddle.base.tables import some_of
 from heddle.engineering.diagnosis.case import Finding
-from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.diagnosis import Diagnosis
+from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis
 
 _SHOWN: Final = 4  # findings beside the verdict
 

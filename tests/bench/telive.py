@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.events import Observer, Silent
-from heddle.engineering.te import PARTS, plan_for
-from heddle.engineering.tedemand import of_run
+from heddle.engineering.te import PARTS, of_run, plan_for
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.engineered import put_in_force, take_out

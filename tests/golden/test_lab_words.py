@@ -9,7 +9,7 @@ from typing import cast
 
 from heddle.base.tables import table
 from heddle.checks import labchecks
-from heddle.checks.subject import Subject
+from heddle.checks.queuechecks import Subject
 from heddle.checks.validate import result_of
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Node, Role

@@ -11,7 +11,7 @@ import pytest
 
 from heddle.base.families import Network
 from heddle.checks import labchecks
-from heddle.checks.subject import Subject
+from heddle.checks.queuechecks import Subject
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, NextHop

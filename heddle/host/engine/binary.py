@@ -1,4 +1,4 @@
-"""The installed containerlab: its path, its version, and whether Heddle can use it.
+"""The installed containerlab: its path, its version, whether Heddle can use it; and its release for download.
 
 A version is what `containerlab version` prints. A build from source prints 0.0.0; the version of the module is then in
 the build information that Go writes into every program.

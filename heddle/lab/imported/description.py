@@ -49,7 +49,7 @@ class NodeDescription:
     """A node of kind linux. command: of the container, by entrypoint and cmd; main: what of it a namespace runs.
 
     passed: keys that only a container engine uses, unchanged from the file. reach: what of the node reaches this
-    machine (reach.py).
+    machine (innamespace.py).
     """
 
     name: str

@@ -42,8 +42,8 @@ from heddle.lab.imported.copy import (
     write_copy,
 )
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
+from heddle.lab.imported.innamespace import lines_of
 from heddle.lab.imported.missing import missing_devices, refused_lines, unconfigured, unrouted, unserved
-from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import Interfaces, read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
@@ -114,7 +114,7 @@ class ImportedLab(Blueprint):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Nodes that do not route in namespaces (unrouted.py), and what reaches this machine (reach.py)."""
+        """Nodes that do not route in namespaces (missing.py), and what reaches this machine (innamespace.py)."""
         if self.description is None:
             return ()
         silent = unrouted(self.description) if self.runtime == "netns" else []

@@ -28,7 +28,7 @@ from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.lab.lab import Lab
 
-_SHOWN: Final = 100  # characters of a command
+_SHOWN_OF_COMMAND: Final = 100  # characters of a command
 
 
 class _Use(NamedTuple):
@@ -51,7 +51,10 @@ def missing_devices(nodes: Iterable[NodeDescription]) -> tuple[list[Problem], li
     problems, warnings = [], []
     for kind, uses in found.items():
         first = next((use for use in uses.values() if use.certain), next(iter(uses.values())))
-        what, why = f"exec: {first.line[:_SHOWN]}", f"is not possible here: {missing(*kind)}; nodes: {some_of([*uses])}"
+        what, why = (
+            f"exec: {first.line[:_SHOWN_OF_COMMAND]}",
+            f"is not possible here: {missing(*kind)}; nodes: {some_of([*uses])}",
+        )
         if first.certain:
             problems.append(Problem(first.where, what, why, HINT))
         else:
