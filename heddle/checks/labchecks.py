@@ -23,7 +23,6 @@ from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
-from heddle.kernel import offloads as port_offloads
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
@@ -57,10 +56,10 @@ def offloads(subject: Subject) -> Found:
     faults = [
         f"{node.name}:{port} has {', '.join(on)} on"
         for node in subject.lab.own_nodes
-        for port, on in port_offloads.read_offloads(subject.handles[node.name].netns, _names(node)).items()
+        for port, on in inorder.read_offloads(subject.handles[node.name].netns, _names(node)).items()
         if on
     ]
-    return f"{', '.join(port_offloads.FEATURES)} off on {_ports(subject.lab)} ports", faults
+    return f"{', '.join(inorder.FEATURES)} off on {_ports(subject.lab)} ports", faults
 
 
 def order(subject: Subject) -> Found:

@@ -127,7 +127,7 @@ def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
 )
 def status(out: Console, lab: str | None = None) -> None:
     """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
-    from heddle.lab.removal import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
@@ -291,7 +291,7 @@ def down(
     --context names its place.
     """
     from heddle.lab import lifecycle as labs
-    from heddle.lab.removal import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.views.labtext import down_text
 
     known = state.labs()

@@ -23,7 +23,7 @@ from heddle.lab.engineered import CONTROLLER, Engineered, EntriesInForce, engine
 from heddle.lab.opening import open_lab
 
 if TYPE_CHECKING:
-    from heddle.engineering.controller import TeRound
+    from heddle.engineering.te import TeRound
 
 _INTERVAL: Final = "30s"
 _ROWS: Final = 16
@@ -73,8 +73,7 @@ def _end_controller(lab: str) -> int | None:
 
 def watch(out: Console, asked: TeWords) -> None:
     """Run the controller until Ctrl-C, or until the lab is gone."""
-    from heddle.engineering.controller import rounds
-    from heddle.engineering.te import check_rendered
+    from heddle.engineering.te import check_rendered, rounds
 
     _refuse(asked, "out", "run", "workload", "all")
     where = open_lab(asked.lab)

@@ -20,8 +20,17 @@ import numpy as np
 from heddle.base.arrays import F64, I64
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.engineering.candidates import FreeHost, candidates, free_hosts, packed, packed_hosts
-from heddle.engineering.mincut import MOST_CONNECTIONS, CutLevel, Exchange, search
+from heddle.engineering.mincut import (
+    MOST_CONNECTIONS,
+    CutLevel,
+    Exchange,
+    FreeHost,
+    candidates,
+    free_hosts,
+    packed,
+    packed_hosts,
+    search,
+)
 from heddle.engineering.nccldumps import DumpedHost, on_hosts
 from heddle.fabric.model import Fabric, Node, Port
 from heddle.host.preflight import frr_release

@@ -35,8 +35,18 @@ from heddle.lab.daemons import record_loaded
 from heddle.lab.facts import facts, parts
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
-from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
-from heddle.lab.removal import check_free, engines_of, other_owner, remove, remove_others
+from heddle.lab.opening import (
+    Source,
+    blueprint_from,
+    check_free,
+    check_version,
+    lab_from,
+    lab_of,
+    open_lab,
+    other_owner,
+    topology_path,
+)
+from heddle.lab.removal import engines_of, remove, remove_others
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT

@@ -16,8 +16,7 @@ from heddle.lab.daemons import MissingSession
 from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
 from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
-from heddle.lab.opening import open_lab
-from heddle.lab.removal import check_ours
+from heddle.lab.opening import check_ours, open_lab
 from heddle.lab.snapshot import LabPart
 
 

@@ -21,10 +21,9 @@ from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
 from heddle.endpoints.programs import ProgramOptions
-from heddle.engineering import controller
+from heddle.engineering import te as controller
 from heddle.engineering.diagnosis.case import Case
-from heddle.engineering.diagnosis.diagnosis import judged
-from heddle.engineering.diagnosis.pathprobes import probe_paths
+from heddle.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity

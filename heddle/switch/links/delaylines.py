@@ -25,7 +25,7 @@ from typing import Any, Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.host import delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.netlink import refusal
 from heddle.spec.impairments import NETEM_KINDS, PROGRAM_KINDS, FaultKind
 from heddle.switch.queues.portids import classid
@@ -120,7 +120,7 @@ def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tup
     rules += [f"qdisc replace dev {line.inlet} root handle 1: {line.netem()}" for line in lines]
     _ip(netns, steps)
     ends = {name: line.sender for line in fresh for name in (line.inlet, line.outlet)}
-    offloads.switch_off(netns, ends)
+    inorder.switch_off(netns, ends)
     inorder.apply(netns, ends, delivery.chosen().delivery, inorder.cpus_here())
     _tc(netns, rules)
     inorder.pin_receive(netns, {line.port: line.sender for line in fresh}, inorder.cpus_here())
