@@ -1,6 +1,6 @@
 """`./inv te apply`, `show`, `watch` and `off`: entries of traffic engineering in the switches of a running lab.
 
-In:  TeWords. Out: changed switches (heddle/lab/engineered.py), and what is in force as text or JSON.
+In:  TeWords. Out: changed switches (heddle/lab/rehash.py), and what is in force as text or JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from heddle.base.tables import many, some_of, table
 from heddle.cli.console import Console
 from heddle.cli.te_plan import demand_of, seconds_of
 from heddle.cli.te_verb import TeWords
-from heddle.lab.engineered import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 from heddle.lab.opening import open_lab
+from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 
 if TYPE_CHECKING:
     from heddle.engineering.te import TeRound

@@ -23,8 +23,8 @@ from heddle.base.progname import as_started
 from heddle.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle.dashboard.pageplan import plan_json
 from heddle.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
-from heddle.lab.engineered import engineered, in_force
 from heddle.lab.opening import open_lab
+from heddle.lab.rehash import engineered, in_force
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER
 

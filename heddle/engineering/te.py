@@ -28,7 +28,7 @@ from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import ports_above
 from heddle.kernel.netlink import changes_of_links_and_routes
-from heddle.lab.engineered import put_in_force
+from heddle.lab.rehash import put_in_force
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import nothing, spread
 from heddle.offline.columns import flows_of
@@ -315,7 +315,7 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
         raise InputError(*(Problem("", ip, f"is not the address of a NIC of {fabric.name}", hint) for ip in missing))
     sizes = np.array(demand.bytes, dtype=np.float64)
     wires = wires_of(fabric)
-    hosts = _host_of_each(fabric)
+    hosts = {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
     edges = [node.name for node in fabric.edges if node.name in hosts]
     forwarding = forwarding_for(fabric, now.fibs, [hosts[edge] for edge in edges])
     rates = dict(zip(wires.ports, wires.rate.tolist(), strict=True))
@@ -340,11 +340,6 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
         tuple(demand.flows[row] for row in lost),
         note,
     )
-
-
-def _host_of_each(fabric: Fabric) -> dict[str, str]:
-    """Edge switch -> the address of one of its NICs, which has the routes of all of them."""
-    return {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
 
 
 def _demands(

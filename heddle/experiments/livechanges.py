@@ -76,7 +76,7 @@ def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -
 def _engineer(lab: Lab, workload: Workload) -> None:
     """Exact-match entries for one iteration of the workload, on the routes of now."""
     from heddle.engineering.te import PARTS, of_workload, plan_for
-    from heddle.lab.engineered import put_in_force
+    from heddle.lab.rehash import put_in_force
 
     now = lab.snapshot(PARTS)
     put_in_force(lab, plan_for(lab, of_workload(lab, workload), now).tables, "experiment", now.hashing)

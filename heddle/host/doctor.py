@@ -1,7 +1,7 @@
 """Check what this machine can run, and how to fix what is missing.
 
 In:  the machine. Out: Report, one Check for each capability. Nothing is changed: trials run in namespaces of a child
-process and end with it (heddle/host/preflight.py). A check that raises an error counts as failed; there is no traceback.
+process and end with it (preflight.py). A check that raises an error counts as failed; there is no traceback.
 """
 
 from __future__ import annotations

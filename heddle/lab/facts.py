@@ -256,15 +256,6 @@ def _sysctls(look: LabLook) -> Iterable[Problem]:
     return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
 
 
-def _thresholds(look: LabLook) -> Iterable[Problem]:
-    return [each for each in look.thresholds if each.where]
-
-
-def _classes(look: LabLook) -> Iterable[Problem]:
-    """DSCPs in another class than in the fabric file: one table for all ports."""
-    return [each for each in look.thresholds if not each.where]
-
-
 @dataclass(frozen=True, slots=True)
 class FactKind:
     """How a fact is found, and who reports it. words: what was read, where there is no such fact.
@@ -290,8 +281,9 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
     "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
     "programs": FactKind(_programs, "programs", ("wrong-queues",)),
-    "thresholds": FactKind(_thresholds, "thresholds", ("wrong-threshold",)),
-    "classes": FactKind(_classes, "thresholds", ("wrong-class",)),
+    "thresholds": FactKind(lambda look: [p for p in look.thresholds if p.where], "thresholds", ("wrong-threshold",)),
+    # DSCPs in another class than in the fabric file: one table for all ports.
+    "classes": FactKind(lambda look: [p for p in look.thresholds if not p.where], "thresholds", ("wrong-class",)),
     "drained": FactKind(_drained, "links", ("drained",)),
     SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
     "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),

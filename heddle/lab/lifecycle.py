@@ -8,7 +8,9 @@ The record is written before anything is created. So a lab can be found and remo
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,11 +20,21 @@ from typing import Final
 
 from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
+from heddle.base.extras import KUBERNETES
 from heddle.base.owners import LabOwner
-from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, first_lines, trouble
+from heddle.base.problems import (
+    CheckError,
+    HeddleError,
+    InputError,
+    MachineError,
+    Problem,
+    first_lines,
+    machine_errors,
+    trouble,
+)
 from heddle.base.process import Journal
 from heddle.base.tables import many, some_of
-from heddle.base.userfiles import give_to_caller
+from heddle.base.userfiles import as_root, give_to_caller
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
@@ -46,12 +58,12 @@ from heddle.lab.opening import (
     other_owner,
     topology_path,
 )
-from heddle.lab.removal import engines_of, remove, remove_others
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
+from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, get_runtime, on_machine
 from heddle.switch import install as switch
+from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 from heddle.wire.layout import DSCP_DATA
@@ -231,7 +243,7 @@ def down(
             why = "has another owner than a moment ago" if now is None else now.text()
             raise InputError(Problem("", f"lab {name}", why, f"run ./inv down {name} again"))
         if other is not None and force:
-            remove_others(name, observer, *engines)
+            remove(name, observer, *engines, keep_record=True)
             return DownResult(removed=True, other=other, forced=True)
         runs = state.stored_runs(name)
         if other is not None:  # the lab that this directory has a record of is gone
@@ -426,3 +438,47 @@ class StepClock:
     def seconds(self) -> dict[str, float]:
         """Steps so far, and `total`."""
         return {**self._steps, "total": round(time.monotonic() - self._start, 3)}
+
+
+def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
+    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine."""
+    if cluster is not None:
+        with suppress(MachineError):
+            if (record := state.read_record(name)) is not None and record.runtime in HERE:
+                hint = f"./inv down {name} removes it"
+                raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {record.runtime})", hint))
+    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES]
+
+
+def remove(
+    name: str, observer: Observer, *engines: Runtime, keep_runs: bool = False, keep_record: bool = False
+) -> bool:
+    """Remove everything of a lab, but with `keep_runs` not its stored runs; False when there was nothing.
+
+    keep_record: it is a lab of another state directory, where its record and its runs stay. The record is removed last,
+    so that what is left after a kill is still known as a lab.
+    """
+    from heddle.kernel import rdma
+
+    with _uninterrupted(), machine_errors():
+        as_root()
+        pfc.stop(name)
+        rdma.remove_links(rdma.prefix_of(name))  # of a run that was killed; in a namespace, it goes with that
+        count = sum(engine.destroy(name, observer) for engine in engines)
+        switch.remove(name)
+        limits.HERE.release(name, on_machine, observer)
+        owners.disown_lab(name)
+        return (not keep_record and state.remove_record(name, keep_runs=keep_runs)) or count > 0
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C: a removal takes about a second and should not be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -76,7 +76,8 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     settings = {name: settings_of(node) for name, node in description.nodes.items()}
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
     notes = (*description.notes, *_notes(description, fabric, settings, runtime))
-    bare = unconfigured(description) if runtime == "netns" else ()
+    nodes = description.nodes.values() if runtime == "netns" else ()
+    bare = tuple(node.name for node in nodes if node.frr and not node.starts_itself and not _configured(node))
     parts = _parts(description, fabric, runtime)
     return ImportedLab(
         fabric, runtime, daemons, settings, owners, parts, bare=bare, notes=notes, description=description
@@ -362,12 +363,6 @@ def missing_devices(nodes: Iterable[NodeDescription]) -> tuple[list[Problem], li
         else:
             warnings.append(f"{what} {why}; {HINT}")
     return problems, warnings
-
-
-def unconfigured(description: TopologyDescription) -> tuple[str, ...]:
-    """Switches whose FRR starts without a configuration."""
-    nodes = description.nodes.values()
-    return tuple(node.name for node in nodes if node.frr and not node.starts_itself and not _configured(node))
 
 
 def unserved(description: TopologyDescription, fabric: Fabric, bare: Collection[str]) -> list[str]:
