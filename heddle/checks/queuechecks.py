@@ -16,7 +16,7 @@ from heddle.base.problems import Problem
 from heddle.fabric.model import Role
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import agents, facts
-from heddle.lab.fabricstate import Fact
+from heddle.lab.fact import Fact
 from heddle.lab.facts import port_faults
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot

@@ -32,7 +32,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.lab.convergence import overriding_routes
-from heddle.lab.fabricstate import Fact
+from heddle.lab.fact import Fact
 from heddle.lab.facts import wrong_sysctls
 from heddle.lab.faults.orders import fault_lines, lost_faults
 from heddle.lab.impairments import fault_differences, wanted_faults

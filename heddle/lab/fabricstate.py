@@ -11,29 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import Problem, first_lines
 from heddle.base.tables import some_of
+from heddle.lab.fact import Fact
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
     from heddle.lab.lab import Lab
     from heddle.lab.snapshot import LabPart, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One fault. kind: a key of FACTS. problem: its node or port, what is wrong there, and the command that repairs it.
-
-    node and port are in `problem.where`, which is empty for what concerns the whole lab.
-    """
-
-    kind: str
-    problem: Problem
-
-    @property
-    def text(self) -> str:
-        """`rtsw1:eth1  the MTU is 1500, not 4200`."""
-        return first_lines([self.problem])[0]
-
 
 Word = Literal["converged", "degraded", "changed"]
 

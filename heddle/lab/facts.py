@@ -24,7 +24,7 @@ from heddle.lab import agents, rehash
 from heddle.lab.convergence import foreign_routes
 from heddle.lab.cutlinks import lost_carriers, memory_problems
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
-from heddle.lab.fabricstate import Fact
+from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.impairments import Requested

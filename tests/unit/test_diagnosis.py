@@ -15,7 +15,7 @@ from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
-from heddle.lab.fabricstate import Fact
+from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, NEXT_HOPS
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
-from heddle.lab.fabricstate import Fact
+from heddle.lab.fact import Fact
 from heddle.lab.facts import facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import QueueSetting, own_settings
