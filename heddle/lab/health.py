@@ -24,11 +24,11 @@ from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
-from heddle.lab.daemons import end_daemons, entered, reload_rendered, start_daemons
 from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults, wrong_sysctls
 from heddle.lab.faults import orders
 from heddle.lab.faults.orders import end_all
 from heddle.lab.faults.slowlink import SlowLink, shares_of
+from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
 from heddle.lab.impairments import Requested, changing, down_of, in_network, reinstall_faults, restore_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import SECONDS, configure_bgp, undo_all

@@ -43,8 +43,8 @@ from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
 from heddle.lab.cutlinks import install_over_shards
-from heddle.lab.daemons import record_loaded
 from heddle.lab.facts import facts, parts
+from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
 from heddle.lab.opening import (

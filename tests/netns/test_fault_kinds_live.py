@@ -17,8 +17,9 @@ from heddle.checks.validate import validate
 from heddle.kernel.fib import read_fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab import lifecycle as life
-from heddle.lab.daemons import ADMIN_DOWN, on_daemons
+from heddle.lab.daemons import ADMIN_DOWN
 from heddle.lab.faults import orders
+from heddle.lab.frr import on_daemons
 from heddle.lab.impairments import Requested, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of

@@ -16,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.lab import daemons as control
+from heddle.lab import frr as control
 from heddle.lab.imported import copy, frr
 from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
 from heddle.render.render import mgmt_subnet, render, rendered

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heddle.base.tables import many
-from heddle.lab.daemons import CONTINUE, ESTABLISHED, STOP, on_daemons
+from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
+from heddle.lab.frr import CONTINUE, STOP, on_daemons
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
