@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from heddle.base.problems import Problem
 from heddle.endpoints.reports import SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.worker import Task, send
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 
 
 def main() -> None:

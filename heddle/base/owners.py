@@ -2,7 +2,7 @@
 
     /run/heddle/.locks/zone.json           the owner: the state directory that has the lab's record
     /run/heddle/.locks/zone.lock           exists while a process changes the lab or measures in it
-    /run/heddle/.locks/zone.te.lock        exists while a controller of traffic engineering runs (lab/engineered.py)
+    /run/heddle/.locks/zone.te.lock        exists while a controller of traffic engineering runs (lab/rehash.py)
     /run/heddle/.locks/zone.changes.lock   exists while one changes hashing, thresholds or link faults
 
 Namespaces, containers and BPF pins are named after the lab, and every user of a machine shares these names. The

@@ -18,7 +18,8 @@ from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Node
+    from heddle.fabric.model import Fabric
+    from heddle.fabric.wiring import Node
 
 SHELLS: Final = ("bash", "zsh", "fish")
 

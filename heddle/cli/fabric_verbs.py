@@ -62,6 +62,7 @@ def up(
 
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
+    It also undoes commands that were entered in FRR since the lab came up.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
     --runtime kubernetes runs a fabric in pods, a shard in each, that tunnels join (docs/kubernetes.md). --dry-run shows
     how it would be cut, and its cost.
@@ -128,7 +129,7 @@ def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
 )
 def status(out: Console, lab: str | None = None) -> None:
     """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
-    from heddle.lab.ownership import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
@@ -292,7 +293,7 @@ def down(
     --context names its place.
     """
     from heddle.lab import lifecycle as labs
-    from heddle.lab.ownership import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.views.labtext import down_text
 
     known = state.labs()

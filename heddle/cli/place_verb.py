@@ -36,7 +36,7 @@ _HELP: Final[Options] = {
     "nccl": Option("dumps of a job's hosts by NCCL, with commas: its order is the candidate nccl", value="FILE"),
     "export": Option(
         "write the fabric for a scheduler: slurm (topology.conf), slurm-yaml, topograph (labels of nodes)",
-        "heddle.engineering.schedulers:EXPORTS",
+        "heddle.engineering.placement:EXPORTS",
         value="FORMAT",
     ),
     "out": Option("write a rank file, for run --placement and predict; or the file of --export", value="FILE"),
@@ -127,7 +127,7 @@ def _check_export(given: Mapping[str, Any]) -> None:
 
 def _export(out: Console, kind: str, fabric: Fabric, name: str | None) -> None:
     """Write the tree of a fabric's switches for a scheduler, to a file or to stdout."""
-    from heddle.engineering.schedulers import EXPORTS
+    from heddle.engineering.placement import EXPORTS
     from heddle.views.graph import write_file
 
     if kind not in EXPORTS:

@@ -1,6 +1,6 @@
 """`./inv te plan`, `apply`, `show`, `watch` and `off`: entries of traffic engineering for a running lab.
 
-In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/engineered.py), what is in
+In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/rehash.py), what is in
 force, as text or JSON; a file with the entries of a plan.
 """
 
@@ -21,12 +21,11 @@ from heddle.base.tables import many, some_of, table
 from heddle.base.units import parse_duration
 from heddle.cli.console import Console
 from heddle.cli.te_verb import TeWords
-from heddle.lab.engineered import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 from heddle.lab.opening import open_lab
+from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 
 if TYPE_CHECKING:
-    from heddle.engineering.controller import TeRound
-    from heddle.engineering.te import TeDemand
+    from heddle.engineering.te import TeDemand, TeRound
     from heddle.lab.lab import Lab
 
 
@@ -78,8 +77,7 @@ def _end_controller(lab: str) -> int | None:
 
 def watch(out: Console, asked: TeWords) -> None:
     """Run the controller until Ctrl-C, or until the lab is gone."""
-    from heddle.engineering.controller import rounds
-    from heddle.engineering.te import check_rendered
+    from heddle.engineering.te import check_rendered, rounds
 
     _refuse(asked, "out", "run", "workload", "all")
     where = open_lab(asked.lab)
@@ -202,18 +200,18 @@ def plan(out: Console, asked: TeWords) -> None:
 
 def demand_of(where: Lab, asked: TeWords) -> TeDemand:
     """The demand that the words name: of the last run, if they name none."""
-    from heddle.engineering import tedemand
+    from heddle.engineering import te
 
     given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
     if len(given) > 1:
         raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
     if asked.interval is not None:
-        return tedemand.of_interval(where, seconds_of(asked.interval))
+        return te.of_interval(where, seconds_of(asked.interval))
     if asked.workload is not None:
         from heddle.endpoints.workloadfile import load_workload
 
-        return tedemand.of_workload(where, load_workload(asked.workload).workload)
-    return tedemand.of_run(where, asked.run)
+        return te.of_workload(where, load_workload(asked.workload).workload)
+    return te.of_run(where, asked.run)
 
 
 def seconds_of(typed: str) -> float:

@@ -24,14 +24,15 @@ from heddle.base.progname import as_started
 from heddle.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
 from heddle.fabric.model import Role
-from heddle.lab.engineered import engineered, in_force
 from heddle.lab.opening import open_lab
+from heddle.lab.rehash import engineered, in_force
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER
 from heddle.traffic.collectives import patterns
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Node, Port
+    from heddle.fabric.model import Fabric
+    from heddle.fabric.wiring import Node, Port
     from heddle.lab.lab import Lab
     from heddle.switch.queues.classes import Policies
 

@@ -34,7 +34,7 @@ from heddle.switch.queues.portids import numbered_ports
 from heddle.switch.queues.queuestate import QueueState
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
 
 SLOW_PARTS: Final = LabPart.CARRIER | LabPart.SESSIONS

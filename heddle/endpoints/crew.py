@@ -33,7 +33,7 @@ from heddle.endpoints.reports import SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
-from heddle.host.saturation import Phase
+from heddle.host.capacity import Phase
 from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Job
 

@@ -16,7 +16,7 @@ from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 from heddle.traffic.schedule import Key, Schedule, Send
 
 ROWS: Final = 32768  # messages in the journals of all ranks of a job

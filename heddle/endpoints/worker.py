@@ -45,7 +45,7 @@ from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.host import capacity as machine
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan

@@ -13,10 +13,10 @@ from typing import Final
 
 from heddle.base.families import Interface, Network
 from heddle.fabric.hashmodes import seed_for
-from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import policy_of
-from heddle.fabric.wiring import refuse_level_links
+from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port, refuse_level_links
 from heddle.spec.schema import FabricSpec
 
 Groups = tuple[tuple[str, int], ...]

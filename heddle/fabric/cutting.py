@@ -18,7 +18,8 @@ from functools import cached_property
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
-from heddle.fabric.model import Fabric, Link, Node, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Link, Node
 
 # Bytes, fitted to labs of 12 to 270 switches. Pages that processes share count once.
 _SWITCH_BYTES: Final = 23_300_000  # namespace, zebra and bgpd, without a neighbour

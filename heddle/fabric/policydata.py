@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 from heddle.base.ethernet import CLASSES
 from heddle.base.families import FAMILIES, Interface, Network
 from heddle.base.units import format_duration
-from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import FIELDS, HashOptions, NetworkPolicy, Policy, QueuePolicy, RoutingPolicy, Udf
+from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port
 from heddle.spec.impairments import KINDS, LinkFault
 from heddle.spec.linkspec import delay_of_length
 

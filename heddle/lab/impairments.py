@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -27,9 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import owners, state
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Port
+from heddle.base.process import Done, run
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
+from heddle.kernel.netlink import down_ports
 from heddle.lab.faults.record import SetFault
-from heddle.lab.spread import nothing, spread, union
+from heddle.lab.spread import nothing, only, spread, union
 from heddle.runtimes.netns import cable_space
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import (
@@ -361,3 +364,16 @@ def changing(lab: Lab) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
+
+
+@spread(only, nodes=lambda node, *_: [node])
+def in_network(lab: Lab, node: str, argv: Sequence[str], stdin: str = "") -> Done:
+    """Run a program of the node's machine, such as ip or tc, in the node's network. Its exit code is the caller's."""
+    return run(["nsenter", f"--net={lab.handle(node).netns}", *argv], stdin=stdin, check=False)
+
+
+@spread(union, nodes=lambda nodes: nodes)
+def down_of(lab: Lab, nodes: Collection[str]) -> dict[str, Mapping[str, bool]]:
+    """Node -> its ports without a carrier -> whether they are set down at this end."""
+    handles = lab.handles()
+    return {name: down_ports(handles[name]) for name in nodes if name in handles}

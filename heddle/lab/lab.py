@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
-from heddle.lab.reading import take
-from heddle.lab.snapshot import LabPart, Snapshot, merged
+from heddle.lab.snapshot import LabPart, Snapshot, merged, take
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.registry import Runtime
 
@@ -126,6 +126,10 @@ class Blueprint(ABC):
     @abstractmethod
     def routes_checked(self) -> str:
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
+
+    def routing(self, now: Snapshot) -> bool:
+        """Whether a routing program runs with a configuration on any node. Part: SESSIONS."""
+        return bool(self.fabric.switches)
 
     @abstractmethod
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:

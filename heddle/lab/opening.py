@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.owners import LabOwner
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.state import Record
 from heddle.base.tables import many
 from heddle.base.version import VERSION
@@ -21,11 +23,10 @@ from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
-from heddle.lab.ownership import check_ours
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name
-from heddle.runtimes.registry import Runtime, get_runtime
+from heddle.runtimes.registry import Runtime, get_runtime, on_machine
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 
@@ -196,3 +197,42 @@ def lab_of(record: state.Record) -> Lab:
     """The handle of a recorded lab; InputError when another version of Heddle brought it up."""
     check_version(record)
     return lab_from(reopened(record), get_runtime(record.runtime))
+
+
+def other_owner(lab: str) -> LabOwner | None:
+    """The owner of a lab of another state directory; None for one of ours, and for one that is gone."""
+    found = owners.owner_of(lab)
+    return found if found is not None and not found.ours and _is_there(found) else None
+
+
+def _is_there(owner: LabOwner) -> bool:
+    return owner.starting or on_machine(owner.lab)
+
+
+def other_labs() -> list[LabOwner]:
+    """The labs of other state directories. Records of labs that are gone are removed."""
+    found = []
+    for each in owners.owned_labs():
+        if _is_there(each):
+            found += [] if each.ours else [each]
+            continue
+        with suppress(HeddleError), owners.lock(each.lab):  # `up` may have begun meanwhile
+            if (now := owners.owner_of(each.lab)) is not None and not _is_there(now):
+                owners.disown_lab(each.lab)
+    return found
+
+
+def check_free(lab: str) -> None:
+    """InputError when another state directory has the lab: `up` of that name would change it."""
+    if (other := other_owner(lab)) is not None:
+        hint = f"use another --name, or remove it: ./inv down {lab} --force"
+        raise InputError(Problem("", f"lab {lab}", other.text(), hint))
+
+
+def check_ours(lab: str) -> None:
+    """InputError when this machine's lab of that name is not the one that this state directory has a record of."""
+    if (other := other_owner(lab)) is not None:
+        hint = f"its owner, and root, work with it with HEDDLE_STATE_DIR={other.state}"
+        if state.lab_dir(lab).exists():
+            hint += f"; ./inv down {lab} removes what is left of yours"
+        raise InputError(Problem("", f"lab {lab}", other.text(), hint))

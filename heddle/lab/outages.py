@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final, Self
 from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Node, Port
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.impairments import Requested, ports_of
-from heddle.lab.nearnodes import down_of, in_network
+from heddle.lab.impairments import Requested, down_of, in_network, ports_of
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
     settled = 0
     while settled < _LOOKS:
         now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
-        state, mute = State.of(lab.fabric, now), _mute(lab, now)
+        state, more = State.of(lab.fabric, now), Requested.read(lab.dir).more
+        # bgpd does not answer there because of a fault on purpose: routes stay as they are.
+        mute = {each.where for each in more if now.sessions.get(each.where, {}) is None}
         state = replace(state, shut=(*state.shut, *_left_by_neighbours(lab.fabric, now, mute)))
         wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, state.shut)
         fibs = {name: fib for name, fib in now.fibs.items() if name not in mute}
@@ -201,11 +203,6 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
             )
         if settled < _LOOKS:
             time.sleep(_PAUSE_S)
-
-
-def _mute(lab: Lab, now: Snapshot) -> set[str]:
-    """Switches whose bgpd does not answer because of a fault on purpose: their routes stay as they are."""
-    return {each.where for each in Requested.read(lab.dir).more if now.sessions.get(each.where, {}) is None}
 
 
 def _left_by_neighbours(fabric: Fabric, now: Snapshot, mute: Collection[str]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
-from heddle.lab.engineered import changes_of_run, forget_changes
+from heddle.lab.rehash import changes_of_run, forget_changes
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import nothing, spread
 from heddle.predict.forwarding import FlowArrays

@@ -16,7 +16,7 @@ from typing import Any, Final
 from heddle.base.tables import many, some_of
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
-from heddle.lab.engineered import RuleChange
+from heddle.lab.rehash import RuleChange
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing

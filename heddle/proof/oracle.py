@@ -3,7 +3,7 @@
 In:  a fabric, the handles of its switches, and flows.
 Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port of its destination host; where
      packets of one flow are spread, all ports of that step in one word (walk.py). For a route to a bridge with an
-     address, the port that the kernel's neighbour table and the bridge's table name (bridges.py). And the source of the
+     address, the port that the kernel's neighbour table and the bridge's table name (netlink.py). And the source of the
      choices:
 
 `kernel`: if the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). If the
@@ -28,7 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.spread import spread, union
 from heddle.predict.walk import MAX_HOPS, element

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.fabric.hashmodes import POLICY_CUSTOM, SPREADING
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.forwarding import FlowArrays

@@ -22,10 +22,11 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Node, Port
 from heddle.host import delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
@@ -132,7 +133,7 @@ def _apply_node(
 
 def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal) -> None:
     """Offloads, order, queues and programs of these ports. What is attached is pinned already."""
-    offloads.switch_off(handle.netns, (port.name for port in ports))
+    inorder.switch_off(handle.netns, (port.name for port in ports))
     numbers = {port.name: setup.ids[port.node, port.name] for port in ports}
     inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
     queues.apply(handle.netns, node, setup, journal, ports)

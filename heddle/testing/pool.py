@@ -383,7 +383,7 @@ class ResetResult:
 def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
     """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
     from heddle.checks.validate import validate
-    from heddle.lab.restore import restore_configured
+    from heddle.lab.health import restore_configured
 
     try:
         if lost := lost_parts(lab, fresh):

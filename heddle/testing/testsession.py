@@ -30,9 +30,8 @@ from heddle.testing.pool import EXAMPLE, FabricRequest, LeftoverWarning, Pool, R
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.host.doctor import Check
-    from heddle.lab.capture import Captured
+    from heddle.lab.capture import Captured, Tapped
     from heddle.lab.lab import Lab
-    from heddle.lab.tapped import Tapped
     from heddle.runs.results import RunResult
 
 FIXTURES: Final = ("heddle_lab", "heddle_run", "heddle_paths", "heddle_queues")
@@ -336,7 +335,7 @@ class PortsCapture:
     """One capture. Use it in a with block; `failed` decides, before the end of the block, whether the file stays."""
 
     def __init__(self, lab: Lab, path: Path) -> None:
-        from heddle.lab.tapped import find_ports
+        from heddle.lab.capture import find_ports
 
         self.path = path
         self.failed = False

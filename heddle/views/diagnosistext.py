@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from heddle.base.tables import some_of
-from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.diagnosis import Diagnosis
-from heddle.engineering.diagnosis.finding import Finding
+from heddle.engineering.diagnosis.case import Finding
+from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis
 
 _SHOWN: Final = 4  # findings beside the verdict
 

@@ -16,7 +16,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from heddle.fabric.model import Fabric, Link
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Link
 from heddle.views.linkloads import LinkLoad, amount, use_text
 from heddle.views.picturelayout import PictureLayout, thickest_of, thinned, width_of
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from heddle.lab.status import LabStatus
     from heddle.offline.sharding import ShardingForecast
 
+_NO_ROUTING: Final = "no routing program runs, so there is nothing to converge"
 _LINES: Final = 12  # missing BGP sessions, or gaps, that `status LAB` shows
 _FAULT_COLUMNS: Final = ("port", "to", "fault", *COUNTS)
 _FAULT_LEGEND: Final = (
@@ -63,7 +64,10 @@ def up_text(done: UpResult) -> str:
         return "\n".join(_repaired_lines(done, size))
     # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
-    up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+    time = f"in {done.seconds['total']:.1f} s"
+    up = (
+        f"{name} is up: {size}, " + (f"{time}; {_NO_ROUTING}" if done.converged is None else f"converged {time}") + "\n"
+    )
     if place := place_flag():  # it is long and every command needs it, so fewer commands are shown
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
@@ -80,7 +84,11 @@ def _repaired_lines(done: UpResult, size: str) -> Iterator[str]:
         yield f"left      {line}"
     count = len(done.repaired.done)
     what = f"{count} repair{'' if count == 1 else 's'}" if count else "nothing to repair"
-    routes = "all routes are in the kernels" if done.converged else "routes avoid what is down or drained on purpose"
+    routes = {
+        True: "all routes are in the kernels",
+        False: "routes avoid what is down or drained on purpose",
+        None: _NO_ROUTING,
+    }[done.converged]
     yield f"{done.lab.name} is up: {size}; {what}; {routes}"
 
 
@@ -134,7 +142,8 @@ def _first_rows(name: str, lines: Sequence[str], lab: str) -> list[tuple[str, st
 def _value_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_value_text(each) for each in value) or "none"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    words = {True: "yes", False: "no", None: "no routing program"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def checks_text(checks: Sequence[CheckResult]) -> str:

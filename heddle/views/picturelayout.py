@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from heddle.fabric.model import Fabric, Link, Node, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Link, Node
 
 Point = tuple[float, float]
 WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels

@@ -223,7 +223,7 @@ def _lab(where: UnitLab, _: StepSpec) -> Seen:
     return Seen(
         {
             "sessions": row.bgp.established, "sessions_expected": row.bgp.expected, "missing": missing or "none",
-            "links_down": len(now.down), "drained": len(now.drained), "converged": row.converged,
+            "links_down": len(now.down), "drained": len(now.drained), "converged": bool(row.converged),
         },
         where.lab.name,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.render.imagenames import image_names
+from heddle.render.dialects import image_names
 from heddle.render.render import mgmt_subnet
 from heddle.runs.run import run
 from heddle.runs.store import paths_of

@@ -22,7 +22,7 @@ from heddle.places.vm.image import VmImage
 
 Golden = Callable[[str, str], None]
 
-# What tc and the probes say on kernels without a feature (heddle/host/probes.py).
+# What tc and the probes say on kernels without a feature (heddle/host/preflight.py).
 NO_QDISC: Final = "Error: Specified qdisc kind is unknown."
 NO_SYSCTL: Final = "this kernel has no /proc/sys/net/ipv4/fib_multipath_"
 REFUSED: Final[Mapping[str, str]] = {

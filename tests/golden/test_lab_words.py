@@ -9,11 +9,12 @@ from typing import cast
 
 from heddle.base.problems import Problem
 from heddle.base.tables import table
-from heddle.checks import labchecks
-from heddle.checks.subject import Answer, Subject
+from heddle.checks import validate
+from heddle.checks.queuechecks import Answer, Subject
 from heddle.checks.validate import result_of
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node
 from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.fabricstate import FabricReading
 from heddle.lab.fact import Fact
@@ -99,7 +100,7 @@ def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[st
     now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED | LabPart.UNROUTED, nodes)
     known = facts(lab, now, ("route",))
     found, lines = [each.problem for each in known], tuple(each.text for each in known)
-    result = result_of("routes", lambda: labchecks.routes(Subject(lab, {}, now)), lambda _: known)
+    result = result_of("routes", lambda: validate.routes(Subject(lab, {}, now)), lambda _: known)
     texts = [
         "\n".join(map(str, found)),
         status_text([LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(4, 4), "tiny", lines)], detail=True),

@@ -18,9 +18,8 @@ import pytest
 from heddle.base.process import run
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
-from heddle.kernel.libbpf import Program
+from heddle.kernel.libbpf import Program, TestRun, run_on
 from heddle.kernel.namespace import inside
-from heddle.kernel.testrun import TestRun, run_on
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
 from heddle.switch.hashing import swap

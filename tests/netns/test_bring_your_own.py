@@ -282,8 +282,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
     assert leftovers(name) == []
 
 
-@pytest.mark.deep
-def test_hosts_alone_are_a_lab_too(
+def test_hosts_alone_are_a_lab_that_does_not_claim_to_have_converged(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heddle.views.labtext.place_flag", lambda: "")  # with a place fewer commands are shown
@@ -299,6 +298,10 @@ def test_hosts_alone_are_a_lab_too(
         ["exec: test -d / (h1, h2): runs as root of this machine: it reads all files; what it writes stays in the node"]
     ]
     assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
+    assert "no routing program runs, so there is nothing to converge" in up_text(done) and done.converged is None
+    assert "converged" not in up_text(done) and status(name)[0].converged is None
+    again = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime, repair=True)
+    assert again.converged is None and "nothing to repair; no routing program" in up_text(again)
     assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
     assert all(check.ok for check in validate(done.lab))
     life.down(name)

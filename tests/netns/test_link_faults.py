@@ -15,9 +15,8 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.kernel.namespace import inside
-from heddle.lab.capture import Bounds, capture
+from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.lab import Lab
-from heddle.lab.tapped import find_ports
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links import portfaults
 from heddle.switch.links.portfaults import FaultCounts, LineSpaces

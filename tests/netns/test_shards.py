@@ -21,24 +21,21 @@ from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
 from heddle.endpoints.programruns import ProgramOptions
-from heddle.engineering import controller
+from heddle.engineering import te as controller
 from heddle.engineering.diagnosis.case import Case
-from heddle.engineering.diagnosis.diagnosis import judged
-from heddle.engineering.diagnosis.pathprobes import probe_paths
+from heddle.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity
 from heddle.lab import lifecycle, outages, rehash, thresholds
-from heddle.lab.capture import Bounds, capture
+from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.cutlinks import FarTrip, carriers, cut_counts, lost_carriers, tunnels
 from heddle.lab.faults import orders
-from heddle.lab.impairments import Requested, clear_faults, fault_differences, set_fault, wanted_faults
+from heddle.lab.impairments import Requested, clear_faults, down_of, fault_differences, set_fault, wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
-from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
 from heddle.runs.craft import craft
 from heddle.runs.parts.effects import FaultEffects

@@ -18,7 +18,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import start_of
 from heddle.base.state import check_name
 from heddle.fabric.fabricfile import load_fabric
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured

@@ -11,7 +11,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.predict.statistics import interval
 from heddle.runs.compare import Comparison, Ratio, compare, judged

@@ -22,7 +22,8 @@ from heddle.dashboard.metrics import METRICS, NAMES, MonotonicCounters
 from heddle.dashboard.news import NewsDesk
 from heddle.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE

@@ -11,8 +11,7 @@ import pytest
 
 from heddle.base.problems import Problem
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
-from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.diagnosis import Diagnosis, judged
+from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop

@@ -16,7 +16,7 @@ from heddle.endpoints.congestion.ratecontrol import NicFacts
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import clos, rail
-from heddle.host import saturation
+from heddle.host import capacity as saturation
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash_steps
 from heddle.runs.parts.machine import MachineUse

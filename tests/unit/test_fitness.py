@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heddle.experiments.figures import LiveFigures
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import ProofSummary, RunResult, Unfit, unfit
 from tests.unit.run_samples import having, result

@@ -21,10 +21,9 @@ from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
-from heddle.host.saturation import WorkerUse
-from heddle.lab.reading import take
+from heddle.host.capacity import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
-from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot
+from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
 from heddle.predict.forwarding import FlowTable
 from heddle.proof.evidence import Evidence
 from heddle.proof.evidence import _sent as read_sent

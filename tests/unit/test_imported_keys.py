@@ -12,7 +12,7 @@ from shlex import quote
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.imported import frr, missing
+from heddle.lab.imported import frr, imported
 from heddle.lab.imported.commands import main_process
 from heddle.lab.imported.copy import copy_data
 from heddle.lab.imported.imported import import_topology
@@ -403,7 +403,7 @@ def test_a_dry_run_says_what_the_kernel_does_not_have_and_a_vrf_reads_no_files(
     line = "ip link add red type vrf table 10"
     made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, exec: [{line}]}}}}}}\n"), "netns")
     assert made.warnings == ()
-    monkeypatch.setattr(missing, "missing", lambda *kind: f"this kernel has no {kind[0]}")
+    monkeypatch.setattr(imported, "missing", lambda *kind: f"this kernel has no {kind[0]}")
     assert f"# up fails here: exec: {line} is not possible here: this kernel has no vrf; nodes: a;" in script_of(made)
     beyond = write("name: x\ntopology: {nodes: {a: {kind: linux, exec: [ip vrf exec red reboot]}}}\n")
     assert "runs as root of this machine" in import_topology(beyond, "netns").warnings[0]

@@ -21,8 +21,7 @@ from heddle.base.process import run
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
-from heddle.lab.opening import open_lab
-from heddle.lab.ownership import check_free, other_labs, other_owner
+from heddle.lab.opening import check_free, open_lab, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import containerlab

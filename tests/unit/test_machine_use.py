@@ -10,8 +10,17 @@ import pytest
 from pydantic import TypeAdapter
 
 from heddle.host import capacity
-from heddle.host.capacity import Absences, MachineReading, OwnTime, PacketBudget, Processor, parse_reading
-from heddle.host.saturation import Cause, Phase, WorkerUse
+from heddle.host.capacity import (
+    Absences,
+    Cause,
+    MachineReading,
+    OwnTime,
+    PacketBudget,
+    Phase,
+    Processor,
+    WorkerUse,
+    parse_reading,
+)
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import MARK

@@ -182,9 +182,9 @@ def test_an_outlier_of_eight_runs_is_named_and_is_not_called_noise() -> None:
     assert sorted(two) == [5, 6], "one does not hide the other"
     group = [1.0, 1.01, 0.99, 1.002, 0.998, 1.005, 0.995, 0.01]
     others = [1.001 * each for each in group[:-1]]
-    strange, usual = (chance_of(a, others[0], [group, others], counted=False) for a in (0.01, 1.0))
-    assert strange is not None and strange.unsure and strange.p > LEVEL and "A or B is an outlier" in strange.words
-    assert usual is not None and not usual.unsure
+    odd, plain = (chance_of(a, others[0], [group, others], counted=False) for a in (0.01, 1.0))
+    assert odd is not None and odd.unsure and odd.p > LEVEL and "A or B is an outlier" in odd.words
+    assert plain is not None and not plain.unsure
 
 
 def test_without_equal_runs_nothing_is_known() -> None:

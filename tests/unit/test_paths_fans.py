@@ -16,8 +16,7 @@ from heddle.fabric.model import Fabric, NicNames
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.fabric.wiring import ports_above
-from heddle.lab.engineered import RuleChange
-from heddle.lab.rehash import with_exact
+from heddle.lab.rehash import RuleChange, with_exact
 from heddle.lab.snapshot import Snapshot
 from heddle.predict import selftest
 from heddle.predict.predict import predict, predict_under

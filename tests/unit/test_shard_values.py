@@ -224,7 +224,12 @@ def test_a_call_may_take_as_long_as_its_caller_waits(monkeypatch: pytest.MonkeyP
     with asked(slow) as one, asked(slow) as two:
         assert shardcalls.call_all([one, two], lambda _: CALL, wait_s=60) == [5, 5]
     waits: list[float] = []
-    shards = SimpleNamespace(call=lambda *words: waits.append(words[-1]) or [])
+
+    def call(*words: Any) -> list[Any]:
+        waits.append(words[-1])
+        return []
+
+    shards = SimpleNamespace(call=call)
     runtime, blueprint = SimpleNamespace(shards=lambda _: shards), SimpleNamespace(timeout=1234.0)
     lab = Lab("x", cast(Any, None), cast(Any, runtime), Path(), Path(), cast(Any, blueprint))
     lab.wait(timeout=2000)

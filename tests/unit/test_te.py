@@ -18,8 +18,7 @@ from heddle.cli import te_live
 from heddle.cli.console import Console
 from heddle.cli.te_live import demand_of
 from heddle.cli.te_verb import TeWords
-from heddle.engineering.controller import worth
-from heddle.engineering.te import TeDemand, TeLink, plan
+from heddle.engineering.te import TeDemand, TeLink, plan, worth
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups

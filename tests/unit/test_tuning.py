@@ -12,7 +12,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.tuner_verb import _wanted
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import SizeRow, figures

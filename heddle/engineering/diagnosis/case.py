@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
@@ -30,6 +30,60 @@ if TYPE_CHECKING:
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
     from heddle.switch.queues.queuestate import Tallies
+
+Confidence = Literal["established", "likely"]
+Kind = Literal["node", "interface", "link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One line of evidence. source: the reading that shows it: `counters of the run`, `kernels now`, `probes`."""
+
+    text: str
+    source: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"text": self.text, "from": self.source}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause at an object. cause: a key of CAUSES. object: a node, or a port (`rtsw1:eth1`).
+
+    what: the cause with its object as a sentence without its end, such as `rtsw1:eth1 loses packets`.
+    also: other ports that the evidence cannot distinguish from the object.
+    """
+
+    cause: str
+    object: str
+    what: str
+    confidence: Confidence
+    evidence: tuple[Observation, ...]
+    also: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cause": self.cause, "object": self.object, "what": self.what, "confidence": self.confidence,
+            "evidence": [each.to_json() for each in self.evidence], "also": list(self.also),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CauseResult:
+    """What the check of one cause came to: findings, or why there are none.
+
+    ruled_out: what was read and shows that it is not the cause. unknown: what could not be read, or not everywhere.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    ruled_out: str = ""
+    unknown: str = ""
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding], ruled_out: str) -> CauseResult:
+        """The findings; without any, the cause is ruled out."""
+        return cls(tuple(findings), "" if findings else ruled_out)
+
 
 NOW: Final = "state now"
 OF_RUN: Final = "counters of the run"

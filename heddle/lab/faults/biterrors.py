@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.units import format_duration, format_share
+from heddle.lab.faults.kind import Going, KeptFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.faults.worker import Going, KeptFault
 from heddle.lab.impairments import Requested, changing, read_faults, wanted_faults, write_faults
 from heddle.spec.impairments import NO_FAULT
 

@@ -10,7 +10,7 @@ from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.fabric.model import Role
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.nearnodes import in_network
+from heddle.lab.impairments import in_network
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:

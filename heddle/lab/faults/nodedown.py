@@ -11,7 +11,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.frr import end_daemons, start_daemons
-from heddle.lab.nearnodes import down_of
+from heddle.lab.impairments import down_of
 from heddle.lab.outages import by_node, set_links, switch_end
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_rate, format_share
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.nearnodes import in_network
+from heddle.lab.impairments import in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import rate_line

@@ -22,8 +22,9 @@ from heddle.base.files import read_regular
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
 from heddle.fabric.hashmodes import switch_seed
-from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import Policy, QueuePolicy
+from heddle.fabric.wiring import Level, Link, Node, Port
 from heddle.lab.imported import frr
 from heddle.lab.imported.commands import command_lines
 from heddle.lab.imported.grammar import MOST_BYTES
@@ -49,7 +50,7 @@ class NodeDescription:
     """A node of kind linux. command: of the container, by entrypoint and cmd; main: what of it a namespace runs.
 
     passed: keys that only a container engine uses, unchanged from the file. reach: what of the node reaches this
-    machine (reach.py).
+    machine (innamespace.py).
     """
 
     name: str

@@ -266,7 +266,7 @@ def wait(lab: Lab, scope: WaitScope, observer: Observer, timeout: float) -> None
 def _summary(lab: Lab, last: Look | None, scope: WaitScope) -> str:
     """The message at the end: what was waited for, and what not."""
     if last is None:
-        return "no switch, so nothing to wait for"
+        return "no routing program runs, so there is nothing to converge"
     hosts = sum(str(address) not in scope.apart for address, _ in host_addresses(lab.fabric))
     sessions = len(pairs_of(lab.fabric, last.bgp))
     parts = [f"{sessions} BGP sessions"] if sessions else []

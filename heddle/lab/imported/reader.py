@@ -16,7 +16,6 @@ from typing import Any, Final
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.tables import some_of
 from heddle.lab.imported import grammar
-from heddle.lab.imported.bridges import with_bridges
 from heddle.lab.imported.commands import as_text, drops_default, main_process, no_command, sets_queue
 from heddle.lab.imported.description import (
     BindDescription,
@@ -36,8 +35,7 @@ from heddle.lab.imported.grammar import (
     magic,
     resolved,
 )
-from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, seen_anyway
-from heddle.lab.imported.reach import reach_of
+from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, reach_of, seen_anyway, with_bridges
 from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text

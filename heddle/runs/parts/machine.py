@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from heddle.base.units import format_size
-from heddle.host.capacity import PacketBudget
-from heddle.host.saturation import Cause, Phase
+from heddle.host.capacity import Cause, PacketBudget, Phase
 from heddle.runs.measured import MeasuredRun, sum_known
 from heddle.runs.parts.part import Card, Figure, RunPart
 

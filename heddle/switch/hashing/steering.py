@@ -13,8 +13,9 @@ from ipaddress import ip_network
 from typing import Any, Final
 
 from heddle.base.families import Network
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
 from heddle.fabric.policy import HashOptions
+from heddle.fabric.wiring import Node
 
 Exact = Mapping[tuple[int, Network], tuple[str, ...]]  # (UDP source port, prefix) -> port, or port and backup
 MAX_MEMBERS: Final = 128  # steer.h: the limit of FRR's multipath and of a fabric file's uplinks

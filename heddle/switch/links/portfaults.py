@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.host import delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import refusal
@@ -130,7 +131,7 @@ def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tup
     rules += [f"qdisc replace dev {line.inlet} root handle 1: {line.netem()}" for line in lines]
     _ip(netns, steps)
     ends = {name: line.sender for line in fresh for name in (line.inlet, line.outlet)}
-    offloads.switch_off(netns, ends)
+    inorder.switch_off(netns, ends)
     inorder.apply(netns, ends, delivery.chosen().delivery, inorder.cpus_here())
     _tc(netns, rules)
     inorder.pin_receive(netns, {line.port: line.sender for line in fresh}, inorder.cpus_here())

@@ -24,8 +24,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.grace import grace
-from heddle.kernel.libbpf import Map, Program, loaded
-from heddle.kernel.testrun import run_on
+from heddle.kernel.libbpf import Map, Program, loaded, run_on
 from heddle.spec.impairments import COUNTED, PROGRAM_KINDS
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPolicy, Policies

@@ -15,8 +15,9 @@ from typing import Final
 
 from heddle.base.process import Journal, run
 from heddle.base.units import format_rate
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETTCLASS, RTM_GETTFILTER, Qdisc, RouteSocket, attributes, qdiscs
 from heddle.kernel.uapi import (
