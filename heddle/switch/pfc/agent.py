@@ -280,7 +280,7 @@ class Agent:
         self._queues = queues = world.queues
         self._rules = PfcPolicies(queues)
         self._rows = RowState(len(queues.agent))
-        self._loop = CompiledLoop(world, self._rules, self._rows)
+        self._loop = self._new_loop()
         self._pauses = Pauses(world, self._rules, self._loop, self._rows)
         self._watchdog = Watchdog(world, self._rules, self._loop, self._rows, self._open)
         self._links = Links(world, self._loop, self._lost)
@@ -297,6 +297,9 @@ class Agent:
             self._handlers[space.netlink.fileno()] = partial(self._take_notices, node)
         for fd in self._handlers:
             self._loop.add(fd)
+
+    def _new_loop(self) -> CompiledLoop:
+        return CompiledLoop(self._world, self._rules, self._rows)
 
     def run(self, keeper: int) -> None:
         """Work until the process behind the pidfd `keeper` has ended. Raise Ended when this process is asked to end."""
@@ -338,8 +341,7 @@ class Agent:
             until = int(self._until[index])
             if until > now and self._rules.pfc[index]:
                 space.close(port, number)  # the previous agent may have been killed just before it did this
-                self._rows.checked[index] = until
-                self._loop.push(until, EXPIRE, index)
+                self._watch(index, until)
                 self._watchdog.closed(index, int(self._since[index]))
             elif until or first:
                 self._world.open_gate(index, now)
@@ -361,6 +363,10 @@ class Agent:
             self._tick(now)
         elif self._rules.load():
             self._changed(now)
+
+    def _watch(self, index: int, until: int) -> None:
+        self._rows.checked[index] = until
+        self._loop.push(until, EXPIRE, index)
 
     def _open(self, index: int, now: int) -> None:
         """Open a gate, and record the reaction time of its pause.
