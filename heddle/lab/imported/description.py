@@ -25,8 +25,7 @@ from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.seeds import switch_seed
 from heddle.lab.imported import frr
-from heddle.lab.imported.commands import command_lines
-from heddle.lab.imported.grammar import MOST_BYTES
+from heddle.lab.imported.grammar import MOST_BYTES, command_lines
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 
