@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pydantic import TypeAdapter
 
 from heddle.base.events import Observer
 from heddle.base.owners import held, late
@@ -33,11 +35,6 @@ class Claim:
 
     process: tuple[int, int]
     needs: Mapping[str, int]
-
-    @classmethod
-    def of_this_process(cls, needs: Mapping[str, int]) -> Claim:
-        """The claim of a lab that this process makes."""
-        return cls((os.getpid(), start_of(os.getpid()) or 0), needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,9 @@ class LimitRecord:
         return replace(self, labs=alive)
 
 
+_RECORD: Final = TypeAdapter(LimitRecord)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordFile:
     """Where the record is, and the boot of this machine."""
@@ -88,12 +88,13 @@ class RecordFile:
         """The record; an empty one when there is no file. MachineError when it cannot be read."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            return _parsed(data) if data["boot"] == self.boot else LimitRecord(self.boot)
+            return _RECORD.validate_python(data) if data["boot"] == self.boot else LimitRecord(self.boot)
         except FileNotFoundError:
             return LimitRecord(self.boot)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             hint = f"remove it (rm {self.path}), then check the limits that ./inv doctor shows"
-            raise MachineError(Problem("", str(self.path), f"cannot be read: {error}", hint)) from None
+            why = f"cannot be read: {str(error).splitlines()[0]}"
+            raise MachineError(Problem("", str(self.path), why, hint)) from None
 
     def save(self, record: LimitRecord) -> None:
         """Write the record, atomically; remove the file when no lab is left. Call it with the lock held."""
@@ -114,22 +115,6 @@ class RecordFile:
             with machine_errors(str(path)):
                 stack.enter_context(held(path, late(path, _LOCK_S), seconds=_LOCK_S))
             yield
-
-
-def _parsed(data: Mapping[str, Any]) -> LimitRecord:
-    labs = {
-        str(name): Claim((int(each["process"][0]), int(each["process"][1])), _numbers(each["needs"]))
-        for name, each in data["labs"].items()
-    }
-    raised = {
-        str(key): RaisedKey(int(each["before"]), tuple(int(value) for value in each["ours"]))
-        for key, each in data["raised"].items()
-    }
-    return LimitRecord(str(data["boot"]), labs, raised)
-
-
-def _numbers(data: Mapping[str, Any]) -> dict[str, int]:
-    return {str(key): int(value) for key, value in data.items()}
 
 
 BACKLOG: Final = "net.core.netdev_max_backlog"
@@ -328,7 +313,7 @@ class MachineLimits:
         file = self.file
         with file.locked():
             record = file.load().without_dead(here)
-            record = replace(record, labs={**record.labs, lab: Claim.of_this_process(needs)})
+            record = replace(record, labs={**record.labs, lab: Claim((os.getpid(), start_of(os.getpid()) or 0), needs)})
             short = self.shortages(lab, needs, record)
             record = _with_raises(record, short)
             file.save(record)  # first: if this process is killed now, the record knows every sysctl that was raised

@@ -102,7 +102,9 @@ def _ports(look: LabLook) -> Iterable[Problem]:
     """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
     installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
     for ref, kind in look.now.foreign_roots.items():
-        yield Problem(ref, *_root_words(kind), installs if kind else recreate)
+        other = "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
+        lost = Problem(ref, "the port", "is missing: it was removed", recreate)
+        yield Problem(ref, "the root qdisc", other, installs) if kind else lost
     for ref, why in look.ports.queues.items():
         yield Problem(ref, "the port", why, installs)
 
@@ -137,13 +139,6 @@ def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | Non
                 current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
                 odd[port.ref] = f"has {current or 'no program'}, not {should}"
     return PortFaults(wrong, odd)
-
-
-def _root_words(kind: str) -> tuple[str, str]:
-    """(what, why) of a Problem for a port without Heddle's root qdisc."""
-    if not kind:
-        return "the port", "is missing: it was removed"
-    return "the root qdisc", "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
 
 
 def _links(look: LabLook) -> Iterable[Problem]:

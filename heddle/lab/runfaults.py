@@ -23,9 +23,8 @@ from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import RouteWatch
 from heddle.lab import outages
 from heddle.lab.faults import orders
-from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.impairments import Requested, changing, down_of, ports_of, require_kernel, write_faults
+from heddle.lab.impairments import Requested, SetFault, changing, down_of, ports_of, require_kernel, write_faults
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.shardcalls import Moment

@@ -13,8 +13,8 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.lab.imported import frr, imported
-from heddle.lab.imported.commands import main_process
 from heddle.lab.imported.copy import copy_data
+from heddle.lab.imported.grammar import main_process
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
 from heddle.render.dialects import RenderOptions

@@ -9,9 +9,8 @@ from typing import Final
 
 from heddle.lab.faults import orders
 from heddle.lab.faults.kind import KeptFault
-from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.impairments import Requested
+from heddle.lab.impairments import Requested, SetFault
 from heddle.lab.opening import open_lab
 
 _SLICE_S: Final = 0.1

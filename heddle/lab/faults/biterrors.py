@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.units import format_duration, format_share
 from heddle.lab.faults.kind import Going, KeptFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.impairments import Requested, changing, read_faults, wanted_faults, write_faults
+from heddle.lab.impairments import Requested, SetFault, changing, read_faults, wanted_faults, write_faults
 from heddle.spec.impairments import NO_FAULT
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
 from heddle.lab.faults.kind import Going, KeptFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.impairments import down_of
+from heddle.lab.impairments import SetFault, down_of
 from heddle.lab.outages import set_links, switch_end
 from heddle.lab.snapshot import LabPart
 

@@ -21,8 +21,7 @@ from heddle.base import owners, resources
 from heddle.base.problems import CheckError, InputError, Problem
 from heddle.base.process import end_all, start_of
 from heddle.fabric.model import Fabric, Role, matching_names, split_words
-from heddle.lab.faults.record import Process, SetFault, runs
-from heddle.lab.impairments import Requested, changing, ports_of
+from heddle.lab.impairments import Process, Requested, SetFault, changing, ports_of, runs
 from heddle.lab.outages import check_rendered, wait
 from heddle.lab.spread import nothing, only, spread
 from heddle.spec.faultsettings import SETTINGS

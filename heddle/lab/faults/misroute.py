@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.fabric.model import Role
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.impairments import in_network
+from heddle.lab.impairments import SetFault, in_network
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:

@@ -19,9 +19,17 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.fabric.model import Fabric, split_words
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
 from heddle.lab.faults.kind import KeptFault, NamedFault
-from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, read_faults, wanted_faults
+from heddle.lab.impairments import (
+    Requested,
+    SetFault,
+    changing,
+    clear_faults,
+    packet_lines,
+    ports_of,
+    read_faults,
+    wanted_faults,
+)
 from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_rate, format_share
+from heddle.fabric.model import Fabric
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.impairments import in_network
+from heddle.lab.impairments import SetFault, in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import rate_line
@@ -68,3 +68,18 @@ def set_shares(lab: Lab, refs: Sequence[str], share: float) -> None:
         done = in_network(lab, node, ["tc", "-batch", "-"], f"{line}\n")
         if done.code:
             raise MachineError(Problem(ref, "the rate of the port", f"cannot be set: {done.reason}"))
+
+
+class SlowHost(SlowLink):
+    """All links of the host are slow in both directions."""
+
+    name = "slow-host"
+    does = "All NICs of the host send and receive at a share of their rate, as a NIC with a slow bus does."
+    at = "host"
+
+    def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:
+        """The host's ports, and those at the other ends of their links."""
+        return sorted(self.touched(lab.fabric, fault))
+
+    def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
+        return {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}

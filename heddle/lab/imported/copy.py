@@ -20,9 +20,8 @@ from heddle.base.problems import machine_errors
 from heddle.base.userfiles import as_caller
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
-from heddle.lab.imported.commands import as_main, command_lines, text_of
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
-from heddle.lab.imported.grammar import literal
+from heddle.lab.imported.grammar import as_main, command_lines, literal, text_of
 from heddle.lab.lab import Setting
 from heddle.render.dialects import (
     HOST_CAPABILITIES,

@@ -26,8 +26,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.wiring import Level, Link, Node, Port
 from heddle.lab.imported import frr
-from heddle.lab.imported.commands import command_lines
-from heddle.lab.imported.grammar import MOST_BYTES
+from heddle.lab.imported.grammar import MOST_BYTES, command_lines
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 

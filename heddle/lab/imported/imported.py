@@ -37,7 +37,6 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
-from heddle.lab.imported.commands import OUTPUT, command_lines, text_of
 from heddle.lab.imported.copy import (
     copy_data,
     daemons_by_commands,
@@ -48,7 +47,7 @@ from heddle.lab.imported.copy import (
     write_copy,
 )
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, addresses_of, derive
-from heddle.lab.imported.grammar import MOST_BYTES
+from heddle.lab.imported.grammar import MOST_BYTES, OUTPUT, command_lines, text_of
 from heddle.lab.imported.innamespace import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import Interfaces, read_interfaces

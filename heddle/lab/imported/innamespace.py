@@ -18,8 +18,7 @@ from heddle.base.problems import printable
 from heddle.base.tables import some_of
 from heddle.host import packages
 from heddle.lab.imported import frr
-from heddle.lab.imported.commands import SHELLS, as_text
-from heddle.lab.imported.grammar import DIRECTORIES, magic, only_waits, resolved
+from heddle.lab.imported.grammar import DIRECTORIES, SHELLS, as_text, magic, only_waits, resolved
 from heddle.runtimes.netns_space import DEVICES, PROVIDED, shown
 
 

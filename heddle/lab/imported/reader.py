@@ -16,7 +16,6 @@ from typing import Any, Final
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.tables import some_of
 from heddle.lab.imported import grammar
-from heddle.lab.imported.commands import as_text, drops_default, main_process, no_command, sets_queue
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -30,10 +29,15 @@ from heddle.lab.imported.grammar import (
     LINK_KEYS,
     OUTSIDE,
     Sections,
+    as_text,
+    drops_default,
     expand,
     lab_name,
     magic,
+    main_process,
+    no_command,
     resolved,
+    sets_queue,
 )
 from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, reach_of, seen_anyway, with_bridges
 from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
