@@ -157,11 +157,6 @@ class ExpectedRoutes:
         return cls(ports, bandwidths)
 
 
-def default_timeout(fabric: Fabric) -> float:
-    """Seconds to wait: grows with the number of links (4,536 links took 110 s on two cores), with a margin."""
-    return 30 + len(fabric.links) / 20
-
-
 def gaps(
     fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes | None = None, *, strict: bool = False
 ) -> list[Gap]:
