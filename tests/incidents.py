@@ -20,7 +20,7 @@ from typing import Any, Final
 from heddle.base.events import Silent
 from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, sysctl_path
-from heddle.fabric.model import Port
+from heddle.fabric.wiring import Port
 from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import SOL_PACKET
 from heddle.lab import impairments, outages, thresholds

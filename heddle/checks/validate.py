@@ -25,7 +25,8 @@ from heddle.base.problems import CheckError, HeddleError, InputError
 from heddle.checks import queuechecks
 from heddle.checks.queuechecks import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 from heddle.fabric import hashmodes
-from heddle.fabric.model import Fabric, Node, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.handle import NodeHandle
@@ -475,7 +476,7 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
 
 
 def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[str], tuple[Fact, ...]]) -> CheckResult:
-    """The facts that belong to a check; without any, what it found."""
+    """The facts that belong to a check, with a hint for each command that they need; without any, what it found."""
     found: tuple[Fact, ...] = ()
     try:
         found = facts_of(name)
@@ -488,5 +489,7 @@ def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[
         return CheckResult(name, False, "; ".join(map(first_line, error.problems)))
     faults = [each.text for each in found] or own  # what the check has found follows from the facts
     detail = shortened(faults) if faults else "; ".join([checked, *([shortened(notes)] if notes else [])])
-    hint = f"; {found[0].problem.hint}" if found and found[0].problem.hint else ""
-    return CheckResult(name, not faults, detail + hint, notes=notes)
+    hints: dict[str, str] = {}  # the first one with each command
+    for hint in (each.problem.hint for each in found if each.problem.hint):
+        hints.setdefault(" ".join(hint.split()[:3]), hint)
+    return CheckResult(name, not faults, "; ".join([detail, *hints.values()]), notes=notes)

@@ -30,7 +30,7 @@ from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
     from heddle.lab.queues import PortLevel
     from heddle.lab.snapshot import Snapshot

@@ -12,10 +12,10 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
+from heddle.cli.helptexts import target_of
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -192,7 +192,7 @@ def reproduce(
 
 def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
     """Make the runs that must break each check, and name those that did not fail."""
-    from heddle.experiments.breaking import breaks, unbroken
+    from heddle.experiments.outcome import breaks, unbroken
     from heddle.views.experimenttext import breaks_text
 
     results: list[ExperimentResult] = []

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heddle.base.printable import shown
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, shown
 from heddle.base.resources import HERE
 from heddle.cli import completion
 from heddle.cli.argv import Option
@@ -18,8 +17,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.endpoints.programruns import Stream
-    from heddle.endpoints.programs import ProgramOptions, Seat
+    from heddle.endpoints.programruns import ProgramOptions, Seat, Stream
 
 
 @verb(
@@ -77,7 +75,7 @@ def launch(
     if not cmd:
         hint = f"./inv launch --ranks {ranks} -- python3 traffic/programs/ring.py"
         raise InputError(Problem("", f"launch --ranks {ranks}", "has no program", hint))
-    from heddle.endpoints.programs import ProgramOptions
+    from heddle.endpoints.programruns import ProgramOptions
 
     words = [_from_anywhere(word) for word in cmd]
     return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit), rdma), words, lab)

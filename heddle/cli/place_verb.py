@@ -100,7 +100,9 @@ def place(
         _export(out, export, _fabric(fabric, lab, set_)[0], out_)
         return
     _check_out(out_)
-    _check_numbers(ranks, seed)
+    for flag, number, least in (("--ranks", ranks, 2), ("--seed", seed, 0)):
+        if number is not None and number < least:
+            raise InputError(Problem("", f"{flag} {number}", f"is below {least}", f"use {flag} {least} or more"))
     built, dead, drained = _fabric(fabric, lab, set_)
     dumps = words_of_flag("--nccl", nccl)
     dumped = read_dumps(dumps, ranks) if dumps else ()
@@ -159,13 +161,6 @@ def _fabric(
         raise InputError(Problem("", f"lab {running.name}", why, hint))
     now = state_of(running)
     return running.fabric, now.dead, now.drained
-
-
-def _check_numbers(ranks: int | None, seed: int) -> None:
-    """InputError for numbers that are too small."""
-    for flag, number, least in (("--ranks", ranks, 2), ("--seed", seed, 0)):
-        if number is not None and number < least:
-            raise InputError(Problem("", f"{flag} {number}", f"is below {least}", f"use {flag} {least} or more"))
 
 
 def _check_out(name: str | None) -> None:

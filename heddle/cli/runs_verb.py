@@ -189,10 +189,9 @@ def _is_file(word: str) -> bool:
 
 def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:
     """Compare curves, of which one or both are files."""
-    from heddle.runs.curve import BusbwCurve, shapes_of
-    from heddle.runs.ncclfile import read_curve
+    from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
     from heddle.runs.store import open_runs
-    from heddle.views.shapetext import shapes_text
+    from heddle.views.runstext import shapes_text
 
     if report:
         raise InputError(Problem("", "--report", "is for two runs, and one of these is a file", "leave it out"))

@@ -23,7 +23,7 @@ from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
 
 Kind = Literal["link", "bgp", "pause", "mark", "drop", "run", "lab", "action"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from heddle.endpoints.admission.admitted import Admitted
-from heddle.endpoints.admission.grants import CTS_BYTES
+from heddle.endpoints.admission.ctsends import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.pacing import Shaper
 from heddle.endpoints.connections import Connection, QpConnection, Wants
@@ -28,10 +28,9 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import Endpoint, qpns_of
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
-from heddle.traffic.qpnumbers import qpns_of
 from heddle.wire.layout import LAYOUTS
 
 SEND_FRAMES: Final = 16  # maximum number of frames in the port's queue, which is the NIC's own queue

@@ -23,8 +23,17 @@ from heddle.base.problems import HeddleError, InputError, Problem, Problems, did
 from heddle.base.units import parse_duration
 from heddle.base.untrusted import kept_below
 from heddle.endpoints.runoptions import option_fields, run_options
-from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
-from heddle.endpoints.tracefile import TraceKeys, names_of, trace_names, trace_of, typed_files
+from heddle.endpoints.stepsfile import (
+    NAME,
+    TraceKeys,
+    names_of,
+    numbers_of,
+    steps_of,
+    trace_names,
+    trace_of,
+    typed_files,
+    with_steps,
+)
 from heddle.traffic.collectives import patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file

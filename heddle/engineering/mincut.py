@@ -19,7 +19,8 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import F64, I64
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.traffic.placement import in_turn, shuffled
 
 _RANDOM: Final = 3

@@ -20,7 +20,7 @@ from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import many
 from heddle.engineering.mincut import FreeHost
-from heddle.fabric.model import Port
+from heddle.fabric.wiring import Port
 
 _FILE_BYTES: Final = 16 << 20
 _MOST_RANK: Final = 1 << 20

@@ -32,15 +32,16 @@ from heddle.engineering.mincut import (
     search,
 )
 from heddle.engineering.nccldumps import DumpedHost, on_hosts
-from heddle.fabric.model import Fabric, Node, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node, Port
 from heddle.host.preflight import frr_release
-from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_at
 from heddle.offline.loads import Demand, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.wires import (
     EVEN_SPLIT,
     Trouble,
     compared,
+    cuts_of,
     forwarding_of,
     other_seeds,
     rule_of,

@@ -142,7 +142,6 @@ class Expression:
             self._check(each, depth)
 
     def _figure(self, node: ast.expr) -> FigureCall:
-        """The figure of a name or a call."""
         if not isinstance(node, ast.Call):
             if len(self.runs) != 1:
                 why = f"has {ast.unparse(node)[:60]} without a run"

@@ -43,7 +43,7 @@ def files_of_experiment(typed: str) -> list[str]:
 
     InputError for others: the experiment may be of another user, and the files are sent to another machine.
     """
-    from heddle.endpoints.tracefile import names_of
+    from heddle.endpoints.stepsfile import names_of
     from heddle.endpoints.workloadfile import files_of, named_in
 
     if not typed or typed in experiments_shipped():

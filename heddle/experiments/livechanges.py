@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.hashmodes import MODES
-from heddle.fabric.naming import matching_names
+from heddle.fabric.model import matching_names
 from heddle.lab import outages, rehash, thresholds
 from heddle.lab.health import restore_configured
 from heddle.lab.impairments import ports_of
-from heddle.spec.overrides import settings_of, value_text
+from heddle.spec.load import settings_of, value_text
 
 if TYPE_CHECKING:
     from heddle.experiments.spec import RunSpec

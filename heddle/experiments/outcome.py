@@ -13,7 +13,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
@@ -23,7 +23,7 @@ from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
 from heddle.experiments.spec import CheckSpec, ClaimedRange
 from heddle.predict.statistics import quantile
-from heddle.runs.fitness import Unfit
+from heddle.runs.results import Unfit
 
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
@@ -321,3 +321,35 @@ def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
     crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
     return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""
+
+
+def breaks(experiment: Experiment) -> list[Experiment]:
+    """What to run."""
+    found: dict[str, Experiment] = {}
+    for each in experiment.checks:
+        if each.broken is None or each.spec.broken_by is None:
+            continue
+        key = each.spec.broken_by.model_dump_json(exclude={"why"})
+        before = found.get(key, replace(each.broken, variants=(), checks=()))
+        known = {variant.run for variant in before.variants}
+        more = [variant for variant in each.broken.variants if variant.run not in known]
+        checks, axes = (*before.checks, replace(each, broken=None)), {**before.axes, **each.broken.axes}
+        found[key] = replace(before, variants=(*before.variants, *more), checks=checks, axes=axes)
+    return [*found.values()]
+
+
+def unbroken(experiment: Experiment, results: Sequence[ExperimentResult]) -> dict[str, str]:
+    """The checks with a band or a sign that did not fail, and why; those that were skipped are left out."""
+    found = {
+        each.name: "has no broken_by" if each.broken is None else "did not run"
+        for each in experiment.checks if each.spec.bounds is not None
+    }  # fmt: skip
+    for result in results:
+        for check in result.experiment.checks:
+            rows = [row for row in result.rows if row.check.name == check.name]
+            passed = [row for row in rows if not row.broken]
+            if passed:
+                found[check.name] = f"{passed[0].result}, though it was broken"
+            elif rows or result.skipped:
+                del found[check.name]
+    return found

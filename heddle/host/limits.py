@@ -20,7 +20,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from heddle.base.events import Observer
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, MachineError, Problem, machine_errors
 from heddle.base.process import Journal, start_of
 from heddle.fabric.model import Fabric

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest, trouble
 from heddle.base.process import run
-from heddle.fabric.model import Port
+from heddle.fabric.wiring import Port
 from heddle.kernel.namespace import inside
 from heddle.lab.spread import only, spread
 from heddle.wire.pcapng import SNAP_BYTES, Frame, PcapReader

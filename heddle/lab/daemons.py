@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from heddle.base.problems import MachineError
 from heddle.base.process import is_stopped
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"

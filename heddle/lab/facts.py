@@ -9,6 +9,7 @@ daemons, never from the record of faults that were set on purpose; `as_set` adds
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from heddle.base.problems import HeddleError, Problem
 from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.kernel.namespace import inside
 from heddle.lab import agents, rehash
@@ -33,8 +35,7 @@ from heddle.lab.rehash import hashing_faults
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import spread
 from heddle.lab.thresholds import wrong_thresholds
-from heddle.switch.queues.attached import expected
-from heddle.switch.queues.portqueues import Setup
+from heddle.switch.queues.portqueues import Setup, expected
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -248,7 +249,7 @@ def _hashing(look: LabLook) -> Iterable[Problem]:
 
 def _sysctls(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
-    return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
+    return [replace(each, hint=each.hint or hint) for each in wrong_sysctls(look.lab).problems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,7 @@ def _joined(found: Sequence[SysctlsRead]) -> SysctlsRead:
 def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
     """Read all of these nodes. A problem names the node, the key, its value and the expected one.
 
-    repair: write the expected values, except those that a topology sets itself.
+    repair: write the expected values, except those that a topology sets itself: their problems have a hint.
     """
     problems: list[Problem] = []
     count = 0
@@ -380,8 +381,10 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
                 if sources:
                     own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
                 elif certain := [each for each in settings.get(key, ()) if each.certain]:
-                    why = f"is {now}, and the topology sets {certain[-1].value} ({certain[-1].source})"
-                    problems += [] if repair else [Problem(node.name, key, why)]
+                    set_to = certain[-1].value
+                    why = f"is {now}, and the topology sets {set_to} ({certain[-1].source})"
+                    hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
+                    problems += [] if repair else [Problem(node.name, key, why, hint)]
                 elif not _same(now, value):
                     if repair and path.exists():
                         path.write_text(value)

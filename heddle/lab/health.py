@@ -18,8 +18,8 @@ from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.tables import some_of
-from heddle.fabric.model import Node, Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes

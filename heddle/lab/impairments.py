@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from heddle.base import owners, state
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import Done, run, start_of
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.kernel.netlink import down_ports
 from heddle.lab.spread import nothing, only, spread, union
 from heddle.runtimes.netns import cable_space

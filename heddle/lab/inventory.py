@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any, Final
 
-from heddle.fabric.model import Node, Port, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attributes, down_ports
 from heddle.kernel.uapi import (

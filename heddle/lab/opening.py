@@ -64,12 +64,15 @@ class Rendered(Blueprint):
     def daemons(self, switch: str) -> tuple[str, ...]:
         return DAEMONS
 
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        # By default with a margin: 4,536 links took 110 s on two cores.
-        seconds = 30 + len(self.fabric.links) / 20 if timeout is None else timeout
+    @property
+    def timeout(self) -> float:
+        """It grows with the number of links (4,536 links took 110 s on two cores), with a margin."""
+        return 30 + len(self.fabric.links) / 20
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         daemons, handles = lab.daemons, lab.handles()
         convergence.wait(
-            self.fabric, handles, daemons.sessions, observer, seconds, partial(convergence.revive, daemons, handles)
+            self.fabric, handles, daemons.sessions, observer, timeout, partial(convergence.revive, daemons, handles)
         )
 
     @property
@@ -181,8 +184,7 @@ def check_version(record: state.Record) -> None:
     The format of BPF maps and records depends on the version. `down` works with labs of every version.
     """
     if record.version != VERSION:
-        other = f"Heddle {record.version}" if record.version else "an older Heddle"
-        why = f"was brought up by {other}, and this is Heddle {VERSION}"
+        why = f"was brought up by Heddle {record.version}, and this is Heddle {VERSION}"
         hint = f"use the version that brought it up, or run ./inv down {record.name} and bring it up again"
         raise InputError(Problem("", f"lab {record.name}", why, hint))
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final, Self
 from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Node
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
 from heddle.lab.impairments import Requested, down_of, in_network, ports_of

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.units import parse_duration
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
 from heddle.fabric.policy import PfcPolicy
+from heddle.fabric.wiring import Port
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS

@@ -24,10 +24,9 @@ from heddle.base.state import lab_dir
 from heddle.base.sysctls import HASH_SEED, sysctl_number
 from heddle.base.userfiles import as_caller
 from heddle.fabric import hashmodes
-from heddle.fabric.hashmodes import EXACT_MATCH
-from heddle.fabric.model import Node
+from heddle.fabric.hashmodes import EXACT_MATCH, seed_for
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
-from heddle.fabric.seeds import seed_for
+from heddle.fabric.wiring import Node
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of

@@ -28,7 +28,7 @@ from heddle.lab.impairments import Requested, SetFault, changing, down_of, ports
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.shardcalls import Moment
-from heddle.spec.faulttimes import Times
+from heddle.spec.faultsettings import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
 

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import HeddleError
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Node
 from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import Fib, fib_of
 from heddle.kernel.handle import NodeHandle
@@ -27,8 +28,14 @@ from heddle.lab.daemons import ADMIN_DOWN, Adjacency, Daemons, pending
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.queues.attached import Attached, read_attached
-from heddle.switch.queues.portqueues import PortQueue, foreign_roots, read_shapers, refused_by_qdiscs
+from heddle.switch.queues.portqueues import (
+    Attached,
+    PortQueue,
+    foreign_roots,
+    read_attached,
+    read_shapers,
+    refused_by_qdiscs,
+)
 
 if TYPE_CHECKING:
     from heddle.switch.queues.queuestate import QueueState, Tallies
@@ -60,9 +67,9 @@ class NotReadError(RuntimeError):
 class NodeSnapshot:
     """One node. A field is None where its part was not read. drops to programs: keys are the node's port names.
 
-    class_drops: the same drops by port and class; classes without drops are omitted. Also None in older evidence.
+    class_drops: the same drops by port and class; classes without drops are omitted.
     sessions: also None where bgpd does not answer; hosts are not asked. carrier_changes: of the node's ports, since the
-    lab came up; None in older evidence. links: MTU and MAC of each port. neighbours: entries at ports, by port name.
+    lab came up. links: MTU and MAC of each port. neighbours: entries at ports, by port name.
     path_mtus: address -> MTU that was learned.
     """
 

@@ -23,9 +23,10 @@ from heddle.base.problems import HeddleError, InputError, MachineError, Problem,
 from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
-from heddle.fabric.model import Fabric, Level, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
+from heddle.fabric.wiring import Level, Port
 from heddle.lab import agents
 from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.keys import Strict

@@ -33,7 +33,7 @@ def _ssh(text: str, where: str) -> Place:
 
 
 def _vm(text: str, where: str) -> Place:
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
+    from heddle.places.vm.recipe import DEFAULT, kernel_named
 
     kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--place vm:")
     require(SSH)

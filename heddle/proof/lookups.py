@@ -24,9 +24,8 @@ from heddle.kernel.libbpf import Program, run_on
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes, port_behind
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.selftest import verdict
-from heddle.predict.trial import MAX_PACKETS, trial
+from heddle.predict.forwarding import FlowArrays
+from heddle.predict.selftest import MAX_PACKETS, trial, verdict
 from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.flow import Flow

@@ -1,7 +1,7 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
 In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
-No verdict rests on a run that is not fit for one (fitness.py): wrong data, unproven paths, or UNRELIABLE.
+No verdict rests on a run that is not fit for one (results.py): wrong data, unproven paths, or UNRELIABLE.
 Equal runs have equal settings, and an equal state of the fabric and its links. If the history of the lab has enough,
 they decide (noise.py has the tests and their sources). Without enough equal runs, three rules are left:
 - A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
@@ -28,9 +28,8 @@ from heddle.base.tables import many
 from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval
-from heddle.runs.fitness import Unfit, unfit
 from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, Unfit, unfit
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
 from heddle.runs.stored import StoredRun
@@ -213,7 +212,7 @@ def busbw_of(size: int, outcome: RunOutcome) -> float | None:
 
 
 def _unfit(run: StoredRun, size: int | None = None) -> Unfit | None:
-    """As of fitness.py; an interrupted run has its rows alone."""
+    """As of results.py; an interrupted run has its rows alone."""
     if run.record.outcome is not None:
         return unfit(run.record.outcome, size)
     wrong = sum(each.wrong for row in run.record.measured for each in row.all)
@@ -324,7 +323,6 @@ _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 
 
 def _of_parts(one: RunOutcome) -> list[_Count]:
-    """Figures of the parts of a run."""
     units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
     return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
 
@@ -335,7 +333,6 @@ def _figure(name: str, outcome: RunOutcome) -> float | None:
 
 
 def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
-    """Counters that both transports have."""
     texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
     both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
     return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]

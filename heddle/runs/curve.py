@@ -1,17 +1,27 @@
 """busbw over size as a curve, and the comparison of the shapes of two curves.
 
-In:  stored runs, or files of nccl-tests (ncclfile.py). Out: Shapes: each curve divided by its own largest busbw.
+In:  stored runs, or what nccl-tests wrote: its text, or its JSON of version 3 (`-J`).
+Out: Shapes: each curve divided by its own largest busbw. InputError with file, line, reason and what to try.
 Heights are not compared: a fabric of Heddle is slower than hardware by k, and latencies of hosts are not scaled. The
-shape says from which size on the bandwidth is used.
+shape says from which size on the bandwidth is used. The text of nccl-tests is read by the names of its columns, so that
+`-I 1`, `-S 1` and older versions are read, too. Of a size that was measured several times (`-N`) the curve has the
+mean. Out of place comes first; in place, where there is no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from math import isfinite
+from statistics import fmean
+from typing import Any, Final, NoReturn
 
+from heddle.base.files import read_regular, real
 from heddle.base.problems import InputError, Problem
+from heddle.runs.ncclnames import collective_of
 from heddle.runs.stored import StoredRun
 
 
@@ -120,3 +130,124 @@ def _notes(a: BusbwCurve, b: BusbwCurve, common: list[int]) -> list[str]:
     if len(common) == 1:
         notes.append("one common size has no shape: measure several")
     return notes
+
+
+_MOST: Final = 64 << 20  # bytes of a file
+_VERSION: Final = 3
+_NAME: Final = re.compile(r"# Collective test starting: (\S+)")
+_RANK: Final = re.compile(r"#\s+Rank\s+\d+")
+_ROW: Final = re.compile(r"\s*\d+(\s+\d|\s*$)")
+# What other programs write before a line, each once or together with others; and colours of a terminal.
+_BEFORE: Final = re.compile(
+    r"\s*(?:\[[^\]]{0,200}\](?:<\w+>)?:?"  # [1,0]<stdout>: of mpirun, [pod/x/y] of kubectl logs --prefix, [0] of hydra
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s|$)"  # kubectl logs --timestamps
+    r"|(?:[A-Z][a-z]{2} +\d+ )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s|$)(?: \S+ [\w.-]+\[\d+\]:)?"  # ts, journalctl
+    r"|[\w.,/-]+:(?=\s|$)"  # srun --label, pdsh
+    r"|[\w./-]+ *\|(?=\s|$))"  # docker compose
+)
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_BUSBW: Final = "busbw"
+_AGAIN: Final = "run nccl-tests again with its output to a file, or with -J FILE.json"
+
+
+def read_curve(typed: str) -> BusbwCurve:
+    """The curve of a file."""
+    try:
+        data = read_regular(real(typed), _MOST)
+    except OSError as error:
+        raise InputError(Problem("", typed, f"cannot be read: {error.strerror}", "name another file")) from None
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")  # of a shell that writes UTF-16
+    text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+    if not text.strip():
+        _refuse(typed, "is empty", _AGAIN)
+    return _of_json(typed, text) if text.lstrip().startswith("{") else _of_text(typed, text)
+
+
+def _refuse(what: str, why: str, hint: str, where: str = "") -> NoReturn:
+    raise InputError(Problem(where, what, why, hint))
+
+
+def _of_json(typed: str, text: str) -> BusbwCurve:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        why = f"is no JSON document: {getattr(error, 'msg', error)} (column {getattr(error, 'colno', 1)})"
+        _refuse("the file", why, "a run that was ended leaves half a file: run it again", f"{typed}:{line}")
+    if not isinstance(data, dict) or "version" not in data or not isinstance(data.get("results"), list):
+        _refuse(typed, "is JSON, but not of nccl-tests: it has no version, or no results", _AGAIN)
+    if data["version"] != _VERSION:
+        why = f"has version {data['version']!r} of nccl-tests' JSON, and only {_VERSION} is read"
+        _refuse(typed, why, "use nccl-tests 2.19, or its text output")
+    points: defaultdict[int, list[float]] = defaultdict(list)
+    for number, row in enumerate(data["results"]):
+        try:
+            figures = row["out_of_place"] or row["in_place"]
+            points[int(row["size"])].append(float(figures["bus_bw"]))
+        except (TypeError, KeyError, ValueError, OverflowError):
+            _refuse(f"results[{number}]", "has no size, or no bus_bw", _AGAIN, typed)
+    arguments = data.get("args")
+    config = data.get("config")
+    devices = config.get("devices") if isinstance(config, dict) else None
+    program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
+    return _curve(typed, points, program, len(devices) if isinstance(devices, list) else 0)
+
+
+def _of_text(typed: str, text: str) -> BusbwCurve:
+    lines = [_bare(line) for line in text.splitlines()]
+    names = next((_columns(line) for line in lines if _columns(line)), [])
+    if not names:
+        why = "has no table of nccl-tests: no line begins with # and names size, time, algbw and busbw"
+        _refuse(typed, why, _AGAIN)
+    points: defaultdict[int, list[float]] = defaultdict(list)
+    for number, line in enumerate(lines, 1):
+        if _ROW.match(line):
+            size, busbw = _row(f"{typed}:{number}", line.split(), names)
+            points[size].append(busbw)
+    program = next((match[1] for line in lines if (match := _NAME.match(line))), "")
+    return _curve(typed, points, program, sum(bool(_RANK.match(line)) for line in lines))
+
+
+def _bare(line: str) -> str:
+    """A line without what other programs wrote before it."""
+    line = _COLOUR.sub("", line)
+    while found := _BEFORE.match(line):
+        line = line[found.end() :]
+    return line.lstrip()
+
+
+def _columns(line: str) -> list[str]:
+    words = line.lstrip("# ").split() if line.startswith("#") else []
+    return words if words[:1] == ["size"] and {"time", "algbw", _BUSBW} <= {*words, *_times(words)} else []
+
+
+def _times(words: Sequence[str]) -> Iterator[str]:
+    """`cputime` of `-C 1` is a time."""
+    yield from ("time" for word in words if word == "cputime")
+
+
+def _row(where: str, words: Sequence[str], names: Sequence[str]) -> tuple[int, float]:
+    """Size and busbw of a row. A row without its first group of columns (a replay) has them in the place of these."""
+    at = names.index(_BUSBW)
+    group = names[at - 2 :]
+    half = len(group) // (2 if group.count(_BUSBW) > 1 else 1)
+    if len(words) < at - 2 + half:
+        hint = "the output was cut: delete this line, or run it again"
+        _refuse("the row", f"has {len(words)} columns, and {len(names)} are named above", hint, where)
+    found = [words[at], *words[at + half : at + half + 1]]
+    value = next((each for each in found if each != "N/A"), "")
+    try:
+        return int(words[0]), float(value)
+    except ValueError:
+        _refuse("the row", f"has no number for size or busbw: {words[0]}, {value or 'N/A'}", _AGAIN, where)
+
+
+def _curve(typed: str, points: Mapping[int, Sequence[float]], program: str, ranks: int) -> BusbwCurve:
+    means = {size: fmean(values) for size, values in sorted(points.items())}
+    if not means:
+        _refuse(typed, "has no measured size", _AGAIN)
+    if not all(map(isfinite, means.values())):
+        _refuse(typed, "has a busbw that is not a finite number", _AGAIN)
+    if max(means.values()) <= 0:
+        _refuse(typed, "has no busbw above 0", "measure larger sizes, with more than one rank")
+    return BusbwCurve(typed, collective_of(program), ranks, means)

@@ -90,16 +90,11 @@ def write_record(directory: Path, record: RunRecord) -> None:
 
 
 def _gather_own(data: Mapping[str, Any]) -> None:
-    """Options that a transport or a congestion control declares, which a record has beside the others.
-
-    A run of DCQCN that was made before there were profiles had the parameters of NVIDIA's.
-    """
+    """Options that a transport or a congestion control declares, which a record has beside the others."""
     header = data.get("header")
     options = header.get("options") if isinstance(header, dict) else None
     if not isinstance(options, dict):
         return
-    if options.get("congestion") == "dcqcn":
-        options.setdefault("congestion_profile", "nvidia")
     if found := {name: options.pop(name) for name in options.keys() - _OF_EVERY_RUN}:
         from heddle.endpoints.runoptions import own_fields  # it loads all transports
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir
@@ -159,7 +159,8 @@ class History:
         if word is None or word == LAST:
             last = self.last()
             if last is None:
-                why = f"has no finished run: {_some(ids)} {_was(ids)} interrupted" if ids else "has no run yet"
+                was = "was" if len(ids) == 1 else "were"
+                why = f"has no finished run: {_some(ids)} {was} interrupted" if ids else "has no run yet"
                 hint = f"./inv run --lab {self.lab} --collective all-reduce"
                 raise InputError(Problem("", f"lab {self.lab}", why, hint))
             return last
@@ -286,13 +287,8 @@ class History:
 
 
 def _some(ids: Sequence[str]) -> str:
-    """The newest IDs, for a hint."""
     shown = ", ".join(ids[-_SHOWN:])
     return shown if len(ids) <= _SHOWN else f"..., {shown} (./inv runs lists all {len(ids)})"
-
-
-def _was(ids: Sequence[str]) -> str:
-    return "was" if len(ids) == 1 else "were"
 
 
 def has_run(lab: Lab) -> bool:
@@ -322,7 +318,6 @@ def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
 
 
 def _other(history: History) -> str:
-    """The newest run that has paths, for a hint."""
     for run in reversed(history.runs()):
         if not run.damage and run.record.outcome is not None:
             return f"use --run {run.id}, the newest finished run"
@@ -345,7 +340,6 @@ def _opened(word: str | None, lab: str | None) -> StoredRun:
 
 
 def _from_directory(path: Path, typed: str) -> StoredRun:
-    """A run that was copied elsewhere, or is named by its directory."""
     if not (path / RECORD).is_file():
         why = f"is not the directory of a run: it has no {RECORD}"
         raise InputError(Problem("", typed, why, "./inv runs --format json has the path of every run"))

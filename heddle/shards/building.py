@@ -18,7 +18,7 @@ from heddle.lab.cutlinks import CARRIER_KEY, cut_ends, end_carrier, keep_carrier
 from heddle.lab.lifecycle import remove
 from heddle.lab.opening import lab_of, reopened, topology_path
 from heddle.runtimes.netns import NetnsRuntime, cable_space
-from heddle.runtimes.shardtopology import change_addresses, unpack, write_part
+from heddle.runtimes.netns_topology import change_addresses, unpack, write_part
 from heddle.switch.links import cuts
 from heddle.switch.queues.portids import port_ids
 

@@ -18,8 +18,7 @@ from typing import Any, Final
 import yaml
 
 from heddle.base.files import open_regular
-from heddle.base.printable import printable
-from heddle.base.problems import InputError, Problem, Problems
+from heddle.base.problems import InputError, Problem, Problems, printable
 from heddle.base.units import WHOLE_NUMBER
 
 MAX_BYTES: Final = 64 * 1024

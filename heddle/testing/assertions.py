@@ -3,7 +3,7 @@
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
 Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
-paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/fitness.py).
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/results.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, Problem, first_lines
 from heddle.base.tables import many
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.fitness import UnfitKind
-    from heddle.runs.results import RunResult
+    from heddle.runs.results import RunResult, UnfitKind
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
@@ -63,7 +62,7 @@ def run_text(result: RunResult) -> str:
 def _assert_fit(run: RunResult) -> None:
     """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
-    from heddle.runs.fitness import unfit
+    from heddle.runs.results import unfit
 
     found = unfit(run)
     if found is not None and found.kind not in ACCEPTED:
@@ -210,7 +209,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     from heddle.lab import facts, outages
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
-        return _lines(lost)
+        return list(first_lines(lost))
     late: tuple[Problem, ...] = ()
     try:
         if degraded:
@@ -222,11 +221,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     kinds = ("daemons", "route") if degraded else facts.FACTS
     now = lab.snapshot(facts.parts(lab))
     found = facts.as_set(lab, now, facts.facts(lab, now, kinds))
-    return [*(each.text for each in found), *_lines(late)]
-
-
-def _lines(problems: Sequence[Problem]) -> list[str]:
-    return [str(each).partition("\n")[0] for each in problems]
+    return [*(each.text for each in found), *first_lines(late)]
 
 
 def assert_no_wrong(result: RunResult) -> None:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from heddle.base.files import open_regular
-from heddle.base.printable import printable
-from heddle.base.problems import InputError, Problem, nearest
+from heddle.base.problems import InputError, Problem, nearest, printable
 
 _GZIP: Final = b"\x1f\x8b"
 # Magic number as the first four bytes -> byte order, and nanoseconds in a unit of time.

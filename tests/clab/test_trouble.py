@@ -32,7 +32,7 @@ from heddle.render.render import mgmt_subnet
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes import clab_deploy
-from heddle.runtimes.clab_containers import marker
+from heddle.runtimes.clab_deploy import marker
 from heddle.runtimes.containerlab import free_subnet
 from tests.conftest import Up
 

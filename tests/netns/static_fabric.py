@@ -17,8 +17,9 @@ from typing import Any
 from heddle.base.events import Silent
 from heddle.base.process import Journal, run
 from heddle.base.units import parse_size
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import clos
+from heddle.fabric.wiring import Node
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot, take

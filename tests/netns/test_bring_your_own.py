@@ -393,14 +393,26 @@ def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: s
     assert found.notes == notes
     assert found.detail.endswith("; ".join(notes))
     assert found.to_json()["notes"] == list(notes)
+    (row,) = lab.snapshot(LabPart.ADJACENCIES).adjacencies
+    before = status(name)[0]
+    assert row.text() == "r1:eth2 IS-IS has no neighbour yet", "it is at one end only"
+    assert (before.converged, before.faults, before.gaps) == (True, (), ())
     for node, change in (("r1", f"{IPV6}=1"), ("r2", f"{IPV4}=0"), ("h1", f"{NO_IPV6}=1")):
         run_command(["nsenter", f"--net={lab.handle(node).netns}", "sysctl", "-w", change])
-    found = sysctls(lab)
-    assert not found.ok
-    assert found.detail.split("; ")[:3] == [
+    wrong = (
         f"r1  {IPV6} is 1, and the topology sets 0 (frr.conf: no ipv6 forwarding)",
         f"r2  {IPV4} is 0, not 1",
         f"h1  {NO_IPV6} is 1, not 0",
-    ]
-    (row,) = lab.snapshot(LabPart.ADJACENCIES).adjacencies
-    assert row.text() == "r1:eth2 IS-IS has no neighbour yet" and not status(name)[0].gaps, "it is at one end only"
+    )
+    by_hand = f"run ./inv exec --lab {name} r1 sysctl -w {IPV6}=0"
+    found = sysctls(lab)
+    assert not found.ok
+    assert found.detail.split("; ") == [*wrong, by_hand, f"./inv up --repair --name {name} sets it again"]
+    after = status(name)[0]
+    assert (after.converged, after.faults, after.gaps) == (False, wrong, ()), "a fault, and routes are as they were"
+    # Repair leaves what the topology sets to its own hint, which works.
+    repaired = typed("up", "--repair", "--name", name)
+    assert repaired.returncode == 0, repaired.stderr
+    assert sysctls(lab).detail.split("; ") == [wrong[0], by_hand]
+    assert typed(*by_hand.split()[2:]).returncode == 0
+    assert sysctls(lab).ok and status(name)[0].converged

@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
-from heddle.endpoints.programs import ProgramOptions
+from heddle.endpoints.programruns import ProgramOptions
 from heddle.engineering import te as controller
 from heddle.engineering.diagnosis.case import Case
 from heddle.engineering.diagnosis.diagnosis import judged, probe_paths
@@ -47,7 +47,7 @@ from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
-from heddle.switch.links import delaylines
+from heddle.switch.links import portfaults
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
@@ -467,7 +467,7 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     assert not [*Path("/run/netns").glob(f"heddle-{name}*")]
 
 
-@pytest.mark.skipif(bool(delaylines.missing()), reason=delaylines.missing())
+@pytest.mark.skipif(bool(portfaults.missing()), reason=portfaults.missing())
 def test_a_cut_link_delays_each_direction_as_a_whole_link_does(lab: Lab) -> None:
     one_way_ns = 5_000
     set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))

@@ -21,7 +21,7 @@ from heddle.fabric.hashmodes import MODES
 from heddle.kernel import libbpf
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps, steering
-from heddle.switch.pfc import agent, frame, gates, loop, pauses, rows, watchdog
+from heddle.switch.pfc import agent, frame, gates, loop, rows
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 from tests.objects.shared import HEADERS
@@ -112,10 +112,10 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "FRAME_BYTES": frame.FRAME_BYTES,
         "ETH_P_KICK": gates.KICK_ETHERTYPE,
         "KICK_PRIORITY": gates.KICK_CLASS,
-        "PAUSED": _unsigned(pauses.PAUSED),
+        "PAUSED": _unsigned(agent.PAUSED),
         "ROUNDS": agent.ROUNDS,
-        "LEAST_NS": pauses.LEAST_NS,
-        "LOOKS": watchdog.LOOKS,
+        "LEAST_NS": agent.LEAST_NS,
+        "LOOKS": agent.LOOKS,
         "REACTION_STEP_NS": rows.REACTION_STEP_NS,
         "REACTION_BINS": rows.REACTION_BINS,
         "REFRESH": _unsigned(loop.REFRESH),

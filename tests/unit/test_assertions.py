@@ -23,11 +23,10 @@ from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
-from heddle.runs.fitness import UnfitKind
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import ProofSummary, RunResult
-from heddle.spec.overrides import value_text
+from heddle.runs.results import ProofSummary, RunResult, UnfitKind
+from heddle.spec.load import value_text
 from heddle.testing import (
     assert_busbw_above,
     assert_depth_below,
@@ -41,8 +40,8 @@ from heddle.testing import (
     assertions,
     claims,
 )
-from heddle.testing.fabricmarker import FabricRequest, request_of
-from heddle.testing.junit import fabric_properties, paths_properties, run_properties
+from heddle.testing.plugin import fabric_properties, paths_properties, run_properties
+from heddle.testing.pool import FabricRequest, request_of
 from tests.unit.run_samples import having, result, sent
 
 PREDICTED = ("rtsw1:eth3", "ctsw1:eth2", "rtsw2:eth1")

@@ -11,10 +11,9 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.program import main
-from heddle.runs.curve import BusbwCurve, shapes_of
+from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
 from heddle.runs.exports import EXPORTS
 from heddle.runs.exports.asked import Asked
-from heddle.runs.ncclfile import read_curve
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 

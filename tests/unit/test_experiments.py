@@ -13,7 +13,6 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
-from heddle.experiments.breaking import breaks, unbroken
 from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
 from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
@@ -21,7 +20,7 @@ from heddle.experiments.folders import folders_shipped, load_folder
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.needs import NEEDS
-from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
+from heddle.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle.experiments.running import Running, directory_name, plan_text
 from heddle.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
 from heddle.views.experimentpicture import draw

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from heddle.experiments.figures import LiveFigures
 from heddle.host.capacity import Cause
-from heddle.runs.fitness import Unfit, unfit
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import ProofSummary, RunResult
+from heddle.runs.results import ProofSummary, RunResult, Unfit, unfit
 from tests.unit.run_samples import having, result
 
 PROVEN = ProofSummary(True, 16, 0, ("prediction", "oracle", "counters"), 1.0, 1.0, 0)

@@ -12,7 +12,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
-from heddle.dashboard.pageplan import plan_page
+from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr

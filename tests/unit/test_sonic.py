@@ -11,7 +11,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.fromsonic import SonicFabric, import_sonic
-from heddle.spec.jsonfile import parse_json
+from heddle.spec.sonic.configdb import parse_json
 from heddle.switch.queues.classes import budget_of
 from heddle.traffic.inflight import xoff_not_reached
 from heddle.views.importtext import fabric_yaml

@@ -17,7 +17,7 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import SizeRow, figures
 from heddle.runs.tuning import ANY, TunerSetting, Tuning
-from heddle.views.tunertext import tuning_text
+from heddle.views.runstext import tuning_text
 from tests.unit import run_samples as samples
 from tests.unit.run_samples import having
 

@@ -28,19 +28,18 @@ from heddle.base import values
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.untrusted import LINE_BYTES, LINE_ITEMS, inflated, is_safe_name, kept_below, parsed
-from heddle.endpoints.crewmembers import CrewMember
+from heddle.endpoints.crew import CrewMember
 from heddle.endpoints.workloadfile import files_of
-from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.finding import files_of_experiment
 from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle.experiments.loading import Experiment, load_experiment
-from heddle.experiments.sweep import Sweep, _Pods
+from heddle.experiments.sweep import FabricPod, Sweep, _Pods
 from heddle.lab.imported.choose import files_of as files_of_topology
-from heddle.runtimes.kube.channels import ChannelSocket
 from heddle.runtimes.kube.jobs import IndexPod
+from heddle.runtimes.kube.podexec import ChannelSocket
 from heddle.runtimes.kube.podstate import PodState
+from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
-from heddle.runtimes.shardtopology import packed, unpack
 from heddle.shards.carrier import FarShard, opened, sealed
 
 FILE = """\

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base import state
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError
 from heddle.base.userfiles import as_caller, as_root, caller, check_owner, give_to_caller, make_dir, output_directory
 from heddle.cli.endings import ended

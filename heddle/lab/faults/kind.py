@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from heddle.base import owners, resources
 from heddle.base.problems import CheckError, InputError, Problem
 from heddle.base.process import end_all, start_of
-from heddle.fabric.model import Fabric, Role
-from heddle.fabric.naming import matching_names, split_words
+from heddle.fabric.model import Fabric, Role, matching_names, split_words
 from heddle.lab.impairments import Process, Requested, SetFault, changing, ports_of, runs
 from heddle.lab.outages import check_rendered, wait
 from heddle.lab.spread import nothing, only, spread

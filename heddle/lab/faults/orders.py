@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from heddle.base import owners
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import split_words
+from heddle.fabric.model import Fabric, split_words
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
 from heddle.lab.faults.kind import KeptFault, NamedFault
 from heddle.lab.faults.registry import KINDS

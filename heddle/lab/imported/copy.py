@@ -34,7 +34,7 @@ from heddle.render.dialects import (
     image_names,
 )
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
-from heddle.runtimes.clab_containers import LABEL
+from heddle.runtimes.clab_deploy import LABEL
 from heddle.runtimes.netns_topology import OWN, OWN_FILES, READ_ONLY
 from heddle.spec.yamlfile import Word
 

@@ -21,9 +21,10 @@ from heddle.base.families import IPV4
 from heddle.base.files import read_regular
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
-from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.hashmodes import switch_seed
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import Policy, QueuePolicy
-from heddle.fabric.seeds import switch_seed
+from heddle.fabric.wiring import Level, Link, Node, Port
 from heddle.lab.imported import frr
 from heddle.lab.imported.grammar import MOST_BYTES, command_lines
 from heddle.runtimes.netns_topology import DEFAULT_MTU

@@ -29,8 +29,9 @@ from heddle.base.sysctls import is_sysctl_number
 from heddle.base.tables import some_of
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
-from heddle.fabric.model import Bridge, Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.policydata import fabric_from_json, fabric_to_json
+from heddle.fabric.wiring import Bridge, Port
 from heddle.kernel.devicetypes import HINT, created, missing
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
@@ -202,7 +203,12 @@ class ImportedLab(Blueprint):
         apart = tuple(str(each) for each in hosts if not any(each in network for network in networks))
         return replace(self, fabric=fabric, owners=owners, apart=apart)
 
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+    @property
+    def timeout(self) -> float:
+        """A failed BGP connect is repeated after 120 s, FRR's default."""
+        return 180 + len(self.fabric.links) / 20
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
         for line in refused_lines(lab, self.description.nodes) if self.description else ():
             observer.warn(line)

@@ -1,6 +1,6 @@
 """Which binds and programs a node in a namespace can have, and what its commands reach of this machine.
 
-It sees this machine's files in its own view (netns_root.py). Its programs are this machine's, not those of its image.
+It sees this machine's files in its own view (netns_space.py). Its programs are this machine's, not those of its image.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.printable import printable
+from heddle.base.problems import printable
 from heddle.base.tables import some_of
 from heddle.host import packages
 from heddle.lab.imported import frr
 from heddle.lab.imported.grammar import DIRECTORIES, SHELLS, as_text, magic, only_waits, resolved
-from heddle.runtimes.netns_root import DEVICES
-from heddle.runtimes.netns_space import PROVIDED, shown
+from heddle.runtimes.netns_space import DEVICES, PROVIDED, shown
 
 
 def seen_anyway(source: Path, target: str) -> bool:

@@ -40,8 +40,7 @@ from heddle.lab.imported.grammar import (
     sets_queue,
 )
 from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, reach_of, seen_anyway, with_bridges
-from heddle.runtimes.netns_root import WRITABLE, why_read_only
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 

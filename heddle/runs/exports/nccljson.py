@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from heddle.endpoints.runoptions import typed_options
 from heddle.runs.exports.asked import Asked
-from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import Figures, RunHead, SizeRow
+from heddle.runs.runtable import Figures, RunHead, SizeRow, stats_of
 from heddle.runs.stored import StoredRun
 
 _VERSION: Final = 3

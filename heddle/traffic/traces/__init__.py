@@ -16,7 +16,7 @@ from typing import Final
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.traces import chakra, goal, htsim, simai
-from heddle.traffic.traces.nodes import MOST_RANKS, Reading, Trace
+from heddle.traffic.traces.graph import MOST_RANKS, Reading, Trace
 
 __all__ = ["TRACES", "Reading", "Trace", "is_trace", "read_trace", "trace_files"]
 
