@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.fact import Fact
-from heddle.lab.facts import facts, parts
+from heddle.lab.facts import FACTS, facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import QueueSetting, own_settings
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof.evidence import Evidence
+from heddle.runs.store import History
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
+    from heddle.lab.fabricstate import FabricState
     from heddle.lab.lab import Lab
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
@@ -51,7 +53,8 @@ class Finding:
     """A cause at an object. cause: a key of CAUSES. object: a node, or a port (`rtsw1:eth1`).
 
     what: the cause with its object as a sentence without its end, such as `rtsw1:eth1 loses packets`.
-    also: other ports that the evidence cannot distinguish from the object.
+    also: other ports that the evidence cannot distinguish from the object. fact: the kind of fact that shows it, if
+    facts alone do. over: it was so before or after the run, and is not so now.
     """
 
     cause: str
@@ -60,6 +63,8 @@ class Finding:
     confidence: Confidence
     evidence: tuple[Observation, ...]
     also: tuple[str, ...] = ()
+    fact: str = ""
+    over: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -158,12 +163,12 @@ class LiveState:
     facts: tuple[Fact, ...] = ()
 
     @classmethod
-    def of(cls, lab: Lab, *, measured: bool) -> LiveState:
-        """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
+    def of(cls, lab: Lab) -> LiveState:
+        """Read it now. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
         now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
         found = () if stopped else facts(lab, now)
-        return cls(now, stopped, None if measured else own_settings(lab), found)
+        return cls(now, stopped, None if History.of(lab).writing() else own_settings(lab), found)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class Case:
     """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
 
     live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent. checks:
-    of `validate`, that failed then. watched: the evidence is of a second, since no run has left any.
+    of `validate`, as far as they were made. watched: the evidence is of a second, since no run has left any.
     """
 
     fabric: Fabric
@@ -186,7 +191,7 @@ class Case:
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
         """Read what there is. A run that failed has no evidence; then the lab is watched for a second."""
-        live = None if lab is None else LiveState.of(lab, measured=run is None)
+        live = None if lab is None else LiveState.of(lab)
         evidence = None if run is None or run.damage else _measured(run)
         watched = evidence is None and lab is not None and live is not None and not live.stopped
         if watched and lab is not None and live is not None:
@@ -259,16 +264,32 @@ class Case:
 
     @cached_property
     def facts(self) -> Mapping[Fact, str]:
-        """Every fact that a reading of the lab has, with these readings: before the run, after it, now."""
-        outcome = None if self.run is None else self.run.record.outcome
-        around = None if outcome is None else outcome.fabric_state
-        readings = [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
-        readings += [] if self.live is None else [(NOW, self.live.facts)]
+        """Every fact that a reading of the lab has, with its readings. Those of now come first, then in the order of
+        FACTS: what explains others comes first.
+        """
+        around = self.around
+        readings = [] if self.live is None else [(NOW, self.live.facts)]
+        readings += [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
         found: dict[Fact, str] = {}
         for source, some in readings:
-            for fact in some:
+            for fact in (each for each in some if each.kind in FACTS):
                 found[fact] = f"{found[fact]}, {source}" if fact in found else source
-        return found
+        order = [*FACTS]
+        return dict(sorted(found.items(), key=lambda row: (NOW not in row[1], order.index(row[0].kind))))
+
+    @property
+    def around(self) -> FabricState | None:
+        """What the run has read of the lab, before and after it."""
+        outcome = None if self.run is None else self.run.record.outcome
+        return None if outcome is None else outcome.fabric_state
+
+    @property
+    def failures(self) -> tuple[CheckResult, ...]:
+        """Checks that fail, although no fact that they report is there now."""
+        facts_now = () if self.live is None else self.live.facts
+        stopped = () if self.live is None else self.live.stopped
+        known = {FACTS[fact.kind].check for fact in facts_now} | ({"nodes"} if {*stopped} <= {*self.dead} else set())
+        return tuple(each for each in self.checks if not each.ok and each.name not in known)
 
     @cached_property
     def disturbed(self) -> frozenset[str]:

@@ -32,6 +32,7 @@ from heddle.engineering.diagnosis.case import (
     TrafficSeen,
 )
 from heddle.fabric.model import Role
+from heddle.lab.facts import FACTS
 from heddle.proof.linkuse import links_of
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.portids import numbered_ports
@@ -74,7 +75,13 @@ def link_down(case: Case) -> CauseResult:
             line = Observation(f"the carrier of {ref} was lost once and came back", OF_RUN)
             what = f"the link {case.link(ref)} was down for a part of the run, and is up again"
             found.append(Finding("link-down", ref, what, "established", (line,)))
-    return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier")
+    links = {frozenset({port.ref, port.peer_ref}) for node in case.fabric.switches for port in node.ports}
+    nodes = case.states[-1][1].nodes
+    read = {f"{name}:{port}" for name, node in nodes.items() for port in node.carrier_changes or ()} - case.down
+    silent = [min(link) for link in links if {ref for ref in link if case.of_switch(ref)} - read]
+    if silent and not found:
+        return CauseResult(unknown=f"{some_of(sorted(silent))} had no carrier at one reading")
+    return CauseResult.of(found, f"{len(links)} links have a carrier")
 
 
 def _on_dead(case: Case, ref: str) -> bool:
@@ -109,12 +116,20 @@ def _lower(case: Case, ref: str) -> str:
     return min(levels, key=lambda each: (levels[each], each))
 
 
-def without_facts(case: Case, ruled_out: str) -> CauseResult:
-    """The result for a cause that facts alone show, where there is none."""
-    if case.live is None and not case.states:
-        return _unread()
-    stopped = case.live is not None and case.live.stopped
-    return CauseResult(unknown="nodes do not run") if stopped else CauseResult(ruled_out=ruled_out)
+def by_checks(case: Case, cause: str) -> CauseResult:
+    """The result for a cause that facts show, where there is none: what the checks of these facts have read."""
+    if case.live is None:
+        read = "the run has read no such fact, before it and after it"
+        return _unread() if case.around is None else CauseResult(ruled_out=read)
+    if case.live.stopped:
+        return CauseResult(unknown="nodes do not run")
+    names = {each.check for each in FACTS.values() if each.causes[0] == cause}
+    rows = [each for each in case.checks if each.name in names]
+    failed = [f"the check {each.name} fails" for each in rows if not each.ok]
+    if failed or not rows or any(each.skipped for each in rows):
+        why = failed or [each.detail for each in rows if each.skipped] or ["its checks were not made"]
+        return CauseResult(unknown="; ".join(why))
+    return CauseResult(ruled_out="; ".join(each.detail for each in rows))
 
 
 def lossy_class(case: Case) -> CauseResult:
@@ -184,7 +199,7 @@ def wrong_threshold(case: Case) -> CauseResult:
             lines = [Observation(f"{path}: {value}", source) for path, value in values.items()][:_LINES]
             what = f"{name} has thresholds that differ from the fabric file"
             found.append(Finding("wrong-threshold", name, what, "established", tuple(lines)))
-    return CauseResult.of(found, "all thresholds of ECN, PFC and buffers are those of the fabric file")
+    return CauseResult(tuple(found)) if found else by_checks(case, "wrong-threshold")
 
 
 def slow_port(case: Case) -> CauseResult:
@@ -207,14 +222,14 @@ def slow_port(case: Case) -> CauseResult:
         if not case.of_switch(ref):
             cause, what = "slow-host", f"the NIC {ref} is slow"
         found.setdefault(link, Finding(cause, ref, what, "established", lines))
-    return CauseResult.of([*found.values()], "every port has the rate of its link now")
+    ports = sum(len(node.ports) for node in case.fabric.nodes)
+    return CauseResult.of([*found.values()], f"{len(shapers)} of {ports} ports were read, with the rate of their links")
 
 
 def _unread() -> CauseResult:
     return CauseResult(unknown=NO_LAB)
 
 
-MEASURING: Final = ("offloads", "order", "reachability", "depths", "headroom", "pauses")  # checks without facts
 OF_SERIES: Final = "queues over time"
 OF_RANKS: Final = "times of the ranks"
 _NO_SLOWEST: Final = "no message is known to have waited, or the host CPU was the bottleneck"
@@ -300,7 +315,7 @@ def wrong_mtu(case: Case) -> CauseResult:
         what = f"no full packet passes the link {case.link(place.port)} (MTU)"
         sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
         found.append(Finding("wrong-mtu", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
-    return CauseResult(tuple(found)) if found else without_facts(case, "every port has the MTU of its link")
+    return CauseResult(tuple(found)) if found else by_checks(case, "wrong-mtu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +454,8 @@ def pause_storm(case: Case) -> CauseResult:
                 lines.append(Observation(f"paused behind it, as victims: {some_of(victims)}", OF_SERIES))
         what = f"{nic} sends pause frames (PFC storm)"
         found.append(Finding("pfc-storm", nic, what, confidence, tuple(lines)))
+    if source == OF_RUN and not case.watched:
+        return CauseResult(unknown="no queues over time")
     return CauseResult.of(found, "no host sent a pause frame")
 
 
@@ -538,16 +555,65 @@ def busy_machine(case: Case) -> CauseResult:
     return CauseResult.of(found, "the host CPU was not the bottleneck")
 
 
-def failed_check(case: Case) -> CauseResult:
-    """A check of `validate` that measures has failed, without a cause that is known here."""
+def black_hole(case: Case) -> CauseResult:
+    """Every probe of some paths is lost, and no link loses or refuses them: at a node that all these paths have."""
+    tallies = case.traffic[-1] if case.probed else None
+    if tallies is None or not case.probes:
+        return CauseResult(unknown="no probes were sent")
+    flows = []
+    for each in case.probes:
+        dead = not each.packets and not any(tallies.on_link(port)[1] > 0 or _gone(case, port) for port in each.ports)
+        nodes = [port.partition(":")[0] for port in (*each.ports[1:], case.peer(each.ports[-1]))]
+        flows.append(replace(each, ports=(*nodes,), packets=each.packets + each.lost, damaged=each.lost * dead))
     found = []
-    for each in case.checks:
-        where = next((word.rstrip(":,;") for word in each.detail.split() if ":eth" in word), case.fabric.name)
+    for place in damaged_at(flows):
+        count = sum(bool(each.damaged) for each in flows if place.port in each.ports)
+        text = f"all probes over {many(count, 'path')} through {place.port} were lost, and none on a link"
+        sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
+        what = f"{place.port} does not forward packets of {many(count, 'path')}"
+        found.append(Finding("black-hole", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
+    alive = sum(each.packets > 0 for each in case.probes)
+    if not found and alive < len(case.probes):
+        return CauseResult(unknown=f"links explain that {len(case.probes) - alive} paths lost all probes")
+    return CauseResult.of(found, f"probes passed each of {alive} paths")
+
+
+def unproven_paths(case: Case) -> CauseResult:
+    """Counters do not agree with the paths that routes and hashing give, as when routes were lost for some time."""
+    proof = None if case.run is None else case.run.proof
+    if proof is None or proof.value is None:
+        return CauseResult(unknown="no run" if proof is None else proof.why)
+    result, lines = proof.value, proof.value.unproven
+    if not lines:
+        return CauseResult(ruled_out=f"{result.source_names} agree on {len(result.flows)} {result.units}")
+    dropped: Counter[str] = Counter()
+    for each in result.flows:
+        hop = each.flow.first_hop
+        arrived = bool(case.traffic) and case.traffic[0].on_link(case.peer(hop))[1] <= 0
+        if each.why and arrived:
+            dropped[hop.partition(":")[0]] += max(0, each.sent.packets - (each.counted or (0,))[0])
+    count = sum(bool(flow.why) for flow in result.flows) or len(result.flows)
+    what = f"the paths of {count} of {len(result.flows)} {result.units} are not proven"
+    where, packets = (dropped.most_common(1) or [("", 0)])[0]
+    if packets:
+        what = f"{where} did not forward {many(packets, 'packet')} that it received, as without a route; {what}"
+    rows = tuple(Observation(line, "proof of the run") for line in lines)
+    where = where if packets else case.fabric.name
+    return CauseResult((Finding("unproven-paths", where, what, "established", rows),))
+
+
+def failed_check(case: Case) -> CauseResult:
+    """A check of `validate` fails, and no fact is its cause."""
+    found = []
+    places = {*case.fabric.by_name, *(port.ref for node in case.fabric.nodes for port in node.ports)}
+    for each in case.failures:
+        words = (word.rstrip(":,;") for word in each.detail.split())
+        where = next((word for word in words if word in places), case.fabric.name)
+        what = f"the check {each.name} fails: {each.detail.partition('; ')[0]}"
         line = Observation(each.detail, f"check {each.name}")
-        found.append(Finding("failed-check", where, f"the check {each.name} fails", "likely", (line,)))
-    if not case.probed:
-        return CauseResult(unknown="they run with the probes")
-    return CauseResult.of(found, f"{', '.join(MEASURING)} pass")
+        found.append(Finding("failed-check", where, what, "likely", (line,)))
+    made = sum(not each.skipped for each in case.checks)
+    return CauseResult.of(found, f"{made} checks pass") if made else CauseResult(unknown=NO_LAB)
 
 
 def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult:
