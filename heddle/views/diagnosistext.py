@@ -15,10 +15,9 @@ def verdict_text(found: Diagnosis) -> str:
     """One sentence: `rtsw1:eth1 loses packets on its link (established)`."""
     verdict = found.verdict
     if verdict is None:
-        probes = found.case.probes
-        lost = sum(each.lost for each in probes)
-        said = f", and {lost:,} probes were lost" if lost else ", and no probe was lost" if probes else ""
-        return f"No cause is established: no fault was found{said}"
+        lost = sum(each.lost for each in found.case.probes)
+        said = f", and {lost:,} probes were lost" if lost else ", and no probe was lost"
+        return f"No cause is established: no fault was found{said if found.case.probes else ''}"
     fault = "" if CAUSES[verdict.cause].fault else "; this is no fault of the fabric"
     return f"{verdict.what} ({verdict.confidence}){fault}"
 
@@ -29,12 +28,9 @@ def diagnosis_text(found: Diagnosis) -> str:
     lines += _chain(found)
     if found.verdict is not None:
         lines += _evidence(found.verdict)
-        kinds: dict[tuple[str, str, bool], list[Finding]] = {}
-        for each in found.findings:
-            kinds.setdefault((each.cause, each.fact, each.over), []).append(each)
-        firsts = [rows[0] for rows in kinds.values()][1:]
-        again = [each for rows in kinds.values() for each in rows[1:]][: max(0, _SHOWN - len(firsts))]
-        others = [f"{each.what} ({each.confidence})" for each in (*firsts, *again)]
+        firsts = {(each.cause, each.fact, each.over): each for each in reversed(found.findings)}
+        rest = sorted(found.findings[1:], key=lambda each: each not in firsts.values())
+        others = [f"{each.what} ({each.confidence})" for each in rest[: max(_SHOWN, len(firsts) - 1)]]
         lines += [_row("also" if at == 0 else "", text) for at, text in enumerate(others)]
         if more := len(found.findings) - 1 - len(others):
             lines.append(_row("", f"and {more} more, in --format json"))
@@ -56,9 +52,8 @@ def _chain(found: Diagnosis) -> list[str]:
     if run is None:
         measured = found.case.live is not None and found.case.live.settings is None
         return [_row("run", f"{'one is measured now' if measured else 'none'}; the lab was read twice, a second apart")]
-    lines = [
-        _row("run", f"{run.id}: {run.record.header.work}, {len(run.record.header.ranks)} ranks, {run.record.state}")
-    ]
+    head = run.record.header
+    lines = [_row("run", f"{run.id}: {head.work}, {len(head.ranks)} ranks, {run.record.state}")]
     if run.record.outcome is not None:
         lines += [_row("warning", each) for each in run.record.outcome.warnings]
     if run.record.failure:

@@ -10,12 +10,14 @@ run, no chance that a link program draws from. A diagnosis that read them would 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from heddle.base.problems import CheckError, HeddleError
+from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, facts, parts
@@ -143,11 +145,6 @@ class TrafficSeen:
         rows = self.tallies.get(port, {}).values()
         return sum(each.offered - each.refused for each in rows), sum(each.lost - each.refused for each in rows)
 
-    @property
-    def incomplete(self) -> bool:
-        """Whether packets were lost on a link, or arrived with a wrong ICRC."""
-        return any(flow.damaged for flow in self.flows) or any(self.on_link(port)[1] > 0 for port in self.tallies)
-
 
 @dataclass(frozen=True)
 class LiveState:
@@ -192,18 +189,18 @@ class Case:
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
         """Read what there is. A run that failed has no evidence; then the lab is watched for a second."""
         live = None if lab is None else LiveState.of(lab)
-        evidence = None if run is None or run.damage else _measured(run)
+        evidence = None
+        with suppress(HeddleError):
+            measured = None if run is None or run.damage else run.measured.value
+            evidence = None if measured is None else measured[1]
         watched = evidence is None and lab is not None and live is not None and not live.stopped
         if watched and lab is not None and live is not None:
             time.sleep(_WATCHED_S)
             evidence = Evidence.of(live.snapshot, lab.snapshot(_COUNTED, keep_errors=True), (), ())
-        case = cls(fabric, run, evidence, live, (), watched=watched)
-        return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
-
-    def of_run(self, evidence: Evidence) -> TrafficSeen:
-        """The traffic of the run, or of the second in which the lab was watched."""
-        source = _OF_WATCH if self.watched else OF_RUN
-        return TrafficSeen(source, evidence.tallies, self._flows(), evidence.backlog_drops)
+        case, source = cls(fabric, run, evidence, live, (), watched=watched), _OF_WATCH if watched else OF_RUN
+        if evidence is None:
+            return case
+        return replace(case, traffic=(TrafficSeen(source, evidence.tallies, case._flows(), evidence.backlog_drops),))
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value
@@ -229,11 +226,7 @@ class Case:
     @cached_property
     def crossing(self) -> Mapping[str, int]:
         """Port -> flows of the run that passed it."""
-        found: dict[str, int] = {}
-        for path in self.paths:
-            for port in {port for step in path for port in ports_of(step)}:
-                found[port] = found.get(port, 0) + 1
-        return found
+        return Counter(port for path in self.paths for port in {port for step in path for port in ports_of(step)})
 
     @property
     def slowest(self) -> Slowest | None:
@@ -283,25 +276,12 @@ class Case:
         outcome = None if self.run is None else self.run.record.outcome
         return None if outcome is None else outcome.fabric_state
 
-    @property
-    def failures(self) -> tuple[CheckResult, ...]:
-        """Checks that fail, although no fact that they report is there now."""
-        facts_now = () if self.live is None else self.live.facts
-        stopped = () if self.live is None else self.live.stopped
-        known = {FACTS[fact.kind].check for fact in facts_now} | ({"nodes"} if {*stopped} <= {*self.dead} else set())
-        return tuple(each for each in self.checks if not each.ok and each.name not in known)
-
     @cached_property
     def disturbed(self) -> frozenset[str]:
         """Ports that cannot forward or count all packets, as facts show: what is lost there has a known cause."""
         kinds = ("mtu", "mac", "port", "programs")
         refs = {fact.problem.where for fact in self.facts if fact.kind in kinds}
         return frozenset({*refs, *(self.peer(ref) for ref in refs)})
-
-    @cached_property
-    def silent(self) -> Mapping[str, tuple[str, ...]]:
-        """Switch -> its daemons that do not answer; empty without a lab."""
-        return {} if self.live is None else self.live.snapshot.silent
 
     @cached_property
     def dead(self) -> tuple[str, ...]:
@@ -331,11 +311,3 @@ class Case:
     def of_switch(self, ref: str) -> bool:
         """Whether it is a port of a switch."""
         return self.fabric.by_name[ref.partition(":")[0]].role is Role.SWITCH
-
-
-def _measured(run: StoredRun) -> Evidence | None:
-    try:
-        found = run.measured.value
-    except (HeddleError, CheckError):
-        return None
-    return None if found is None else found[1]

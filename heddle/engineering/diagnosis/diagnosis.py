@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -132,15 +133,12 @@ class Diagnosis:
         """
         causes, facts = [*CAUSES], ["", *FACTS]
         every = [finding for result in self.results.values() for finding in result.findings]
-        return tuple(
-            sorted(
-                every,
-                key=lambda each: (
-                    not CAUSES[each.cause].fault, each.confidence != "established", each.over,
-                    causes.index(each.cause), facts.index(each.fact),
-                ),
-            )
-        )  # fmt: skip
+
+        def rank(each: Finding) -> tuple[bool, bool, bool, int, int]:
+            sure = each.confidence == "established"
+            return not CAUSES[each.cause].fault, not sure, each.over, causes.index(each.cause), facts.index(each.fact)
+
+        return tuple(sorted(every, key=rank))
 
     @property
     def verdict(self) -> Finding | None:
@@ -164,8 +162,10 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The document. `root_causes` is in the form of the benchmark NIKA."""
-        run = self.case.run
-        verdict = self.verdict
+        run, verdict = self.case.run, self.verdict
+        # A check that fails beside another fault may follow from it.
+        roots = [each for each in self.findings if CAUSES[each.cause].fault]
+        roots = [each for each in roots if each.cause != "failed-check" or each is verdict]
         return {
             "lab": self.case.fabric.name, "run_id": None if run is None else run.id,
             "verdict": None if verdict is None else verdict.to_json(),
@@ -173,12 +173,8 @@ class Diagnosis:
             "ruled_out": self.ruled_out, "not_checked": self.not_checked, "probed": self.case.probed,
             "probes": [each.to_json() for each in self.case.probes],
             "is_anomaly": self.fault,
-            "root_causes": [self._root_cause(each) for each in self.findings if self._is_root(each)],
+            "root_causes": [self._root_cause(each) for each in roots],
         }  # fmt: skip
-
-    def _is_root(self, found: Finding) -> bool:
-        """Whether it is a fault, and no check that fails since another fault is there."""
-        return CAUSES[found.cause].fault and (found.cause != "failed-check" or self.verdict is found)
 
     def _root_cause(self, found: Finding) -> dict[str, Any]:
         """NIKA's resource: a node, an interface of it, or a link by both of its ends in order."""
@@ -206,31 +202,29 @@ def judged(case: Case) -> Diagnosis:
         if (at := next(same, None)) is not None:
             found[at] = replace(found[at], evidence=(*found[at].evidence, line))
             continue
-        what = f"{line.text}, {source}, and no longer" if over else line.text
+        what = f"{line.text} ({source}), and is not so now" if over else line.text
         place = where or case.fabric.name
         found.append(Finding(causes[0], place, what, "established", (line,), fact=fact.kind, over=over))
-    shown = {line.text for each in found for line in each.evidence if each.cause != "failed-check"}
     for name in CAUSES:
-        own = [each for each in found if each.cause == name]
-        if name == "failed-check":  # not what another finding shows
-            own = [each for each in own if not any(text in each.evidence[0].text for text in shown)]
-        if own or name not in results:
-            results[name] = CauseResult(tuple(own)) if own else symptoms.by_checks(case, name)
-    if results["missing-next-hop"].findings and results["misrouting"].ruled_out:
-        results["misrouting"] = CauseResult(unknown="next hops are missing")
+        if own := tuple(each for each in found if each.cause == name):
+            results[name] = CauseResult(own)
+        elif name not in results:
+            results[name] = symptoms.by_checks(case, name)
     return Diagnosis(case, {name: results[name] for name in CAUSES})
 
 
 def _reports(case: Case, found: Finding, fact: Fact, *, over: bool) -> bool:
     """Whether an established finding is about the place of a fact; or about a link or a node that is down with it."""
-    where, colon, _ = (place := fact.problem.where).partition(":")
+    place = fact.problem.where
+    ends = {place, case.peer(place)} if ":" in place else {place or case.fabric.name}
     if found.confidence != "established" or found.over != over or found.fact not in ("", fact.kind):
         return False
-    if found.object == (place or case.fabric.name) or any(line.text.startswith(f"{place} ") for line in found.evidence):
-        return True
     if found.cause == "node-down":
-        return found.object in {where, case.peer(place).partition(":")[0] if colon else where}
-    return bool(colon) and found.cause in FACTS["link"].causes and found.object == case.peer(place)
+        return found.object in {end.partition(":")[0] for end in ends}
+    if found.cause in FACTS["link"].causes:
+        return found.object in ends
+    named = {line.text.partition(" ")[0] for line in found.evidence}
+    return (place or case.fabric.name) in {found.object, *named}
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:
@@ -252,7 +246,7 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     made = validate(lab, names, lambda check: tuple(each for each in facts if FACTS[each.kind].check == check))
     found = judged(replace(case, checks=made))
     verdict = found.verdict
-    decided = found.fault and verdict is not None and verdict.confidence == "established"
+    decided = found.fault and verdict is not None and verdict.confidence == "established" and not verdict.over
     if (decided and not case.watched) or observer is None:
         return found
     probes = probe_paths(lab, observer)
@@ -316,18 +310,21 @@ class _Arrivals:
     damaged: int = 0
 
 
+_Exchange = tuple[dict[int, list[int]], dict[int, _Arrivals]]  # by QP number: times of what was sent; what arrived
+
+
 def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
     """Send the probes, and count. The lab is locked meanwhile. InputError when another command has it."""
     parts = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS
     with owners.lock(lab.name, work="diagnose (probes)"):
         before = lab.snapshot(parts)
-        ends = _ends(lab)
+        nics = [port for port in lab.fabric.nics if not no_nic(lab.fabric, port)]
+        ends = [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
         try:
             usable = _open(lab, ends)
-            try:
+            flows: list[_Probe] = []
+            with suppress(CheckError):  # the hash is not modelled
                 flows = _chosen(lab, before, [end for end in ends if end.nic in usable])
-            except CheckError:
-                flows = []  # the hash is not modelled
             count = max(_LEAST, min(_EACH, MOST_PACKETS // max(1, len(flows))))
             observer.begin(STEP)
             quiet_s = _QUIET_S if lab.runtime.here else _SHARD_QUIET_S
@@ -365,11 +362,6 @@ def _close(lab: Lab) -> None:
         each.close()
 
 
-def _ends(lab: Lab) -> list[Endpoint]:
-    nics = [port for port in lab.fabric.nics if not no_nic(lab.fabric, port)]
-    return [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
-
-
 def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
     """Flows of which some pass each port, chosen by their predicted paths. Each has a QP number of its own."""
     rng = random.Random(_SEED)  # noqa: S311 - no secret
@@ -381,31 +373,26 @@ def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
         for at, (a, b) in enumerate(pairs * _TRIES)
     ]
     by_ip = {end.ip: end for end in ends}
-    passed: dict[str, int] = {}
+    passed: Counter[str] = Counter()
     found: list[_Probe] = []
     for flow, path in zip(flows, predict(lab.fabric, now.fibs, now.hashing, flows), strict=True):
         here, there = by_ip[flow.src_ip], by_ip[flow.dst_ip]
         ports = (here.nic, *(port for step in path for port in ports_of(step)))
         if not path or path[-1] != there.first_hop:
             continue
-        if all(passed.get(port, 0) >= _OF_A_PORT for port in ports):
+        if all(passed[port] >= _OF_A_PORT for port in ports):
             continue
-        for port in ports:
-            passed[port] = passed.get(port, 0) + 1
+        passed.update(ports)
         found.append(_Probe(flow, path, here))
     return found
 
 
-def _joined(
-    found: Sequence[tuple[dict[int, list[int]], dict[int, _Arrivals]]],
-) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+def _joined(found: Sequence[_Exchange]) -> _Exchange:
     return union(sent for sent, _ in found), union(came for _, came in found)
 
 
 @spread(_joined)
-def _exchanged(
-    lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, began: Moment
-) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+def _exchanged(lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, began: Moment) -> _Exchange:
     """Send all in turns, a few of each flow, and receive until nothing more comes for some time.
 
     Returns, by QP number, the times of packets that were sent here, and of those that arrived here, ns after `began`.
