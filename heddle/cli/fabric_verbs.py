@@ -373,9 +373,8 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
     """Find why a run was slow or failed: a cause, its evidence, and what was ruled out.
 
     The run is the last one, or --run ID; while a run is measured, or without any, the lab is watched for a second
-    instead. It reads counters, states, queues and times, and makes the checks of validate, but never reads the record
-    of faults that were set. Where they do not decide, it sends probes over every link. The exit code is 0 with and
-    without a cause.
+    instead. It reads counters, states, queues, times and the checks of validate, never the record of faults that were
+    set. Where they do not decide, it sends probes over every link. The exit code is 0 with and without a cause.
     """
     from heddle.engineering.diagnosis.diagnosis import diagnose as judge
     from heddle.lab.opening import open_lab

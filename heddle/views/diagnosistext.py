@@ -16,8 +16,8 @@ def verdict_text(found: Diagnosis) -> str:
     verdict = found.verdict
     if verdict is None:
         lost = sum(each.lost for each in found.case.probes)
-        said = f", and {lost:,} probes were lost" if lost else ", and no probe was lost"
-        return f"No cause is established: no fault was found{said if found.case.probes else ''}"
+        said = f", and {f'{lost:,} probes were' if lost else 'no probe was'} lost" if found.case.probes else ""
+        return f"No cause is established: no fault was found{said}"
     fault = "" if CAUSES[verdict.cause].fault else "; this is no fault of the fabric"
     return f"{verdict.what} ({verdict.confidence}){fault}"
 

@@ -128,9 +128,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings: faults before properties of the load, established ones before likely ones, and those of now
-        before those that are over.
-        """
+        """All: faults before properties of the load, established before likely ones, those of now before past ones."""
         causes, facts = [*CAUSES], ["", *FACTS]
         every = [finding for result in self.results.values() for finding in result.findings]
 
@@ -245,8 +243,8 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     names = CHECKS.keys() - {"faults"} - ({"reachability"} if observer is None else set())
     made = validate(lab, names, lambda check: tuple(each for each in facts if FACTS[each.kind].check == check))
     found = judged(replace(case, checks=made))
-    verdict = found.verdict
-    decided = found.fault and verdict is not None and verdict.confidence == "established" and not verdict.over
+    faults = (each for each in found.findings if CAUSES[each.cause].fault and not each.over)
+    decided = any(each.confidence == "established" for each in faults)
     if (decided and not case.watched) or observer is None:
         return found
     probes = probe_paths(lab, observer)

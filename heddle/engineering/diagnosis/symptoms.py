@@ -114,8 +114,7 @@ def link_flaps(case: Case) -> CauseResult:
 def by_checks(case: Case, cause: str) -> CauseResult:
     """The result for a cause that facts show, where there is none: what the checks of these facts have read."""
     if case.live is None:
-        read = "the run has read no such fact, before it and after it"
-        return CauseResult(unknown=NO_LAB) if case.around is None else CauseResult(ruled_out=read)
+        return CauseResult(unknown=NO_LAB) if case.around is None else CauseResult(ruled_out="the run has read none")
     if case.live.stopped:
         return CauseResult(unknown="nodes do not run")
     names = {each.check for each in FACTS.values() if each.causes[0] == cause}
@@ -200,8 +199,7 @@ def slow_port(case: Case) -> CauseResult:
         if not case.of_switch(ref):
             cause, what = "slow-host", f"the NIC {ref} is slow"
         found.setdefault(link, Finding(cause, ref, what, "established", lines))
-    ports = sum(len(node.ports) for node in case.fabric.nodes)
-    return CauseResult.of([*found.values()], f"{len(shapers)} of {ports} ports were read, with the rate of their links")
+    return CauseResult.of([*found.values()], f"{len(shapers)} ports have the rate of their links")
 
 
 OF_SERIES: Final = "queues over time"
