@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.events import Observer
-from heddle.base.files import real
+from heddle.base.files import absent, is_dir, real
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.process import run
 from heddle.offline.forecast import Ask, forecast
@@ -237,8 +237,11 @@ def fabric_files(typed: str) -> Iterator[dict[str, str]]:
     Files of a revision are in a temporary directory, for the with block.
     """
     path = real(typed)
-    if typed in presets() or path.exists() or ":" not in typed:
-        yield _in_folder(path, typed) if path.is_dir() else {path.name if typed not in presets() else typed: typed}
+    if typed in presets():
+        yield {typed: typed}
+        return
+    if not absent(path) or ":" not in typed:
+        yield _in_folder(path, typed) if is_dir(path, typed) else {path.name: typed}
         return
     rev, _, inner = typed.partition(":")
     with tempfile.TemporaryDirectory(prefix="heddle-check-") as folder:
