@@ -215,7 +215,7 @@ def _unfit(run: StoredRun, size: int | None = None) -> Unfit | None:
     """As of results.py; an interrupted run has its rows alone."""
     if run.record.outcome is not None:
         return unfit(run.record.outcome, size)
-    wrong = sum(each.wrong for row in run.record.measured for each in row.all)
+    wrong = run.record.wrong
     return Unfit("wrong data", many(wrong, "wrong element")) if wrong else None
 
 

@@ -60,6 +60,11 @@ class RunRecord:
         return self.rows if self.outcome is None else self.outcome.rows
 
     @property
+    def wrong(self) -> int:
+        """Wrong elements of all sizes that were measured."""
+        return sum(row.all_wrong for row in self.measured)
+
+    @property
     def why_not_done(self) -> str:
         """The first line of the reason why it failed or was interrupted."""
         unknown = "it is a program's" if self.header.launch else "no reason is known"
@@ -141,6 +146,9 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
     counts += [*options.sizes, *(row.size for row in rows), *(rank.rate_bps for rank in header.ranks)]
     if min(counts) < 1:
         yield "it has a number below 1"
-    times = [record.seconds, *(us for row in rows for us in row.iteration_us)]
-    if min(options.warmup, *times) < 0 or not all(row.time_us > 0 and row.busbw > 0 for row in rows):
+    measured = [each for row in rows for each in row.all]
+    times = [record.seconds, *(us for each in measured for us in each.iteration_us)]
+    if min(options.warmup, *times) < 0 or not all(each.time_us > 0 and each.busbw > 0 for each in measured):
         yield "it has a time or a bandwidth that no run has"
+    if any(each.wrong < 0 for each in measured):
+        yield "it has fewer than 0 wrong elements"

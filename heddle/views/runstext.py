@@ -131,7 +131,7 @@ def _results(run: StoredRun) -> tuple[str, str, str]:
     record, outcome = run.record, run.record.outcome
     if record.interrupted:
         largest = max(record.rows, key=lambda row: row.size)
-        return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
+        return (f"{largest.busbw:.4g}", str(record.wrong), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     proof = outcome.proof  # of no flow, when a program sent nothing: that is no proof
