@@ -21,7 +21,9 @@ from typing import Any, Final, NoReturn
 
 from heddle.base.files import read_regular, real
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many
 from heddle.runs.ncclnames import collective_of
+from heddle.runs.results import Unfit
 from heddle.runs.stored import StoredRun
 
 
@@ -29,7 +31,7 @@ from heddle.runs.stored import StoredRun
 class BusbwCurve:
     """busbw: size in bytes -> GB/s, at least one above 0. collective: empty, and ranks: 0, where it is not known.
 
-    k: the scale of an emulated run; 0 for hardware.
+    k: the scale of an emulated run; 0 for hardware. unfit: why no verdict rests on it; empty for one that is fit.
     """
 
     name: str
@@ -37,6 +39,7 @@ class BusbwCurve:
     ranks: int
     busbw: Mapping[int, float]
     k: int = 0
+    unfit: str = ""
 
     @classmethod
     def of_run(cls, run: StoredRun) -> BusbwCurve:
@@ -44,7 +47,9 @@ class BusbwCurve:
         head, rows = run.record.header, run.record.measured
         if not rows:
             raise run.unusable(f"it has no measured size: {run.record.why_not_done}")
-        return cls(run.what, head.options.collective, len(head.ranks), {row.size: row.busbw for row in rows}, head.k)
+        busbw, found = {row.size: row.busbw for row in rows}, run.record.unfit()
+        why = "" if found is None else found.why
+        return cls(run.what, head.options.collective, len(head.ranks), busbw, head.k, why)
 
     def half_size(self, largest: float) -> int:
         """The first size with at least half of a bandwidth."""
@@ -79,6 +84,12 @@ class Shapes:
     notes: tuple[str, ...]
 
     @property
+    def ok(self) -> bool:
+        """Whether both curves are of right data, and of paths that nothing contradicts."""
+        found = [Unfit.read(each.unfit) for each in (self.a, self.b)]
+        return all(each is None or each.kind == "unreliable" for each in found)
+
+    @property
     def farthest(self) -> ShapePoint:
         """Where the shapes differ most."""
         return max(self.points, key=lambda each: abs(each.apart))
@@ -87,9 +98,10 @@ class Shapes:
         """The document of `./inv compare` with a file."""
         return {
             **{
-                name: {"name": each.name, "collective": each.collective, "ranks": each.ranks, "k": each.k or None}
+                name: {key: value for key, value in asdict(each).items() if key != "busbw"} | {"k": each.k or None}
                 for name, each in (("a", self.a), ("b", self.b))
             },
+            "ok": self.ok,
             "compared": "shape",
             "sizes": [{**asdict(each), "apart": each.apart} for each in self.points],
             "half_of_largest_bytes": {"a": self.half_sizes[0], "b": self.half_sizes[1]},
@@ -123,7 +135,7 @@ def shapes_of(a: BusbwCurve, b: BusbwCurve) -> Shapes:
 
 
 def _notes(a: BusbwCurve, b: BusbwCurve, common: list[int]) -> list[str]:
-    notes = []
+    notes = [f"no verdict rests on {each.name}: {each.unfit}" for each in (a, b) if each.unfit]
     if a.ranks and b.ranks and a.ranks != b.ranks:
         notes.append(f"the numbers of ranks differ ({a.ranks}, {b.ranks}): more ranks need larger sizes")
     notes += [f"{each.name} does not say its collective" for each in (a, b) if not each.collective]
@@ -136,6 +148,7 @@ _MOST: Final = 64 << 20  # bytes of a file
 _VERSION: Final = 3
 _NAME: Final = re.compile(r"# Collective test starting: (\S+)")
 _RANK: Final = re.compile(r"#\s+Rank\s+\d+")
+_TOTAL: Final = re.compile(r"#\s+Out of bounds values\s*:\s*(\d{1,18})\b")
 _ROW: Final = re.compile(r"\s*\d+(\s+\d|\s*$)")
 # What other programs write before a line, each once or together with others; and colours of a terminal.
 _BEFORE: Final = re.compile(
@@ -147,6 +160,7 @@ _BEFORE: Final = re.compile(
 )
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BUSBW: Final = "busbw"
+_CHECKED: Final = "#wrong"
 _AGAIN: Final = "run nccl-tests again with its output to a file, or with -J FILE.json"
 
 
@@ -180,17 +194,20 @@ def _of_json(typed: str, text: str) -> BusbwCurve:
         why = f"has version {data['version']!r} of nccl-tests' JSON, and only {_VERSION} is read"
         _refuse(typed, why, "use nccl-tests 2.19, or its text output")
     points: defaultdict[int, list[float]] = defaultdict(list)
+    wrong = 0
     for number, row in enumerate(data["results"]):
         try:
             figures = row["out_of_place"] or row["in_place"]
             points[int(row["size"])].append(float(figures["bus_bw"]))
-        except (TypeError, KeyError, ValueError, OverflowError):
+            wrong += sum(_count(side.get("nwrong")) for name in ("out_of_place", "in_place") if (side := row.get(name)))
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
             _refuse(f"results[{number}]", "has no size, or no bus_bw", _AGAIN, typed)
     arguments = data.get("args")
     config = data.get("config")
     devices = config.get("devices") if isinstance(config, dict) else None
     program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
-    return _curve(typed, points, program, len(devices) if isinstance(devices, list) else 0)
+    total = outside.get("count") if isinstance(outside := data.get("out_of_bounds"), dict) else 0
+    return _curve(typed, points, program, len(devices) if isinstance(devices, list) else 0, max(wrong, _count(total)))
 
 
 def _of_text(typed: str, text: str) -> BusbwCurve:
@@ -200,12 +217,15 @@ def _of_text(typed: str, text: str) -> BusbwCurve:
         why = "has no table of nccl-tests: no line begins with # and names size, time, algbw and busbw"
         _refuse(typed, why, _AGAIN)
     points: defaultdict[int, list[float]] = defaultdict(list)
+    wrong = 0
     for number, line in enumerate(lines, 1):
         if _ROW.match(line):
-            size, busbw = _row(f"{typed}:{number}", line.split(), names)
+            size, busbw, more = _row(f"{typed}:{number}", line.split(), names)
             points[size].append(busbw)
+            wrong += more
     program = next((match[1] for line in lines if (match := _NAME.match(line))), "")
-    return _curve(typed, points, program, sum(bool(_RANK.match(line)) for line in lines))
+    total = sum(int(match[1]) for line in lines if (match := _TOTAL.match(line)))
+    return _curve(typed, points, program, sum(bool(_RANK.match(line)) for line in lines), max(wrong, total))
 
 
 def _bare(line: str) -> str:
@@ -226,8 +246,10 @@ def _times(words: Sequence[str]) -> Iterator[str]:
     yield from ("time" for word in words if word == "cputime")
 
 
-def _row(where: str, words: Sequence[str], names: Sequence[str]) -> tuple[int, float]:
-    """Size and busbw of a row. A row without its first group of columns (a replay) has them in the place of these."""
+def _row(where: str, words: Sequence[str], names: Sequence[str]) -> tuple[int, float, int]:
+    """Size, busbw and wrong elements of a row. One without its first group of columns (a replay) has others in their
+    place.
+    """
     at = names.index(_BUSBW)
     group = names[at - 2 :]
     half = len(group) // (2 if group.count(_BUSBW) > 1 else 1)
@@ -236,13 +258,22 @@ def _row(where: str, words: Sequence[str], names: Sequence[str]) -> tuple[int, f
         _refuse("the row", f"has {len(words)} columns, and {len(names)} are named above", hint, where)
     found = [words[at], *words[at + half : at + half + 1]]
     value = next((each for each in found if each != "N/A"), "")
+    wrong = names.index(_CHECKED) if _CHECKED in names else len(words)
     try:
-        return int(words[0]), float(value)
+        return int(words[0]), float(value), sum(map(_count, (*words[wrong : wrong + 1], *words[wrong + half :][:1])))
     except ValueError:
         _refuse("the row", f"has no number for size or busbw: {words[0]}, {value or 'N/A'}", _AGAIN, where)
 
 
-def _curve(typed: str, points: Mapping[int, Sequence[float]], program: str, ranks: int) -> BusbwCurve:
+def _count(value: Any) -> int:
+    """A number of wrong elements, `1e+06`, too; 0 for what was not checked."""
+    try:
+        return max(0, int(float(value)))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _curve(typed: str, points: Mapping[int, Sequence[float]], program: str, ranks: int, wrong: int) -> BusbwCurve:
     means = {size: fmean(values) for size, values in sorted(points.items())}
     if not means:
         _refuse(typed, "has no measured size", _AGAIN)
@@ -250,4 +281,5 @@ def _curve(typed: str, points: Mapping[int, Sequence[float]], program: str, rank
         _refuse(typed, "has a busbw that is not a finite number", _AGAIN)
     if max(means.values()) <= 0:
         _refuse(typed, "has no busbw above 0", "measure larger sizes, with more than one rank")
-    return BusbwCurve(typed, collective_of(program), ranks, means)
+    unfit = many(wrong, "wrong element") if wrong else ""
+    return BusbwCurve(typed, collective_of(program), ranks, means, unfit=unfit)

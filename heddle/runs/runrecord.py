@@ -17,10 +17,11 @@ from pydantic import TypeAdapter
 
 from heddle.base import state
 from heddle.base.problems import InputError
+from heddle.base.tables import many
 from heddle.base.version import VERSION
 from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.parts import PARTS
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, Unfit, unfit
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.options import RunOptions, as_tuples
 from heddle.traffic.sequence import PartSequence
@@ -63,6 +64,12 @@ class RunRecord:
     def wrong(self) -> int:
         """Wrong elements of all sizes that were measured."""
         return sum(row.all_wrong for row in self.measured)
+
+    def unfit(self, size: int | None = None) -> Unfit | None:
+        """Why no verdict rests on it; one that did not finish has its rows alone. size: as in results.py."""
+        if self.outcome is not None:
+            return unfit(self.outcome, size)
+        return Unfit("wrong data", many(self.wrong, "wrong element")) if self.wrong else None
 
     @property
     def why_not_done(self) -> str:

@@ -42,10 +42,11 @@ def summary(run: StoredRun) -> Values:
     if rows:
         largest = max(rows, key=lambda row: row.size)
         size, time = format_size(largest.size), f"{figure(largest.time_us / 1e3)} ms"
+        right = "the result is wrong" if record.wrong else "every array was checked"
         cards += [
             (f"busbw at {size}", f"{figure(largest.busbw)} GB/s", scale),
             (f"time at {size}", time, "an iteration, mean over ranks; emulated"),
-            ("wrong elements", counted(record.wrong), "the result is wrong" if record.wrong else "every array was checked"),
+            ("wrong elements", counted(record.wrong), right),
         ]  # fmt: skip
     if outcome is not None:
         if outcome.exit_code is not None:
