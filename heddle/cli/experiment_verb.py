@@ -204,9 +204,10 @@ def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None,
                 found.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
                 results.append(found[-1])
         left |= {f"{each.name}: {name}": why for name, why in unbroken(each, found).items()}
-    document = {"ok": not left, "not_broken": left, "experiments": [each.to_json() for each in results]}
+    ok = not left and any(each.rows for each in results)  # where nothing ran, nothing is shown
+    document = {"ok": ok, "not_broken": left, "experiments": [each.to_json() for each in results]}
     out.result(document, breaks_text(results, left))
-    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(bool(left))
+    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(not ok)
 
 
 def _finish(

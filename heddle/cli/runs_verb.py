@@ -201,6 +201,7 @@ def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bo
     )
     found = shapes_of(one, other)
     out.result(found.to_json(), shapes_text(found))
+    out.exit_code = 0 if found.ok else 1
 
 
 def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:

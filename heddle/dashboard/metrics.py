@@ -248,7 +248,7 @@ def _add_run(made: _Families, run: RunRecord) -> None:
         labels = [*about, str(row.size)]
         made.add(_BUSBW, labels, row.busbw * 1e9)
         made.add(_SECONDS, labels, row.time_us / 1e6)
-        made.add(_WRONG, labels, row.wrong)
+        made.add(_WRONG, labels, row.all_wrong)
 
 
 BANDWIDTH: Final = "nccl_bus_bandwidth_gbs"

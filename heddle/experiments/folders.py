@@ -71,9 +71,10 @@ class FolderResult:
         return any(each.failed for each in self.results)
 
     def to_json(self) -> dict[str, Any]:
+        ran = not all(each.skipped for each in self.results)
         return {
             "name": self.folder.name, **self.folder.spec.model_dump(exclude={"experiments"}),
-            "ok": not self.failed, "experiments": [each.to_json() for each in self.results],
+            "ok": not self.failed if ran else None, "experiments": [each.to_json() for each in self.results],
         }  # fmt: skip
 
 

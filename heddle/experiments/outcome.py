@@ -86,9 +86,14 @@ class Row:
         return " ".join([self.check.name, *(f"{k.rpartition('.')[2]}={v}" for k, v in self.point.items())])
 
     @property
-    def broken(self) -> bool:
+    def fails(self) -> bool:
         """Whether the check found something wrong; what is not known for another reason shows nothing."""
         return self.state in ("out of band", "wrong data") or self.cause == UNPROVEN
+
+    @property
+    def broken(self) -> bool:
+        """Whether it fails and its value left the claim: any run with wrong data fails, whatever its check claims."""
+        return self.fails and self.sample is not None and not _inside(self.check.spec, self.sample)
 
     @property
     def result(self) -> str:
@@ -178,7 +183,7 @@ class ExperimentResult:
         return {
             "experiment": self.experiment.name, "file": self.experiment.file, "title": spec.title,
             "claim": None if spec.claim is None else spec.claim.model_dump(), "reads": spec.reads,
-            "skipped": self.skipped, "interrupted": self.interrupted, "ok": not self.failed and not self.skipped,
+            "skipped": self.skipped, "interrupted": self.interrupted, "ok": None if self.skipped else not self.failed,
             "checks": [row.to_json() for row in self.rows], "runs": [each.to_json() for each in self.done],
             "directories": dict(self.directories),
         }  # fmt: skip
@@ -314,18 +319,22 @@ class _Judge:
 
 def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int | None) -> tuple[State, str, str]:
     """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
-    why = ""
+    why, inside, one = "", _inside(spec, sample), bounds.low == bounds.high
     if spec.exact and least == 1:
         return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
-    if spec.exact or bounds.low == bounds.high:
-        inside = all(bounds.hold(each) for each in sample.values)
-        if spec.exact and len(set(sample.values)) > 1:
+    if spec.exact:
+        if len(set(sample.values)) > 1:
             inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
-    elif least is not None and (why := _too_few(sample, least, bounds)):
+    elif least is not None and (inside or not one) and (why := _too_few(sample, least, bounds)):
         return "not known", "too few repeats", why
-    else:
-        inside = bounds.hold(sample.mean)
     return "out of band" if not inside else "sign only" if spec.sign else "in band", "", why
+
+
+def _inside(spec: CheckSpec, sample: Sample) -> bool:
+    """Whether a value is as claimed: its mean; where it cannot vary, each repeat."""
+    bounds = spec.bounds or NO_CLAIM
+    fixed = spec.exact or bounds.low == bounds.high
+    return all(map(bounds.hold, sample.values if fixed else [sample.mean]))
 
 
 def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
@@ -354,7 +363,7 @@ def breaks(experiment: Experiment) -> list[Experiment]:
 
 
 def unbroken(experiment: Experiment, results: Sequence[ExperimentResult]) -> dict[str, str]:
-    """The checks with a band or a sign that did not fail, and why; those that were skipped are left out."""
+    """The checks with a band or a sign whose value did not leave it, and why; without those that were skipped."""
     found = {
         each.name: "has no broken_by" if each.broken is None else "did not run"
         for each in experiment.checks if each.spec.bounds is not None
@@ -364,7 +373,8 @@ def unbroken(experiment: Experiment, results: Sequence[ExperimentResult]) -> dic
             rows = [row for row in result.rows if row.check.name == check.name]
             passed = [row for row in rows if not row.broken]
             if passed:
-                found[check.name] = f"{passed[0].result}, though it was broken"
+                how = "but its value does not leave the claim" if passed[0].fails else "though it was broken"
+                found[check.name] = f"{passed[0].result}, {how}"
             elif rows or result.skipped:
                 del found[check.name]
     return found

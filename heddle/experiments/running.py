@@ -167,7 +167,7 @@ class Running:
             at = Measuring(variant.fabric.fabric, options, self.observer, lab, repeat)
             values = variant.measure.call(at)
             ids = [each.run_id for each in at.runs]
-            agree = [each.proof.agree for each in at.runs if each.proof is not None]
+            agree = [each.proof is not None and each.proof.agree for each in at.runs]
             doubt = LiveFigures(at.runs, None).doubt
             self._copy(variant, repeat, lab, ids)
             return OwnFigures(values, ids, all(agree) if agree else None, doubt)

@@ -250,6 +250,7 @@ TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was bu
 _NAMED: Final = 0.01
 STOPPED: Final = 0.01  # of the time: a worker that was stopped for longer
 LEAST_S: Final = TICK_S / (1 - FULL)
+LEAST_WAITED_S: Final = 0.004  # in a phase shorter than that: about one slice of another process (EEVDF: 3 ms)
 
 CauseKind = Literal["processor", "worker", "stopped", "backlog", "sockets", "tunnel"]
 
@@ -358,7 +359,7 @@ class Phase:
 
     def causes(self) -> tuple[Cause, ...]:
         """Why the host CPU was or may have been the bottleneck; empty when no reading shows it."""
-        found = [*self._processors(), *self._workers()] if self.judged else []
+        found = [*(self._processors() if self.judged else []), *self._workers()]
         found += self._stopped()
         if self.backlog_drops:
             text = f"{self.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog"
@@ -377,11 +378,13 @@ class Phase:
         ]  # fmt: skip
 
     def _workers(self) -> list[Cause]:
+        """Waiting is judged in every phase: the kernel measures it in nanoseconds."""
         found = []
         for number, use in enumerate(self.workers):
-            if use.busy + use.waited > FULL or use.waited > WAITED:
+            sure = use.busy + use.waited > FULL
+            late = use.waited > WAITED and (self.judged or use.waited * use.seconds >= LEAST_WAITED_S)
+            if late or (sure and self.judged):
                 text = f"worker {number}: {use.busy:.0%} running, {use.waited:.0%} waiting for a processor"
-                sure = use.busy + use.waited > FULL
                 found.append(Cause("worker", self.size, number, sure=sure, text=text))
         return found
 

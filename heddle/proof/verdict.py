@@ -131,6 +131,7 @@ class PathsResult:
     sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
     mmr: over `uplinks`. delivery: None if nothing was sent. choices: the source of the oracle's choices (oracle.py).
     nics: the names of the flows' ends. rule: of all switches; of 5-tuples if they have several, or hash nothing.
+    wrong: elements of the stored run that are wrong.
     """
 
     agree: bool
@@ -147,6 +148,7 @@ class PathsResult:
     choices: Mapping[str, int] = field(default_factory=dict)
     nics: NicNames = field(default_factory=NicNames)
     rule: HashingRule = field(default_factory=HashingRule)
+    wrong: int = 0
 
     @property
     def uplinks(self) -> UplinkSet:

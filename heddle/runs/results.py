@@ -93,7 +93,7 @@ class RunOutcome(RunParts):
     @property
     def wrong(self) -> int:
         """Wrong elements over all sizes and ranks."""
-        return sum(each.wrong for row in self.rows for each in row.all)
+        return sum(row.all_wrong for row in self.rows)
 
     @property
     def largest(self) -> SizeRow:

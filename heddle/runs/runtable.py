@@ -129,6 +129,11 @@ class SizeRow:
         """Both measurements, or the only one."""
         return (self.first,) if self.in_place is None else (self.first, self.in_place)
 
+    @property
+    def all_wrong(self) -> int:
+        """Wrong elements of both measurements; `wrong` has those of the first."""
+        return sum(each.wrong for each in self.all)
+
     def again(self, other: SizeRow) -> SizeRow:
         """This size with one more repetition."""
         return SizeRow.of(self.size, *(one.again(more) for one, more in zip(self.all, other.all, strict=True)))

@@ -315,7 +315,7 @@ def load(lab: Lab, run: str | None = None) -> StoredRun:
 def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
     """The path of every QP of a run, from three sources."""
     found = load(lab, run)
-    return found.needed(found.proof)
+    return replace(found.needed(found.proof), wrong=found.record.wrong)
 
 
 def _other(history: History) -> str:

@@ -104,13 +104,13 @@ def checks_text(experiments: Sequence[Experiment]) -> str:
 
 
 def breaks_text(results: Sequence[ExperimentResult], left: Mapping[str, str]) -> str:
-    """Every check with its runs broken, and those that did not fail, with the reason."""
+    """Every check with its runs broken, and those whose value did not leave the claim, with the reason."""
     rows = [cells(row, f"{each.experiment.name}: ") for each in results for row in each.rows]
     more = [line for each in results for line in ([f"skipped: {each.skipped}"] if each.skipped else remarks(each))]
     lines = [*dict.fromkeys(more), *(f"NOT BROKEN: {name} {why}" for name, why in left.items())]
-    return "\n".join(
-        [*([table(HEAD, rows), ""] if rows else []), *lines, *([] if left else ["every check fails when it is broken"])]
-    )
+    if not left:
+        lines.append("every check that ran fails when it is broken" if rows else "no check was broken")
+    return "\n".join([*([table(HEAD, rows), ""] if rows else []), *lines])
 
 
 def remarks(result: ExperimentResult) -> Iterator[str]:

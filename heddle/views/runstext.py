@@ -131,7 +131,7 @@ def _results(run: StoredRun) -> tuple[str, str, str]:
     record, outcome = run.record, run.record.outcome
     if record.interrupted:
         largest = max(record.rows, key=lambda row: row.size)
-        return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
+        return (f"{largest.busbw:.4g}", str(record.wrong), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     proof = outcome.proof  # of no flow, when a program sent nothing: that is no proof
@@ -206,6 +206,8 @@ def how_judged() -> str:
 
 def compare_text(found: Comparison) -> str:
     """All of it."""
+    from heddle.runs.compare import DESPITE
+
     lines = [_which("A", found.a), _which("B", found.b), ""]
     if found.settings:
         lines.append(f"{'setting':<34} {'A':<{_CELL}} B")
@@ -220,7 +222,7 @@ def compare_text(found: Comparison) -> str:
     lines.append("")
     whys: dict[tuple[str, str], list[str]] = {}
     for row in found.ratios:
-        if row.verdict in ("unknown", "differs"):
+        if row.verdict in ("unknown", "differs") or row.why.startswith(DESPITE):
             whys.setdefault((VERDICTS[row.verdict], row.why), []).append(ratio_name(row))
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]

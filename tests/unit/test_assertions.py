@@ -151,6 +151,45 @@ def test_a_good_result_passes() -> None:
     assert_reliable(run)
 
 
+NOT_COUNTED: Mapping[str, Callable[[RunResult], None]] = {
+    "lost packets": assert_lossless,
+    "depths of queues": lambda run: assert_depth_below(run, "1MB"),
+    "pause frames": assert_no_pauses,
+    "processor times": assert_reliable,
+    "wrong elements": lambda run: assert_no_wrong(replace(run, rows=())),
+    "packets": lambda run: assert_marked_below(replace(run, flows=()), 1),
+}
+
+
+@pytest.mark.parametrize("what", NOT_COUNTED)
+def test_what_was_not_counted_does_not_pass(what: str) -> None:
+    with pytest.raises(AssertionError, match=f"^{what} were not counted\nexpected  a run that counts them\n"):
+        NOT_COUNTED[what](having(calm(), queues=None, machine=None))
+
+
+def test_a_run_without_sizes_or_with_a_bandwidth_that_is_no_number_has_no_bandwidth() -> None:
+    with pytest.raises(AssertionError, match="expected  a row for a size\nobserved  rows for no size"):
+        assert_busbw_above(replace(calm(), rows=()), 0.01)
+    nan = tuple(replace(row, busbw=float("nan")) for row in calm().rows)
+    with pytest.raises(AssertionError, match="observed  nan GB/s"):
+        assert_busbw_above(replace(calm(), rows=nan), 0.01)
+
+
+def test_wrong_elements_in_place_count_too() -> None:
+    first, *others = calm().rows
+    run = replace(calm(), rows=(replace(first, in_place=replace(first.first, wrong=7)), *others))
+    with pytest.raises(AssertionError, match=r"7 wrong elements at 1 of 2 sizes(.|\n)*65,536 +7\n"):
+        assert_no_wrong(run)
+
+
+def test_no_figure_of_paths_passes_where_their_run_has_wrong_data() -> None:
+    wrong = replace(paths(proof(1), proof(2)), wrong=7)
+    assert_paths_agree(wrong)
+    for passes in (assert_lossless, lambda found: assert_mmr_below(found, 9)):
+        with pytest.raises(AssertionError, match=r"no verdict rests on this run\n.*\nobserved  7 wrong elements"):
+            passes(wrong)
+
+
 CASES: Mapping[str, Callable[[], None]] = {
     "paths that differ": lambda: assert_paths_agree(
         paths(proof(1), proof(2, OTHER, "the counters name other ports"), proof(3, trusted=False))

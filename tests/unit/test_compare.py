@@ -20,6 +20,7 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.settings import equal_runs
 from heddle.traffic.options import RunOptions
+from heddle.views.runstext import compare_text
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, keep, row, with_rows
 
@@ -119,6 +120,11 @@ def test_a_run_that_the_processors_limited_is_not_judged(tmp_path: Path) -> None
     assert found.ok and "B: UNRELIABLE: processor 1: 99% busy" in found.notes
     told = of(compare(found.a, found.b, unreliable=True), "busbw", 1 << 16)
     assert (told.verdict, told.why[:47]) == ("differs", "despite B: UNRELIABLE: processor 1: 99% busy; m")
+    # Figures that are the same say so, too.
+    allowed = compare(found.a, found.b, unreliable=True)
+    marks, text = of(allowed, "marks"), " ".join(compare_text(allowed).split())
+    assert (marks.verdict, marks.why) == ("same", "despite B: UNRELIABLE: processor 1: 99% busy")
+    assert "same: " in text and "marks" in text.partition("same: ")[2].partition("despite B")[0]
 
 
 def test_wrong_data_and_unproven_paths_have_no_verdict_and_no_flag_gives_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from heddle.cli.program import main
 from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
 from heddle.runs.exports import EXPORTS
 from heddle.runs.exports.asked import Asked
+from heddle.runs.runtable import SizeRow
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 
@@ -166,6 +167,22 @@ def test_shapes_are_compared_at_the_common_sizes_and_heights_are_not() -> None:
         shapes_of(mine, replace(emulated, busbw={3: 1.0}))
 
 
+def in_place_wrong() -> tuple[SizeRow, ...]:
+    """Rows of which one has wrong elements in place, and none out of place."""
+    first, *others = samples.result().rows
+    return (replace(first, in_place=replace(first.first, wrong=14)), *others)
+
+
+def test_wrong_elements_in_json_are_read(tmp_path: Path) -> None:
+    outcome = replace(samples.result(), rows=in_place_wrong()).outcome
+    run = keep(tmp_path, 7, replace(samples.record(replace(samples.OPTIONS, in_place="both")), outcome=outcome))
+    text = EXPORTS["json"].written(run, Asked()).decode()
+    assert read(tmp_path, text).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"count":14', '"count":0')).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"nwrong":14', '"nwrong":0')).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"nwrong":14', '"nwrong":0').replace('"count":14', '"count":0')).unfit == ""
+
+
 def test_compare_takes_a_file_in_the_place_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 
@@ -180,6 +197,21 @@ def test_compare_takes_a_file_in_the_place_of_a_run(tmp_path: Path, capsys: pyte
     assert (code, "Only the shapes are compared" in said.out, "k = 4000" in said.out) == (0, True, True)
     code, said = inv(str(run.path), str(file), "--format", "json")
     assert (code, json.loads(said.out)["left_out"]) == (0, [131072, 1 << 22])
+    # Wrong data of either side are named, and fail.
+    bad = keep(tmp_path, 8, replace(samples.record(), outcome=replace(samples.result(), rows=in_place_wrong()).outcome))
+    for pair in ((str(file), str(bad.path)), (str(bad.path), str(file))):
+        code, said = inv(*pair)
+        assert (code, "note: no verdict rests on run 0008 of lab zone: 14 wrong elements" in said.out) == (1, True)
+    rows = file.read_text()
+    for text in (
+        rows.replace(" : 0 OK", " : 8 FAILED"),
+        rows.replace("1.11 0", "1.11 8"),
+        rows.replace(" 1.09 0 ", " 1.09 8e+00 "),
+    ):
+        file.write_text(text)
+        code, said = inv(str(file), str(run.path), "--format", "json")
+        document = json.loads(said.out)
+        assert (code, document["ok"], document["a"]["unfit"]) == (1, False, "8 wrong elements")
     code, said = inv(str(file), str(run.path), "--report")
     assert (code, "is for two runs" in said.err) == (2, True)
     code, said = inv("gone.json", str(run.path))

@@ -64,6 +64,7 @@ def test_a_run_of_this_format_is_read(run: Path) -> None:
         ("run.json", ["header", "options", "collective"], "nap", "--collective nap is not a supported collective"),
         ("run.json", ["header", "options", "steps"], "{}", "run.json is damaged: steps are damaged: KeyError('parts')"),
         ("run.json", ["outcome", "rows", 0, "busbw"], 0.0, "a time or a bandwidth that no run has"),
+        ("run.json", ["outcome", "rows", 0, "wrong"], -1, "run.json is damaged: it has fewer than 0 wrong elements"),
         ("run.json", ["heddle"], "\ud800", "run.json is damaged: a text has half a character"),
         ("fabric.json", ["spec"], [], "fabric.json is damaged: Input should be "),
         ("fabric.json", ["hashing", "rtsw1"], "e-ecmp", "fabric.json is damaged: rtsw1: Input should be"),
