@@ -278,6 +278,13 @@ def test_half_a_character_in_the_reason_of_a_pod_can_be_written_to_a_file(loaded
     assert sweep.done[0].why == "?x"
 
 
+def test_an_experiment_that_names_a_hidden_file_asks_no_cluster(loaded: Experiment) -> None:
+    named = FILE.replace("{collective: all-reduce, size: 4K}", "{trace: .ssh/id.et}")
+    Path(loaded.file).write_text(named)
+    with pytest.raises(InputError, match="names hidden files"):
+        Sweep(loaded, Silent(), typed=loaded.file).run()
+
+
 def test_nothing_is_left_of_a_stored_run_that_cannot_be_written(loaded: Experiment, mine: Path) -> None:
     (mine / "runs").rename(mine / "kept")
     (mine / "runs").write_text("a file")
