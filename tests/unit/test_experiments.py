@@ -124,7 +124,7 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
         (SIGN, ", hihg: 1}", "x.yml:9  checks.better.hihg is not a key\n         hint: did you mean high?"),
         ("worst: max(mmr(sweep))", "worst: {value: mmr(sweep, qps=1)}", "checks.worst.value: mmr(sweep ends at a"),
         (SIGN, ", sign: below 1, draws: routing.ecmp}", "x.yml:9  checks.better.draws: routing.ecmp is not one list"),
-        ("max(mmr(sweep))", "{value: mmr(sweep), draws: routing.ecmp}", "x.yml:10  checks.worst.draws: routing.ecmp is"),
+        ("max(mmr(sweep))", "{value: mmr(sweep), draws: routing.ecmp}", "x.yml:10  checks.worst.draws: routing.ecmp i"),
         ("max(mmr(sweep))", "{value: max(mmr(sweep)), draws: seed}", "and use mean(x) or deviation(x)"),
         ("tiny", "tinny", "x.yml:2  tinny is neither a preset nor a file"),
     ],
