@@ -58,8 +58,8 @@ def counts(rows: Rows) -> str:
     text = ", ".join(f"{published[state]} {state}" for state in STATES if published[state])
     agree = ", ".join(f"{own[state]} {state}" for state in STATES if own[state])
     return (
-        f"{published.total()} claims: {text}. Besides, {shown} values are shown, and {own.total()} rows compare live runs "
-        f"with their\nprediction: {agree}.\n"
+        f"{published.total()} claims: {text}. Besides, {shown} values are shown.\n"
+        f"{own.total()} rows compare live runs with their prediction: {agree}.\n"
     )
 
 
