@@ -21,31 +21,31 @@ from heddle.cli.machine_verbs import image, setup
 from heddle.cli.fabric_verbs import up, status, inspect
 from heddle.cli.exec_verb import exec_
 from heddle.cli.fabric_verbs import validate, down, render
-from heddle.cli.import_verb import import_
+from heddle.cli.fabric_verbs import import_
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
 from heddle.cli.launch_verb import launch
 from heddle.cli.experiment_verb import experiment, reproduce
 from heddle.cli.fault_verb import fault
-from heddle.cli.capture_verb import capture
-from heddle.cli.craft_verb import craft
+from heddle.cli.packet_verbs import capture
+from heddle.cli.packet_verbs import craft
 from heddle.cli.paths_verb import paths
-from heddle.cli.hashing_verb import hashing
+from heddle.cli.paths_verb import hashing
 from heddle.cli.te_verb import te
 from heddle.cli.predict_verb import predict
 from heddle.cli.place_verb import place
-from heddle.cli.check_verb import check
+from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
-from heddle.cli.diagnose_verb import diagnose
+from heddle.cli.fabric_verbs import diagnose
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
 from heddle.cli.workshop_verb import workshop
 from heddle.cli.vm_verb import vm
 from heddle.cli.serving_verbs import mcp
-from heddle.cli.test_verb import test
+from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke
 

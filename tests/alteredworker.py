@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 from unittest import mock
 
-from heddle.endpoints import crewmembers, elements, nicloop, worker
+from heddle.endpoints import crew, elements, nicloop, worker
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.transports import rc
 
@@ -46,7 +46,7 @@ def altered(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    with mock.patch.object(crewmembers, "_WORKER", "tests.alteredworker"), mock.patch.dict(os.environ, {NAMED: name}):
+    with mock.patch.object(crew, "_WORKER", "tests.alteredworker"), mock.patch.dict(os.environ, {NAMED: name}):
         yield
 
 

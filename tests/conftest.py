@@ -47,13 +47,12 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.render.render import DEFAULT
-from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
+from heddle.runtimes.clab_deploy import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.testing import LeftoverWarning, claims
-from heddle.testing.fabricmarker import FabricRequest, request_of
-from heddle.testing.pool import Pool
+from heddle.testing.pool import FabricRequest, Pool, request_of
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
@@ -128,13 +127,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _suite_of(path: Path) -> str:
-    """The folder of a test, which is its suite (heddle/cli/test_verb.py); empty for a file of a user or a test."""
+    """The folder of a test, which is its suite (heddle/cli/checkout_verbs.py); empty for a file of a user or a test."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
     return parts[0] if len(parts) > 1 else ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """For heddle/cli/test_verb.py, which installs what the chosen tests need and nothing else."""
+    """For heddle/cli/checkout_verbs.py, which installs what the chosen tests need and nothing else."""
     if path := session.config.getoption("--needs-to"):
         parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
         Path(path).write_text("\n".join(sorted(parts)), encoding="utf-8")

@@ -16,10 +16,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
-from heddle.endpoints.journal import SizeResult
-from heddle.endpoints.reports import WorkerMessage, WorkerReport
+from heddle.endpoints.reports import SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.worker import Task, send
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 
 
 def main() -> None:

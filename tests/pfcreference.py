@@ -11,11 +11,9 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
 from heddle.base.ethernet import CLASSES
-from heddle.kernel.libbpf import Map, library
-from heddle.kernel.ringbuffer import KINDS, open_ring
-from heddle.switch.pfc.agent import ROUNDS, Agent
+from heddle.kernel.libbpf import KINDS, Map, library, open_ring
+from heddle.switch.pfc.agent import PAUSED, ROUNDS, Agent
 from heddle.switch.pfc.loop import EXPIRE, REFRESH, Work
-from heddle.switch.pfc.pauses import PAUSED
 from heddle.switch.pfc.world import Page, World
 
 _S: Final = 10**9

@@ -10,7 +10,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.parts import Part
+from heddle.traffic.sequence import Part
 from heddle.traffic.traces import Reading, Trace, read_trace, trace_files
 
 INTEGERS = {  # of AttributeProto: how a number is encoded

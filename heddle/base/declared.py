@@ -9,7 +9,7 @@ Out: the dataclass with checked values; every wrong value as what, why and hint.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -50,8 +50,8 @@ class Declared:
     `reads` or `gathers`.
     least, most: the range of a whole number, with the hint for others. unlike: the error for a word that is not legal.
     words: what completion offers, as in Option; by default the words of the Literal. closed: no other word is legal, as
-    with a Literal or `listed`. listed, value, short (the flag of nccl-tests), was: as in Option. assistants: an
-    assistant's tool has it.
+    with a Literal or `listed`. listed, value, short (the flag of nccl-tests): as in Option. assistants: an assistant's
+    tool has it.
     """
 
     help: str
@@ -70,7 +70,6 @@ class Declared:
     listed: str = ""
     value: str = ""
     short: str = ""
-    was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     assistants: bool = True
 
 

@@ -2,6 +2,11 @@
 
 A `Problem` is one line for the user (and a hint below it). Rooms raise one of the three errors here; the command line
 prints their problems and exits with their exit code. Any other exception that reaches the user is a defect of Heddle.
+
+What a terminal gets must not be steered by texts of files, nodes, kernels and servers that others wrote. All text for
+people passes through `shown` where it is printed: in `tables.written` (stdout), `Problem.__str__`, the observers
+(stderr) and the console. Names also pass through `printable` where they are read, since a line feed in a name would
+begin another line.
 """
 
 from __future__ import annotations
@@ -9,12 +14,25 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from heddle.base.printable import shown
+from heddle.base.progname import as_started
+
+_DOUBTFUL: Final = re.compile(r"[^\n\t -~]")
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """The text as part of one line, cut to `most` characters."""
+    return (text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text))[:most]
+
+
+def shown(text: str) -> str:
+    """The text as it is printed, with its lines and tabs, and the program's name as the user started it."""
+    return _DOUBTFUL.sub(lambda found: found[0] if found[0].isprintable() else "?", as_started(text))
 
 
 @dataclass(frozen=True, slots=True)

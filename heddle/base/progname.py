@@ -1,7 +1,7 @@
 """The name by which Heddle was started: `./inv` in a checkout, `heddle` where a wheel is installed.
 
 Texts in the code say `./inv VERB`, and name pages of the manual as `docs/NAME.md`, whatever the layout. They pass
-through `as_started` where they are printed (heddle/base/printable.py). So no other module knows the name, and the text
+through `as_started` where they are printed (heddle/base/problems.py). So no other module knows the name, and the text
 that a user reads can be typed: a wheel has no docs/ beside it, but `heddle explain docs/NAME.md` prints the page.
 """
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heddle.base.printable import shown
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import MachineError, Problem, shown
 
 
 @dataclass(frozen=True, slots=True)

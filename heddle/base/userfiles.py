@@ -47,7 +47,8 @@ def as_caller(path: Path) -> Iterator[None]:
     allow it.
     """
     user = caller()
-    if user is None or not _reaches(path):
+    # Files of root alone need no other rights.
+    if user is None or not any(owner for each in (path, *path.parents) for owner in _owners(each)):
         yield
         return
     before = _fs_ids()
@@ -65,11 +66,6 @@ def as_root() -> None:
     """End a block of as_caller that a signal broke off in the moment of its end."""
     if os.geteuid() == 0 and _fs_ids() != (0, 0):
         _set_fs_ids(0, 0)
-
-
-def _reaches(path: Path) -> bool:
-    """Whether any user but root owns the path or one above it."""
-    return any(owner for each in (path, *path.parents) for owner in _owners(each))
 
 
 def _owners(path: Path) -> Iterator[int]:

@@ -7,23 +7,78 @@ Out: what was checked, and one line for each fault. Nothing is changed, and no p
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from heddle.base.ethernet import CLASSES
-from heddle.checks.subject import Answer, Found, NothingError, Subject
+from heddle.base.problems import Problem
 from heddle.fabric.model import Role
-from heddle.lab import agents
+from heddle.kernel.handle import NodeHandle
+from heddle.lab import agents, facts
+from heddle.lab.fact import Fact
 from heddle.lab.facts import port_faults
 from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import late_marks, own_settings, wanted_policies
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.portqueues import read_closed
 from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
+
+SHOWN: Final = 4  # faults named in one line
+Found = tuple[str, list[str]]  # what was checked, and a line for each fault
+
+
+class Answer(NamedTuple):
+    """The result of a check that has notes; a check without notes returns a plain `Found`."""
+
+    checked: str
+    faults: list[str]
+    notes: tuple[str, ...] = ()
+
+
+class NothingError(Exception):
+    """The lab has nothing that this check applies to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A running lab, its handles, and one snapshot of it.
+
+    now: read before the first check. A part that could not be read raises its error in the checks that use it.
+    """
+
+    lab: Lab
+    handles: Mapping[str, NodeHandle]
+    now: Snapshot
+
+    @classmethod
+    def of(cls, lab: Lab) -> Subject:
+        """Read what several checks use. What only one check needs, that check reads itself."""
+        wanted = LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES | facts.parts(lab)
+        return cls(lab, lab.handles(), lab.snapshot(wanted, keep_errors=True))
+
+    def facts_of(self, check: str) -> tuple[Fact, ...]:
+        """The facts that make a check fail."""
+        kinds = [kind for kind, each in facts.FACTS.items() if each.check == check]
+        found = facts.facts(self.lab, self.now, kinds) if kinds else ()
+        return facts.as_set(self.lab, self.now, found) if found else ()
+
+
+def first_line(problem: Problem) -> str:
+    """A problem without its hint."""
+    return str(problem).partition("\n")[0]
+
+
+def shortened(lines: Sequence[str]) -> str:
+    """The first few lines, and how many more there are."""
+    more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    return "; ".join(lines[:SHOWN]) + more
+
 
 _REST_S: Final = 1.0  # how long to wait until a queue is seen empty: BGP sends packets from time to time
 _POLL_S: Final = 0.01

@@ -11,7 +11,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, get_args
 
@@ -19,7 +19,6 @@ from heddle.base.declared import OptionField
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
 from heddle.cli import nccltests
-from heddle.cli.hints import spare_hint
 
 
 def _whole(text: str) -> int:
@@ -70,9 +69,8 @@ class Option:
     values: the possible words, or `module:name` of a table, a Literal or a function without parameters that has them,
     or a function of what is typed. listed: the words before the values, where `--help` lists them. value: the
     placeholder of the value in usage lines, where the flag's own name is not clear enough. group: the heading above it
-    in `--help`. short: `-n`. was: the flags that it replaces, each with the values that have another word now; they
-    work for one version (renamed.py). excludes: the parameter in whose place it is typed. assistants: a tool has it.
-    least, most: the range of a number. closed: the values are all that there are.
+    in `--help`. short: `-n`. excludes: the parameter in whose place it is typed. assistants: a tool has it. least,
+    most: the range of a number. closed: the values are all that there are.
     """
 
     help: str = ""
@@ -81,7 +79,6 @@ class Option:
     value: str = ""
     group: str = ""
     short: str = ""
-    was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     excludes: str = ""
     assistants: bool = True
     least: int | None = None
@@ -156,7 +153,7 @@ class Parameter:
 class Verb:
     """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`).
 
-    group: the heading above it in the list of verbs. was: what it replaces (renamed.py).
+    group: the heading above it in the list of verbs.
     """
 
     name: str
@@ -168,7 +165,6 @@ class Verb:
     files_out: Sequence[str] = ()  # names of parameters
     endings_here: Sequence[str] = ()
     group: str = ""
-    was: Sequence[str] = ()
 
     @property
     def flags(self) -> dict[str, Parameter]:
@@ -239,7 +235,7 @@ def _option(each: OptionField, shared: Mapping[str, Option]) -> Option:
     d = each.declared
     values = d.words or each.legal or shared.get(each.word, Option()).values
     limits = (d.least, d.most, d.closed or bool(each.legal or d.listed))
-    return Option(d.help, values, d.listed, d.value, d.group, d.short, d.was, "", d.assistants, *limits)
+    return Option(d.help, values, d.listed, d.value, d.group, d.short, "", d.assistants, *limits)
 
 
 def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:
@@ -265,7 +261,10 @@ class _Parse:
                 break
             word = words.pop(0)
             if word == "--":
-                self._take_rest(words)
+                if self.verb.rest:
+                    self.values[self.verb.rest] = list(words)
+                elif words:
+                    self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
                 break
             if word.startswith("-") and word != "-":
                 self._flag(word, words)
@@ -302,12 +301,6 @@ class _Parse:
         if spare and flags:
             return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
         return f"usage: {self.verb.usage}; ./inv {self.verb.name} --help explains it"
-
-    def _take_rest(self, words: list[str]) -> None:
-        if self.verb.rest:
-            self.values[self.verb.rest] = list(words)
-        elif words:
-            self.problems.add(where="", what="--", why=f"has no meaning for {self.verb.name}", hint=self._see())
 
     def _flag(self, word: str, words: list[str]) -> None:
         flag, equals, value = word.partition("=")
@@ -397,3 +390,44 @@ def check_format(text: str) -> str:
         near = nearest(text, ("text", "json"))
         raise InputError(Problem("", f"--format {text}", "is neither text nor json", near and f"did you mean {near}?"))
     return text
+
+
+# Words of containerlab, and their counterparts here; without one a hint says so: a wrong guess is worse than none.
+# Source: `containerlab --help` (0.79). Those of nccl-tests are in nccltests.py.
+_NEAR: Final = 0.75  # similarity of two verbs: `start` is not a misspelt `status`, but `dwon` is `down`
+_PORT: Final = re.compile(r"(eth|lo|ens|enp)[0-9a-z]*")
+
+_VERBS: Final[Mapping[str, str]] = {
+    "deploy": "./inv up FABRIC brings a fabric up; ./inv up FILE.clab.yml brings a containerlab topology up",
+    "destroy": "./inv down LAB takes a lab down; ./inv down --all takes all labs down",
+    "save": "./inv exec SWITCH vtysh -c 'show running-config' prints a configuration; ./inv render FABRIC writes all",
+    "list": "./inv status lists labs, ./inv runs lists runs, ./inv --list lists verbs",
+    "ls": "./inv status lists labs, ./inv runs lists runs, ./inv --list lists verbs",
+    "ps": "./inv status lists labs, ./inv inspect lists the nodes of one",
+    "nodes": "./inv inspect lists the nodes of a lab",
+    "version": "./inv --version",
+    "generate": "./inv render FABRIC writes a containerlab topology; a fabric file has its size (docs/fabric-file.md)",
+    "ping": "./inv exec host1 ping ADDRESS",
+    "vtysh": "./inv exec SWITCH vtysh",
+    "ssh": "./inv exec NODE bash opens a shell in a node",
+    "shell": "./inv exec NODE bash opens a shell in a node",
+    "tcpdump": "./inv capture NODE:PORT shows the packets at a port",
+    "all_reduce_perf": "./inv perf all_reduce",
+    "alltoall_perf": "./inv perf alltoall",
+}
+
+
+def verb_hint(word: str, verbs: Iterable[str]) -> str:
+    """The verb that a wrong word may mean; the list of verbs when none is similar."""
+    known = sorted(verbs)
+    if word in _VERBS:
+        return _VERBS[word]
+    near = nearest(word, known, _NEAR)
+    return f"did you mean {near}?" if near else f"verbs: {', '.join(known)}"
+
+
+def spare_hint(verb: str, first: str, spare: str) -> str:
+    """`capture host1 eth1` -> `host1:eth1`. first: the word before the spare one. Empty without a guess."""
+    if verb == "capture" and first and ":" not in first and _PORT.fullmatch(spare):
+        return f"did you mean ./inv capture {first}:{spare}?"
+    return ""

@@ -23,15 +23,14 @@ from heddle.base.tables import table
 from heddle.base.units import format_bytes
 from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT
-from heddle.lab.capture import Bounds, Captured, Ended, capture, read_filter
+from heddle.lab.capture import Bounds, Captured, Ended, capture, find_ports, read_filter
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
-from heddle.lab.tapped import find_ports
 from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
     from heddle.lab.queues import PortLevel
     from heddle.lab.snapshot import Snapshot

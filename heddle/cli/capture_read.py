@@ -12,11 +12,10 @@ from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import table
 from heddle.cli.capture_live import frame_json, packet_line
 from heddle.cli.console import Console
-from heddle.wire.capturefile import CapturedPacket, CaptureFile, open_capture
-from heddle.wire.conversations import CaptureTotals, QpConversation
+from heddle.wire.capturefile import CaptureFile, open_capture
+from heddle.wire.conversations import CaptureTotals, PsnOrder, QpConversation
 from heddle.wire.dissect import ROCE_V1, Dissected, dissect
 from heddle.wire.layers import UNREAD
-from heddle.wire.psnorder import PsnOrder
 
 _MOST_TUNNELS: Final = 10
 LINES: Final = 10  # packets that are printed where no count is given
@@ -57,20 +56,17 @@ def read_capture(out: Console, file: str, count: int | None) -> None:
         what = dissect(packet.data) if packet.data is not None else _UNREAD
         totals.add(packet, what)
         if packet.number <= lines:
-            _show(out, frames, packet, what, (packet.time_ns - totals.first_ns) / 1e9)
+            seconds = (packet.time_ns - totals.first_ns) / 1e9
+            direction = {True: "out", False: "in", None: ""}[packet.outgoing]
+            if out.json:
+                frames.append(frame_json(packet.port, seconds, direction, packet.wire_bytes, what))
+            else:
+                out.show(packet_line(seconds, packet.port, direction, what))
     out.result(_json(file, opened, totals, frames), "\n".join(_text(file, opened, totals, lines)))
     if opened.damage:
         hint = "copy the file again, or end the capture that writes it"
         problem = Problem("", f"--read {file}", f"is damaged: {opened.damage}", hint)
         out.fail(problem, code=InputError.exit_code)
-
-
-def _show(out: Console, frames: list[dict[str, Any]], packet: CapturedPacket, what: Dissected, seconds: float) -> None:
-    direction = {True: "out", False: "in", None: ""}[packet.outgoing]
-    if out.json:
-        frames.append(frame_json(packet.port, seconds, direction, packet.wire_bytes, what))
-    else:
-        out.show(packet_line(seconds, packet.port, direction, what))
 
 
 def _json(file: str, opened: CaptureFile, totals: CaptureTotals, frames: list[dict[str, Any]]) -> dict[str, Any]:

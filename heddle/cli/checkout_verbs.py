@@ -1,20 +1,29 @@
-"""The verbs that work on Heddle itself, in a checkout: bench (its speed), lint (the linters), docs (the site)."""
+"""The verbs that work on Heddle itself, in a checkout: test, bench (its speed), lint (the linters), docs (the site).
+
+`test` without an argument: a new user runs it to check this machine. Every feature is tested once on a live fabric.
+Tests with the mark `deep` test a feature in detail; suites `netns` and `all` include them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Final
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.files import real
-from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.process import left_to_child
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
-from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -135,3 +144,256 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
 def loaded_from_elsewhere(page: str) -> list[str]:
     """The addresses on other servers that a browser loads by itself when it shows this HTML."""
     return _LOADED.findall(page)
+
+
+# `./inv` installs requirements.lock; each other group of pyproject.toml has a lock file, installed when a verb asks.
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+
+
+def ensure_tools(out: Console, lock: Path, tools: Sequence[str], what: str) -> None:
+    """Return when the environment has these tools as the lock file pins them; install the file where it does not.
+
+    tools: names of packages in the file. what: what the file has, for a sentence ("the linters").
+    MachineError when pip fails.
+    """
+    pins = _PINNED.findall(lock.read_text(encoding="utf-8"))
+    if all(_installed(tool) in {pin for name, pin in pins if name.lower() == tool.lower()} for tool in tools):
+        return
+    out.say(f"installing {what} of {lock.name}")
+    # The file has all that is needed, and leaves out what a tool asks for and does not use: see pyproject.toml.
+    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    argv += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock)]
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
+        hint = "this needs the network once; run the same line again"
+        raise MachineError(Problem("", lock.name, "could not be installed", hint))
+
+
+def _installed(tool: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(tool)
+    except PackageNotFoundError:
+        return None
+
+
+# Cheap to expensive. clab also needs a container engine and containerlab, browser needs Chromium, vm needs QEMU and an
+# image of 1 GB, kube needs a Kubernetes that takes minutes to build. Each suite is a folder of tests, and
+# tests/conftest.py gives its tests the suite's name as a mark; a test of tests/netns that runs in containers has the
+# mark clab instead.
+SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "kube")
+QUICK: Final = "quick"
+_ANYWHERE: Final = "(unit or golden or netns)"
+# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
+# that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more; what guards a
+# commit leaves them out.
+_MARKS: Final[Mapping[str, str]] = {
+    QUICK: "(unit or golden or netns or fuzz) and not deep and not long",
+    "deep": f"{_ANYWHERE} and deep and not long",
+    "long": f"{_ANYWHERE} and long",
+    "all": f"{_ANYWHERE} or (fuzz and not deep)",
+    **{suite: suite for suite in SUITES},
+    "vm": "vm and not deep and not long",
+}
+WORDS: Final = tuple(_MARKS)
+_FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys((QUICK, "all"), ("unit", "golden", "netns", "fuzz")),
+    "deep": ("unit", "golden", "netns"),
+    "long": ("netns",),
+    **{suite: (suite,) for suite in SUITES},
+    "clab": ("clab", "netns"),
+}
+_AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "fuzz", "vm"}
+_NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
+_USAGE: Final = 4
+_PROCESSORS: Final = 2  # that workers need
+_WORKERS: Final = 3  # tests wait a third of their time
+_ALONE: Final = frozenset({"clab", "browser", "vm", "kube"})
+# pytest's words that select tests, need the terminal, or choose workers.
+_PLAIN: Final = frozenset(
+    {
+        "-k", "-m", "-s", "-n", "-d", "-h", "--deselect", "--lf", "--last-failed", "--ff", "--failed-first", "--nf",
+        "--new-first", "--sw", "--stepwise", "--co", "--collect-only", "--pdb", "--trace", "--capture",
+        "--numprocesses", "--dist", "--tx", "--help", "--version", "--fixtures", "--markers", "--setup-only",
+        "--setup-plan", "--setup-show", "no:xdist", "-pno:xdist",
+    }
+)  # fmt: skip
+_END_S: Final = 90.0  # for pytest to take its labs down
+
+
+def suites_of(text: str) -> list[str]:
+    """The suites of `deep,vm`. InputError names one that does not exist, before anything of the machine is checked."""
+    suites = text.split(",")
+    for suite in suites:
+        if suite not in WORDS:
+            raise InputError(Problem("", f"./inv test {text}", "is not a suite", did_you_mean(suite, WORDS)))
+    return suites
+
+
+def needs_root(typed: Mapping[str, Any]) -> bool:
+    """Whether a suite makes namespaces."""
+    return not _AS_ROOT.isdisjoint(suites_of(typed["suite"]))
+
+
+def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The system packages that the chosen tests need: every program that they start."""
+    suites = suites_of(typed["suite"])
+    needed: list[str] = [*(packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS)]
+    if "vm" in suites:
+        from heddle.cli.vm_verb import needed_packages as needed_by_vm
+
+        needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
+    more = {"clab": (*packages.ENGINE, *packages.IMAGE), "browser": packages.BROWSER, "kube": packages.KUBE}
+    for suite, parts in more.items():
+        needed += parts if suite in suites else ()
+    needed += packages.BUILD if typed["build"] else ()
+    absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
+    # pytest collects tests only when needed: on a machine with all packages there is nothing to choose.
+    chosen = marked_needs(suites, typed.get("args") or (), absent) if absent else frozenset()
+    return (*needed, *(name for name in absent if name in chosen))
+
+
+def marked_needs(suites: Sequence[str], extra: Sequence[str], absent: Sequence[str]) -> frozenset[str]:
+    """The packages in marks `needs` of the tests that these words select; pytest collects them and runs none.
+
+    absent: packages that are not installed. Only files that name one of them are collected: all take half a minute.
+    """
+    root = resources.HERE.checkout("./inv test")
+    folders = _folders(root, suites, extra)
+    files = [str(path.relative_to(root)) for place in folders for path in _marked(root / place, absent)]
+    if folders and not files:
+        return frozenset()
+    with tempfile.TemporaryDirectory() as scratch:
+        found = Path(scratch, "needs")
+        argv = [*_pytest(suites, extra, files), "--collect-only", "-q", "--needs-to", str(found)]
+        subprocess.run(argv, cwd=root, env=_compiling(), capture_output=True, check=False)
+        # Words that pytest does not understand select nothing: the run itself reports the error.
+        return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
+
+
+def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
+    """The test files with a mark `needs` that may name one of these packages; tests/sshd.py has the mark NEEDS."""
+    for path in sorted(folder.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "NEEDS" in text or ("mark.needs(" in text and any(f'"{name}"' in text for name in absent)):
+            yield path
+
+
+def _folders(root: Path, suites: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """The folders of the suites; none where files are typed, which replace them."""
+    if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
+        return []
+    chosen = {folder for suite in suites for folder in _FOLDERS[suite]}
+    return [f"tests/{suite}" for suite in SUITES if suite in chosen]
+
+
+def _compiling() -> dict[str, str]:
+    """The environment of pytest. It and the many processes that tests start keep compiled modules.
+
+    Without them each process compiles what it imports, which takes as long as what it does; PYTHONDONTWRITEBYTECODE is
+    set in many container images.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _pytest(suites: Sequence[str], extra: Sequence[str], where: Sequence[str]) -> list[str]:
+    """The command line of pytest. where: folders or files."""
+    marks = " or ".join(f"({_MARKS[suite]})" for suite in suites)
+    return [sys.executable, "-m", "pytest", "-ra", "-m", marks, *where, *extra]
+
+
+def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
+    """pytest over one suite or several; CheckError when a test fails."""
+    root, suites = resources.HERE.checkout("./inv test"), suites_of(suite)
+    if "browser" in suites:
+        ensure_tools(
+            out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
+        )
+    # pytest's text is the result; with --format json it is progress.
+    argv = [*_pytest(suites, extra, _folders(root, suites, extra)), *_workers(suites, extra)]
+    env = _compiling()
+    with _engine(out) if "clab" in suites else nullcontext():
+        out.close()
+        code = _pytest_ended(subprocess.Popen(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env))
+    if code == _NO_TESTS:
+        hint = "check the words after --" + ("; ./inv test all has more tests" if suites == [QUICK] else "")
+        raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", hint))
+    if code == _USAGE:
+        raise InputError(Problem("", " ".join(extra) or suite, "is not understood by pytest", "see its output above"))
+    if out.json:
+        out.result({"ok": code == 0, "suite": suite, "pytest_exit_code": code})
+    out.exit_code = code
+
+
+def _workers(suites: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Processes for whole suites (tests/workers.py): tests that measure in one, everything else in the others.
+
+    None for a suite whose tests share one engine or guest, nor for a selection of tests, whose output and debugger stay
+    plain so; none when the user chose with -n.
+    """
+    whole = not any(_is_plain(word) for word in extra)
+    enough = len(os.sched_getaffinity(0)) >= _PROCESSORS and find_spec("xdist") is not None
+    return ["-n", str(_WORKERS)] if whole and enough and not _ALONE.issuperset(suites) else []
+
+
+def _is_plain(word: str) -> bool:
+    """Whether this word of pytest's makes a session in which tests run in pytest's own process."""
+    if word.startswith("tests/") or "::" in word or word.endswith(".py"):
+        return True
+    name = word.partition("=")[0]
+    return name in _PLAIN or (not name.startswith("--") and name[:2] in _PLAIN)
+
+
+def _pytest_ended(pytest: subprocess.Popen[bytes]) -> int:
+    """The exit code of pytest. A signal ends it first, so that it takes its labs down; then the signal counts here."""
+    with pytest:
+        try:
+            return pytest.wait()
+        except KeyboardInterrupt:  # Ctrl-C has reached pytest, too
+            _wait_for_end(pytest)
+            raise
+        except SystemExit:  # SIGTERM and SIGHUP may have reached this process only
+            pytest.terminate()
+            _wait_for_end(pytest)
+            raise
+
+
+def _wait_for_end(pytest: subprocess.Popen[bytes]) -> None:
+    with left_to_child(signal.SIGINT):
+        try:
+            pytest.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            pytest.kill()
+
+
+@contextmanager
+def _engine(out: Console) -> Iterator[None]:
+    """A container engine and containerlab during the tests; an engine that was started for them is stopped."""
+    from heddle.host.engine.setup import engine_running, setup_containerlab
+
+    with engine_running(out.observer):
+        setup_containerlab(out.observer, ask=out.confirm, stays=False)
+        yield
+
+
+@verb(
+    group="Heddle",
+    help={
+        "suite": Option(
+            "quick (each feature once), deep (what it leaves out, but for long), long (20 seconds and more each), "
+            "unit, golden, netns, or all. Others: fuzz (damaged files and messages), clab (labs in containers), "
+            "browser (Chromium's pages), vm (a full kernel in QEMU), kube (a real Kubernetes). Several: deep,vm",
+            WORDS,
+        ),
+        "build": "also install clang, so that the BPF programs are rebuilt and compared",
+        "args": "arguments for pytest: ./inv test unit -- -k load -x",
+    },
+    positional=["suite"],
+    rest="args",
+    packages=needed_packages,
+    root=needs_root,
+    checkout=True,
+)
+def test(out: Console, suite: str = QUICK, build: bool = False, args: Sequence[str] = ()) -> None:
+    """Run the tests: by default those that test each feature once; `all` runs unit, golden and netns."""
+    run_tests(out, suite, args)

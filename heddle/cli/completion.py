@@ -16,10 +16,10 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
-from heddle.cli.renamed import current
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Node
+    from heddle.fabric.model import Fabric
+    from heddle.fabric.wiring import Node
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -41,7 +41,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
     *before, last = list(words[1:]) or [""]
     if not before or before == ["help"]:
         return list(core) if last.startswith("-") else list(verbs)
-    verb = verbs.get(current(before[0], before[1:], verbs).name)
+    verb = verbs.get(before[0])
     if verb is None:
         return []
     waiting = verb.positionals
@@ -201,7 +201,7 @@ def queue_settings(_: Typed) -> list[str]:
 
 def hash_settings(_: Typed) -> list[str]:
     """Keys of `hashing --set`: those of routing.hash, and two of routing."""
-    from heddle.spec.routingspec import HashSpec
+    from heddle.spec.schema import HashSpec
     from heddle.spec.wording import paths_of
 
     return _leaves([*paths_of(HashSpec), "seed", "resilient"])

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.printable import shown
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, Problem, shown
 from heddle.base.progname import as_started
 from heddle.base.tables import written
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.printable import shown
-from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem, shown
 from heddle.base.process import find_program
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
@@ -48,7 +47,7 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
     """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
-    from heddle.fabric.naming import is_pattern
+    from heddle.fabric.model import is_pattern
     from heddle.lab.opening import open_lab
 
     where = open_lab(lab)
@@ -79,7 +78,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
 
 def _nodes(lab: Lab, typed: str) -> list[str]:
     """The nodes that match names and patterns with commas, in the lab's order."""
-    from heddle.fabric.naming import matching_names, split_words
+    from heddle.fabric.model import matching_names, split_words
 
     names = split_words([typed])
     if not names:

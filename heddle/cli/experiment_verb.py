@@ -12,10 +12,10 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import some_of
 from heddle.cli.argv import Option, Options
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
+from heddle.cli.helptexts import target_of
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -192,7 +192,7 @@ def reproduce(
 
 def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
     """Make the runs that must break each check, and name those that did not fail."""
-    from heddle.experiments.breaking import breaks, unbroken
+    from heddle.experiments.outcome import breaks, unbroken
     from heddle.views.experimenttext import breaks_text
 
     results: list[ExperimentResult] = []
@@ -204,9 +204,10 @@ def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None,
                 found.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
                 results.append(found[-1])
         left |= {f"{each.name}: {name}": why for name, why in unbroken(each, found).items()}
-    document = {"ok": not left, "not_broken": left, "experiments": [each.to_json() for each in results]}
+    ok = not left and any(each.rows for each in results)  # where nothing ran, nothing is shown
+    document = {"ok": ok, "not_broken": left, "experiments": [each.to_json() for each in results]}
     out.result(document, breaks_text(results, left))
-    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(bool(left))
+    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(not ok)
 
 
 def _finish(

@@ -1,18 +1,20 @@
-"""The verbs for whole labs: up, status, inspect, validate, down; and render, which starts nothing."""
+"""The verbs for whole labs: up, status, inspect, validate, diagnose, down; render and import, which start nothing."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.extras import KUBERNETES
-from heddle.base.problems import InputError, Problem
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
+from heddle.cli.helptexts import target_of
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -60,6 +62,7 @@ def up(
 
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
+    It also undoes commands that were entered in FRR since the lab came up.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
     --runtime kubernetes runs a fabric in pods, a shard in each, that tunnels join (docs/kubernetes.md). --dry-run shows
     how it would be cut, and its cost.
@@ -110,7 +113,7 @@ def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
     """Show a cut and its cost. count: of shards; None: the default."""
     from heddle.fabric.cutting import cut, fitting_cut
     from heddle.offline.sharding import sharding_forecast
-    from heddle.views.shardtext import cut_json, cut_text
+    from heddle.views.labtext import cut_json, cut_text
 
     found = fitting_cut(fabric) if count is None else cut(fabric, count)
     ahead = sharding_forecast(fabric, found)
@@ -126,7 +129,7 @@ def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
 )
 def status(out: Console, lab: str | None = None) -> None:
     """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
-    from heddle.lab.ownership import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
@@ -151,7 +154,7 @@ def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> N
     ./inv inspect zone --node host1 shows one node in detail: links, rates, MTU and BGP states. ./inv status shows
     whether the lab is converged.
     """
-    from heddle.fabric.naming import matching_names, split_words
+    from heddle.fabric.model import matching_names, split_words
     from heddle.lab.inventory import read_inventory
     from heddle.lab.opening import open_lab
     from heddle.views.labtext import lab_text, nodes_text
@@ -290,7 +293,7 @@ def down(
     --context names its place.
     """
     from heddle.lab import lifecycle as labs
-    from heddle.lab.ownership import other_labs
+    from heddle.lab.opening import other_labs
     from heddle.views.labtext import down_text
 
     known = state.labs()
@@ -317,3 +320,71 @@ def down(
         text = "\n".join([text, *(f"lab {each.lab} {each.text()}: it is left" for each in other_labs())])
     runs = {name: each.runs for name, each in removed.items() if each.runs}
     out.result({"down": list(removed), **({"runs": runs} if runs else {})}, text)
+
+
+IMPORTS: Final = ("sonic",)
+
+
+@verb(name="import", group="Lab", help=words.IMPORT, files_in=["file", "onto"], files_out=["out_"])
+def import_(
+    out: Console, kind: str, file: str, onto: str = "zone", out_: str | None = None, set_: Sequence[str] = ()
+) -> None:
+    """Apply a switch's configuration to a fabric: queues, PFC and hashing of SONiC's config_db.json. Start nothing.
+
+    Each key is applied, or listed as not modelled, with its line and the reason. --out writes a fabric file for ./inv
+    up. Without it, the command with --set is printed. docs/sonic.md lists the keys.
+    """
+    from heddle.fabric.fromsonic import import_sonic
+    from heddle.traffic.inflight import xoff_not_reached
+    from heddle.views.graph import check_target, write_file
+    from heddle.views.importtext import fabric_yaml, import_text, up_command
+
+    if kind not in IMPORTS:
+        raise InputError(Problem("", f"./inv import {kind}", "is not a format", did_you_mean(kind, IMPORTS)))
+    if out_ is not None:
+        check_target(real(out_), out_)
+    found = import_sonic(file, onto, set_)
+    warnings = [*found.fabric.policy.queues.late_marks, *xoff_not_reached(found.fabric)]
+    for each in warnings:
+        out.observer.warn(each)
+    rows = [each.to_json() for each in found.rows]
+    data = {"onto": onto, "out": out_, "settings": found.settings, "keys": rows, "warnings": warnings}
+    if out_ is None:
+        end = up_command(onto, found.data, found.settings, set_)
+    else:
+        typed = [f"./inv import {kind}", shlex.quote(file), "--onto", shlex.quote(onto)]
+        head = " ".join([*typed, *(f"--set {shlex.quote(each)}" for each in set_)])
+        write_file(real(out_), fabric_yaml(found.data, found.sources, [head]).encode(), out_)
+        end = f"wrote {out_}: run ./inv up {shlex.quote(out_)}"
+    out.result(data, f"{import_text(found.rows)}\n\n{end}")
+
+
+@verb(
+    group="Results",
+    help={"no_probes": "send no packets: judge only what was recorded, and the state of the lab"},
+    root=True,
+    tool=Tool(
+        "Find why a run was slow or failed: a cause with its object, how certain it is, the evidence, and what was "
+        "ruled out. Sends probes over all paths of a running lab when counters do not decide.",
+        runs=("run",),
+    ),
+)
+def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_probes: bool = False) -> None:
+    """Find why a run was slow or failed: a cause, its evidence, and what was ruled out.
+
+    The run is the last one, or --run ID; while a run is measured, or without any, the lab is watched for a second
+    instead. It reads counters, states, queues, times and the checks of validate, never the record of faults that were
+    set. Where they do not decide, it sends probes over every link. The exit code is 0 with and without a cause.
+    """
+    from heddle.engineering.diagnosis.diagnosis import diagnose as judge
+    from heddle.lab.opening import open_lab
+    from heddle.runs.store import History
+    from heddle.views.diagnosistext import diagnosis_text
+
+    where = open_lab(lab)
+    history = History.of(where)
+    measured = history.writing()
+    watched = run is None and (measured or history.last() is None)
+    stored = None if watched else history.open(run)
+    found = judge(stored, where, None if no_probes or measured else out.observer)
+    out.result(found.to_json(), diagnosis_text(found))

@@ -191,7 +191,7 @@ def _show(out: Console, where: Lab) -> None:
 
 def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout: float) -> None:
     """Take links down or up, drain or undrain switches, and wait for the effect."""
-    from heddle.fabric.naming import matching_names, split_words
+    from heddle.fabric.model import matching_names, split_words
     from heddle.lab import impairments, outages
     from heddle.lab.faults.orders import check_free
 

@@ -24,14 +24,14 @@ from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import EXACT_MATCH, MODES
-from heddle.fabric.naming import split_words
+from heddle.fabric.model import split_words
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file, routing_policy
 from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.spec.keys import Strict
-from heddle.spec.routingspec import HashSpec, RoutingSpec
+from heddle.spec.schema import HashSpec, RoutingSpec
 from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 from heddle.switch.hashing.hashing import SwitchHashing
 

@@ -69,7 +69,7 @@ GRAPH: Final[Options] = {
 }
 
 IMPORT: Final[Options] = {
-    "kind": Option("the format of the file: sonic", "heddle.cli.import_verb:IMPORTS", closed=True),
+    "kind": Option("the format of the file: sonic", "heddle.cli.fabric_verbs:IMPORTS", closed=True),
     "file": "a switch's config_db.json",
     "onto": Option("the preset or fabric file that gets the keys", "heddle.spec.load:presets", listed="presets:"),
     "out": "fabric file to write",
@@ -119,19 +119,13 @@ _SHARDS: Final = Option(
     "number of shards, a pod each; without it, as few as fit into machines of 8 GiB, at least 2", value="N"
 )
 UP: Final[Options] = {
-    "fabric": Option(
-        "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
-        was={"--topology": {}},
-    ),
+    "fabric": "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
     "name": "override the lab name",
     "dialect": Option(
         "containerlab's kind of switches: linux (any version), or frr (0.80 or newer)",
         "heddle.render.dialects:DEPLOYED",
     ),
-    "dry_run": Option(
-        "print the commands as a shell script, or with --shards the cut and its cost; run nothing",
-        was={"--explain": {}},
-    ),
+    "dry_run": "print the commands as a shell script, or with --shards the cut and its cost; run nothing",
     "shards": _SHARDS,
     **KUBERNETES,
     "repair": "repair a lab that is already running, and report each repair",
@@ -171,7 +165,6 @@ PREDICT: Final[Options] = {
         "the traffic: a file (.yml, .csv, or a trace), the name of a workload in traffic/, or a word. "
         "Words: a collective, ring, permutation, shift:N, incast:N. Keys can follow: ring,qps=16",
         completion.workloads,
-        was={"--plan": {}},
     ),
     "mode": Option(
         "mode of the first rows and tables (default: as in the fabric file)",
@@ -379,3 +372,14 @@ TUNER: Final[Options] = {
         },
     ),
 }
+
+
+def target_of(given: Mapping[str, object]) -> dict[str, str]:
+    """Those that were given; a file of --pod is read. InputError for what is wrong in it."""
+    found = {key: str(value) for key, value in given.items() if value is not None}
+    if "pod" in found:
+        from heddle.base.files import real
+        from heddle.runtimes.kube.manifests import read_pod
+
+        found["pod"] = read_pod(real(found["pod"]), found["pod"])
+    return found

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heddle.base.printable import shown
-from heddle.base.problems import InputError, Problem
+from heddle.base.files import absent
+from heddle.base.problems import InputError, Problem, shown
 from heddle.base.resources import HERE
 from heddle.cli import completion
 from heddle.cli.argv import Option
@@ -18,8 +18,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.endpoints.programruns import Stream
-    from heddle.endpoints.programs import ProgramOptions, Seat
+    from heddle.endpoints.programruns import ProgramOptions, Seat, Stream
 
 
 @verb(
@@ -77,7 +76,7 @@ def launch(
     if not cmd:
         hint = f"./inv launch --ranks {ranks} -- python3 traffic/programs/ring.py"
         raise InputError(Problem("", f"launch --ranks {ranks}", "has no program", hint))
-    from heddle.endpoints.programs import ProgramOptions
+    from heddle.endpoints.programruns import ProgramOptions
 
     words = [_from_anywhere(word) for word in cmd]
     return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit), rdma), words, lab)
@@ -87,7 +86,7 @@ def _from_anywhere(word: str) -> str:
     """A program of Heddle, traffic/programs/NAME, is found from every working directory, and in a wheel."""
     folder, _, name = word.rpartition("/")
     own = HERE.content("traffic") / "programs" / name
-    return str(own) if folder == "traffic/programs" and not Path(word).exists() and own.is_file() else word
+    return str(own) if folder == "traffic/programs" and absent(Path(word)) and own.is_file() else word
 
 
 def _seconds(text: str | None) -> float | None:

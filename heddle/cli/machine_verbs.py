@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from heddle.base import extras
 from heddle.cli.argv import Option
-from heddle.cli.clusterwords import target_of
 from heddle.cli.console import Console
-from heddle.cli.helptexts import KUBERNETES
+from heddle.cli.helptexts import KUBERNETES, target_of
 from heddle.cli.verbs import verb
 
 

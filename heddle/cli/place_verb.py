@@ -36,7 +36,7 @@ _HELP: Final[Options] = {
     "nccl": Option("dumps of a job's hosts by NCCL, with commas: its order is the candidate nccl", value="FILE"),
     "export": Option(
         "write the fabric for a scheduler: slurm (topology.conf), slurm-yaml, topograph (labels of nodes)",
-        "heddle.engineering.schedulers:EXPORTS",
+        "heddle.engineering.placement:EXPORTS",
         value="FORMAT",
     ),
     "out": Option("write a rank file, for run --placement and predict; or the file of --export", value="FILE"),
@@ -100,7 +100,9 @@ def place(
         _export(out, export, _fabric(fabric, lab, set_)[0], out_)
         return
     _check_out(out_)
-    _check_numbers(ranks, seed)
+    for flag, number, least in (("--ranks", ranks, 2), ("--seed", seed, 0)):
+        if number is not None and number < least:
+            raise InputError(Problem("", f"{flag} {number}", f"is below {least}", f"use {flag} {least} or more"))
     built, dead, drained = _fabric(fabric, lab, set_)
     dumps = words_of_flag("--nccl", nccl)
     dumped = read_dumps(dumps, ranks) if dumps else ()
@@ -125,7 +127,7 @@ def _check_export(given: Mapping[str, Any]) -> None:
 
 def _export(out: Console, kind: str, fabric: Fabric, name: str | None) -> None:
     """Write the tree of a fabric's switches for a scheduler, to a file or to stdout."""
-    from heddle.engineering.schedulers import EXPORTS
+    from heddle.engineering.placement import EXPORTS
     from heddle.views.graph import write_file
 
     if kind not in EXPORTS:
@@ -159,13 +161,6 @@ def _fabric(
         raise InputError(Problem("", f"lab {running.name}", why, hint))
     now = state_of(running)
     return running.fabric, now.dead, now.drained
-
-
-def _check_numbers(ranks: int | None, seed: int) -> None:
-    """InputError for numbers that are too small."""
-    for flag, number, least in (("--ranks", ranks, 2), ("--seed", seed, 0)):
-        if number is not None and number < least:
-            raise InputError(Problem("", f"{flag} {number}", f"is below {least}", f"use {flag} {least} or more"))
 
 
 def _check_out(name: str | None) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
+from heddle.base import resources
 from heddle.base.declared import OUTPUT
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
@@ -23,10 +25,7 @@ from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
-from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
-from heddle.cli.examples import examples_text
-from heddle.cli.hints import verb_hint
-from heddle.cli.renamed import current
+from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
 from heddle.cli.verbs import GROUPS, Command
 
 Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
@@ -94,17 +93,14 @@ def _run(commands: Commands, words: Sequence[str]) -> None:
 
 
 def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None:
-    now = current(name, words, {each: command.verb for each, command in commands.items()})
-    if now.name not in commands:
+    if name not in commands:
         raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
-    command = commands[now.name]
-    explain = explain or _asks_help(command.verb, now.words)
-    foreign = nccltests.NcclFlags.of(now.words, command.verb.flags).notes if now.name in nccltests.VERBS else []
-    for note in (*now.notes, *([] if explain else foreign)):
-        print(as_started(note), file=sys.stderr)
-    if explain:
+    command = commands[name]
+    if explain or _asks_help(command.verb, words):
         return written(_help_of(command))
-    command.run(**parse(command.verb, now.words))
+    for note in nccltests.NcclFlags.of(words, command.verb.flags).notes if name in nccltests.VERBS else []:
+        print(as_started(note), file=sys.stderr)
+    command.run(**parse(command.verb, words))
     return None
 
 
@@ -195,3 +191,26 @@ def _explained(verb: Verb, p: Parameter) -> str:
     words = f"; {option.listed} {', '.join(option.offered(Typed(verb, p, in_help=True)))}" if option.listed else ""
     shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
     return option.help + words + (f" (default: {p.default})" if shows_default else "")
+
+
+@cache
+def examples() -> Mapping[str, Mapping[str, str]]:
+    """Verb -> the words after it -> what the line does."""
+    found: dict[str, dict[str, str]] = {}
+    text = (resources.HERE.content("templates") / "help/examples.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    for line, does in zip(lines[::2], lines[1::2], strict=True):
+        verb, _, words = line.removeprefix("./inv ").partition(" ")
+        found.setdefault(verb, {})[words] = does.strip()
+    return found
+
+
+def examples_text(verb: str) -> str:
+    """The part of a verb's help with its examples; empty for a verb without any. Fits into 80 columns."""
+    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in examples().get(verb, {}).items()]
+    return "\n".join(["", "Examples", *lines, ""]) if lines else ""
+
+
+def example_line(verb: str, words: str) -> str:
+    """The line as it is typed."""
+    return f"./inv {verb} {words}".rstrip()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from heddle.base.events import Observer
-from heddle.base.printable import shown
+from heddle.base.problems import shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -67,7 +67,11 @@ def queues(
     elif setting:
         raise InputError(Problem("", setting[0], "is an unexpected word", "./inv queues set PATH=VALUE"))
     if action == "reset":
-        _reset(where)
+        from heddle.base import owners
+        from heddle.lab.queues import forget
+
+        with owners.lock(where.name):  # not during a run, which needs the difference of two readings
+            forget(where)
     if watch:
         _check_watch(out, every, seconds)
         return _watch(out, where, wanted, every, seconds)
@@ -118,7 +122,7 @@ def matching(port: Sequence[str], class_: Sequence[str]) -> Callable[[str, int],
 
 
 def _split(typed: Sequence[str]) -> tuple[str, ...]:
-    from heddle.fabric.naming import split_words
+    from heddle.fabric.model import split_words
 
     return split_words(typed)
 
@@ -167,15 +171,6 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
     set_queues(lab, settings, _split(switches))
     for each in late_marks(lab):
         out.observer.warn(each)
-
-
-def _reset(lab: Lab) -> None:
-    """Set all counters to 0. Not during a run, which needs the difference of two readings."""
-    from heddle.base import owners
-    from heddle.lab.queues import forget
-
-    with owners.lock(lab.name):
-        forget(lab)
 
 
 def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:

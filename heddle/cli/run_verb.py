@@ -142,7 +142,7 @@ def narrow_terminal() -> bool:
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the fabric, of the matrix, of ranks and of the workload."""
-    from heddle.endpoints.tracefile import typed_files
+    from heddle.endpoints.stepsfile import typed_files
     from heddle.endpoints.workloadfile import files_of
 
     return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed.get("workload"))]

@@ -178,21 +178,21 @@ def compare(
 
 def _is_file(word: str) -> bool:
     """Whether a word names a file, or was meant to. The record of a run names its directory."""
-    from heddle.base.files import real
+    from heddle.base import files
 
     try:
-        path = real(word)
+        path = files.real(word)
     except InputError:  # an assistant names runs only
         return False
-    return path.is_file() or (path.suffix in (".json", ".txt", ".log", ".out") and not path.is_dir())
+    ending = path.suffix in (".json", ".txt", ".log", ".out")
+    return files.is_file(path, word) or (ending and not files.is_dir(path, word))
 
 
 def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:
     """Compare curves, of which one or both are files."""
-    from heddle.runs.curve import BusbwCurve, shapes_of
-    from heddle.runs.ncclfile import read_curve
+    from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
     from heddle.runs.store import open_runs
-    from heddle.views.shapetext import shapes_text
+    from heddle.views.runstext import shapes_text
 
     if report:
         raise InputError(Problem("", "--report", "is for two runs, and one of these is a file", "leave it out"))
@@ -201,6 +201,7 @@ def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bo
     )
     found = shapes_of(one, other)
     out.result(found.to_json(), shapes_text(found))
+    out.exit_code = 0 if found.ok else 1
 
 
 def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:

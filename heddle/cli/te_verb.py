@@ -1,4 +1,4 @@
-"""The verb `te`: central traffic engineering. te_plan.py has what `plan` does, te_live.py the other actions."""
+"""The verb `te`: central traffic engineering. te_live.py has its actions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TeWords:
 
 # Action -> its function of (Console, TeWords).
 ACTIONS: Final[Mapping[str, str]] = {
-    "plan": "heddle.cli.te_plan:plan",
+    "plan": "heddle.cli.te_live:plan",
     **{action: f"heddle.cli.te_live:{action}" for action in ("apply", "watch", "off", "show")},
 }
 

@@ -158,7 +158,10 @@ def tour(out: Console, yes: bool = False) -> None:
         else:
             _tell(out, "", _NEXT)
     finally:
-        _remove(lab)
+        from heddle.lab.lifecycle import down
+
+        with left_to_child(signal.SIGINT):
+            down(lab)  # nothing when it is not there: at the end of the tour
     if out.json:
         out.result({"lab": lab, "steps": done})
 
@@ -215,11 +218,3 @@ def _ended(child: subprocess.Popen[bytes]) -> None:
             child.wait(_END_S)
         except subprocess.TimeoutExpired:
             child.kill()
-
-
-def _remove(lab: str) -> None:
-    """Take the lab down if it is there: at the end of the tour it is not."""
-    from heddle.lab.lifecycle import down
-
-    with left_to_child(signal.SIGINT):
-        down(lab)

@@ -70,7 +70,7 @@ def tuner(
     from heddle.runs.tuning import Tuning
     from heddle.traffic.workload import Workload
     from heddle.views.graph import check_target, write_file
-    from heddle.views.tunertext import tuning_text
+    from heddle.views.runstext import tuning_text
 
     wanted = _wanted(collective, algorithm, channels, qps, options)
     files = {"--conf": conf, **({"--csv": csv} if csv else {})}

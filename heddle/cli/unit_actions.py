@@ -19,9 +19,9 @@ from heddle.runtimes.registry import get_runtime
 from heddle.views.graph import write_file
 from heddle.workshop import unitlife as life
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, names_unit, unit_ids
-from heddle.workshop.progress import UnitProgress, read_progress, results
 from heddle.workshop.record import RunProof, StepRecord, UnitResult, now
 from heddle.workshop.stepcheck import OK, WRONG
+from heddle.workshop.unitlife import UnitProgress, read_progress, results
 
 _WIDE: Final = 100
 _SHORT: Final = 16  # digits of a digest in a text

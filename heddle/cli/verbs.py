@@ -8,13 +8,20 @@ place is sent there as it was typed; then nothing of this machine is checked. `C
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from heddle.base import progname, resources
 from heddle.base.declared import OUTPUT
 from heddle.base.extras import require
+from heddle.base.problems import MachineError, Problem
 from heddle.base.resources import HERE
 from heddle.cli.argv import (
     Option,
@@ -113,7 +120,6 @@ def verb(
     *,
     group: str = "",
     name: str = "",
-    was: Sequence[str] = (),
     help: Options | None = None,
     options: str = "",
     positional: Sequence[str] = (),
@@ -133,14 +139,12 @@ def verb(
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a verb of a function `(console, **typed)`.
 
-    group: the heading above it in the list of verbs (GROUPS). was: what users typed for it in the last version: a
-    verb, or a verb and a flag whose value is the first word now.
-    help: the option of each parameter, or only its help, where it is not that of SHARED. options: `module:name` of a
-    function that lists declared options: the verb takes them, too, as `**options` by their words. positional:
-    parameters with a default that can be typed without their flag. rest: the parameter that gets all other words. root,
-    packages, extras: what the verb needs on this machine; packages are names of packages.py, extras those of
-    base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain. tool: how an assistant
-    gets it.
+    group: the heading above it in the list of verbs (GROUPS). help: the option of each parameter, or only its help,
+    where it is not that of SHARED. options: `module:name` of a function that lists declared options: the verb takes
+    them, too, as `**options` by their words. positional: parameters with a default that can be typed without their
+    flag. rest: the parameter that gets all other words. root, packages, extras: what the verb needs on this machine;
+    packages are names of packages.py, extras those of base/extras.py. checkout: it works on Heddle's own source, which
+    a wheel does not contain. tool: how an assistant gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
     directory_out: files_out are directories. endings_here: suffixes of a file that it writes to the working directory
@@ -159,9 +163,7 @@ def verb(
             return sorted([*declared, *own, *common], key=lambda p: p.option.group == OUTPUT)
 
         parameters = LateParameters(with_options) if options else [*own, *common]
-        spec = Verb(
-            called, parameters, rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
-        )
+        spec = Verb(called, parameters, rest, rest_after_positionals, checkout, tool, files_out, endings_here, group)
 
         def needs_root(typed: Mapping[str, Any]) -> bool:
             return root({**defaults, **typed}) if callable(root) else root
@@ -171,8 +173,6 @@ def verb(
             for extra in extras(full) if callable(extras) else extras:
                 require(extra)
             if needs_root(typed):
-                from heddle.cli.privilege import become_root
-
                 become_root(called)
             needed = packages(full) if callable(packages) else packages
             if needed:
@@ -218,3 +218,39 @@ def verb(
 
 def _named(typed: Arguments, names: Sequence[str]) -> list[str]:
     return [str(typed[name]) for name in names if typed[name] is not None]
+
+
+# sudo clears the environment, and -E is often forbidden. These variables change the behaviour of verbs.
+KEPT: Final = (
+    progname.VARIABLE, "CI", "HEDDLE_DEBUG", "NO_COLOR", "TERM", "COLUMNS", "HEDDLE_FILES", "HEDDLE_FILES_ONLY",
+    "HEDDLE_PLACE", "HEDDLE_KEEP_RUNS", "HEDDLE_KEEP_BYTES",
+    "HEDDLE_CONTAINERLAB", "DOCKER_HOST", "KUBECONFIG", "GOPROXY", "GOTOOLCHAIN",
+    "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+
+
+def become_root(verb: str) -> None:
+    """Return as root; else replace this process by itself under sudo. MachineError when that is not possible."""
+    if os.geteuid() == 0:
+        return
+    # By its path when it is installed: root has another PATH.
+    named = progname.CHECKOUT if progname.program() == progname.CHECKOUT else progname.path()
+    typed = f"{named} {shlex.join(sys.argv[1:])}"
+    sudo = shutil.which("sudo")
+    if sudo is None:
+        hint = f"run it as root: su -c {shlex.quote(typed)}"
+        raise MachineError(Problem("", f"./inv {verb}", "needs root, but sudo is not installed", hint))
+    if not sys.stdin.isatty() and subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode:
+        hint = f"run it as root, or in a terminal: sudo {typed}"
+        raise MachineError(Problem("", f"./inv {verb}", "needs root, and sudo needs a password", hint))
+    from heddle.base.state import state_dir
+    from heddle.places.choice import VARIABLE
+
+    print(f"{verb} needs root: running it again through sudo", file=sys.stderr, flush=True)
+    kept = [f"{name}={os.environ[name]}" for name in KEPT if name in os.environ]
+    if not resources.HERE.is_checkout:  # the user could not remove compiled files of root with the package
+        kept.append("PYTHONDONTWRITEBYTECODE=1")
+    # The place is already chosen: root's config file must not change it.
+    kept.append(f"{VARIABLE}=")
+    again = ["env", f"HEDDLE_STATE_DIR={state_dir()}", *kept, *resources.HERE.command(), *sys.argv[1:]]
+    os.execv(sudo, [sudo, "--", *again])  # noqa: S606  (no shell is wanted)

@@ -23,7 +23,7 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.host import packages
     from heddle.places.vm.guest import guests
     from heddle.places.vm.guest import needed_packages as of_guest
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
+    from heddle.places.vm.recipe import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
@@ -62,7 +62,7 @@ def vm(
     The first start makes an image; this takes a few minutes, and the image is kept. Starting the VM needs no root.
     """
     from heddle.base.problems import InputError, Problem, did_you_mean
-    from heddle.places.vm.kernels import kernel_named
+    from heddle.places.vm.recipe import kernel_named
 
     if action not in ACTIONS:
         raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, ACTIONS)))
@@ -88,7 +88,7 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
     from heddle.base.problems import InputError, Problem, Problems
     from heddle.places.vm import guest as guests
     from heddle.places.vm.image import ensure_image
-    from heddle.places.vm.kernels import DEFAULT, kernel_named, place_name
+    from heddle.places.vm.recipe import DEFAULT, kernel_named, place_name
 
     problems = Problems()
     for flag, value, least in (("--memory", memory, guests.LEAST_MEMORY), ("--cpus", cpus, 0), ("--idle", idle, 0)):
@@ -110,10 +110,9 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
 
 def _status(out: Console) -> None:
     from heddle.places.vm.guest import guests
-    from heddle.places.vm.hardware import kvm_problem
     from heddle.places.vm.image import images
-    from heddle.places.vm.kernels import KERNELS
-    from heddle.places.vm.recipe import image_name
+    from heddle.places.vm.qemu import kvm_problem
+    from heddle.places.vm.recipe import KERNELS, image_name
 
     running, cached = guests(), images()
     needed = {image_name(kernel) for kernel in KERNELS.values()}
@@ -131,7 +130,7 @@ def _status(out: Console) -> None:
 def _down(out: Console, kernel: str, *, images: bool) -> None:
     from heddle.places.vm.guest import end_guest
     from heddle.places.vm.image import remove_images, sweep
-    from heddle.places.vm.kernels import KERNELS
+    from heddle.places.vm.recipe import KERNELS
 
     ended = [guest for guest in map(end_guest, [kernel] if kernel else KERNELS) if guest is not None]
     sweep()
@@ -143,7 +142,7 @@ def _down(out: Console, kernel: str, *, images: bool) -> None:
 
 def _build(out: Console, kernel: str, *, rebuild: bool) -> None:
     from heddle.places.vm.image import ensure_image, sweep
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
+    from heddle.places.vm.recipe import DEFAULT, kernel_named
 
     sweep()
     made = ensure_image(kernel_named(kernel or DEFAULT), out.observer, fresh=rebuild)
@@ -157,8 +156,8 @@ def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
     from heddle.base.problems import InputError, MachineError, Problem
     from heddle.base.process import find_program
     from heddle.places.vm.guest import ensure_guest, find_guest, guests
-    from heddle.places.vm.hardware import HOST
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
+    from heddle.places.vm.qemu import HOST
+    from heddle.places.vm.recipe import DEFAULT, kernel_named
 
     if out.json:
         raise InputError(Problem("", "--format json", "is not possible with vm ssh: its output is the command's own"))

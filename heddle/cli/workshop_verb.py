@@ -32,7 +32,6 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
 @verb(
     group="Learn",
     name="workshop",
-    was=["lab"],
     help=words.WORKSHOP,
     positional=["action", "what"],
     root=lambda typed: typed["action"] not in _ROOTLESS,

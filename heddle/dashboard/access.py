@@ -87,10 +87,6 @@ class PageAccess:
         """The value of the cookie: it shows that its owner knew the token, and ends with this server."""
         return hmac.new(self._secret, self._token.encode(), hashlib.sha256).hexdigest()
 
-    def set_cookie(self) -> str:
-        """The header Set-Cookie of a login."""
-        return f"{self.cookie}={self.session()}; HttpOnly; SameSite=Strict; Path=/"
-
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header has a name of this server. An IP address cannot be rebound, so it is one."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host

@@ -229,19 +229,16 @@ def _add_queues(made: _Families, source: LiveSource, now: LiveReading, counters:
     grown = counters.of(lab, names, {name: now.columns[name] for name in COUNTERS})
     tables: list[tuple[MetricSpec, I64, int]] = [(spec, now.columns[name], 1) for name, spec in LEVELS.items()]
     tables += [(spec, grown[name], unit) for name, (spec, unit) in COUNTERS.items()]
-    rows = list(_queue_labels(lab, source))
+    rows = [
+        (number * CLASSES + traffic_class, [lab, port.node, port.name, str(traffic_class)])
+        for number, port in enumerate(source.ports, 1)
+        for traffic_class, policy in enumerate(source.policies[port.node, port.name])
+        if policy.kind != "unused"
+    ]
     at = np.array([row for row, _ in rows])
     for spec, values, unit in tables:
         for (_, labels), value in zip(rows, values[at].tolist(), strict=True):
             made.add(spec, labels, value / unit if unit != 1 else value)
-
-
-def _queue_labels(lab: str, source: LiveSource) -> Iterator[tuple[int, list[str]]]:
-    """Row and labels of every queue whose class is in use."""
-    for number, port in enumerate(source.ports, 1):
-        for traffic_class, policy in enumerate(source.policies[port.node, port.name]):
-            if policy.kind != "unused":
-                yield number * CLASSES + traffic_class, [lab, port.node, port.name, str(traffic_class)]
 
 
 def _add_run(made: _Families, run: RunRecord) -> None:
@@ -251,7 +248,7 @@ def _add_run(made: _Families, run: RunRecord) -> None:
         labels = [*about, str(row.size)]
         made.add(_BUSBW, labels, row.busbw * 1e9)
         made.add(_SECONDS, labels, row.time_us / 1e6)
-        made.add(_WRONG, labels, row.wrong)
+        made.add(_WRONG, labels, row.all_wrong)
 
 
 BANDWIDTH: Final = "nccl_bus_bandwidth_gbs"
@@ -316,7 +313,6 @@ def sent_bytes(pattern: Pattern, size: int) -> int:
 
 
 def _ranks(run: RunRecord) -> int:
-    """Of one communicator."""
     head = run.header
     return len(head.communicators[0]) if head.communicators else len(head.ranks)
 

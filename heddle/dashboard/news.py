@@ -23,7 +23,7 @@ from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
 
 Kind = Literal["link", "bgp", "pause", "mark", "drop", "run", "lab", "action"]
@@ -193,7 +193,7 @@ def run_json(kept: StoredRun) -> dict[str, Any]:
         "wrong": done.wrong if done else None,
         "agree": done.proof.agree if done and done.proof else None,
         "mmr": done.proof.mmr_bytes if done and done.proof else None,
-        "rows": [[row.size, row.time_us, row.algbw, row.busbw, row.wrong] for row in rows],
+        "rows": [[row.size, row.time_us, row.algbw, row.busbw, row.all_wrong] for row in rows],
     }
 
 

@@ -34,7 +34,7 @@ from heddle.switch.queues.portids import numbered_ports
 from heddle.switch.queues.queuestate import QueueState
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.lab.lab import Lab
 
 SLOW_PARTS: Final = LabPart.CARRIER | LabPart.SESSIONS
@@ -118,7 +118,6 @@ class LiveSource:
         return [name for name in chosen if name in self.lab.fabric.by_name and name in self._known]
 
     def _unsettled(self, name: str) -> bool:
-        """Whether a switch has ports that are down or sessions that are not established."""
         seen = self._known[name]
         return bool(seen.down) or seen.sessions is None or any(s != ESTABLISHED for s in seen.sessions.values())
 

@@ -144,7 +144,8 @@ def _login(access: PageAccess) -> Handler:
             return JSONResponse(problems_of(error), 400)
         if not isinstance(token, str) or not access.matches(token):
             return JSONResponse({"error": "this is not the token", "problems": []}, 401)
-        return JSONResponse({"ok": True}, headers={"set-cookie": access.set_cookie()})
+        cookie = f"{access.cookie}={access.session()}; HttpOnly; SameSite=Strict; Path=/"
+        return JSONResponse({"ok": True}, headers={"set-cookie": cookie})
 
     return login
 

@@ -11,27 +11,165 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
+import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
+from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
-from heddle.endpoints.crewmembers import CrewMember, Homes
-from heddle.endpoints.journal import SizeResult
+from heddle.base.untrusted import LINE_BYTES, check_values
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.reports import WorkerMessage, WorkerReport
+from heddle.endpoints.reports import SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
-from heddle.host.saturation import Phase
+from heddle.host.capacity import Phase
 from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Job
+
+_WORKER: Final = "heddle.endpoints.worker"
+_NAMED: Final = 4  # ranks of a worker that an error names
+_MOST_WAITING: Final = 64  # messages: a worker sends two or three, and waits for its crew
+
+
+class CrewMember:
+    """One worker process, and the incomplete line that has been read from it."""
+
+    def __init__(self, own: tuple[int, ...], ranks: str, argv: Sequence[str], ahead_ns: int) -> None:
+        self.own, self.ranks = own, ranks  # as numbers, and in words
+        self._ahead_ns = ahead_ns
+        self.proc = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=resources.HERE.python_path,
+            start_new_session=True,  # Ctrl-C must reach only the run, which ends its workers
+        )
+        self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
+        self.still: tuple[Problem, ...] | None = None  # what its ranks wait for while its NICs are still
+        self.waits: tuple[Problem, ...] | None = None  # what its ranks wait for, when it was asked
+        self._rest = bytearray()
+        self._reported = False
+
+    @property
+    def out(self) -> int:
+        """The descriptor of its standard output."""
+        assert self.proc.stdout is not None  # noqa: S101  (a pipe was requested)
+        return self.proc.stdout.fileno()
+
+    def send(self, line: bytes) -> None:
+        """Send it a line. If it has ended, `read` will find out."""
+        assert self.proc.stdin is not None  # noqa: S101
+        with suppress(BrokenPipeError):
+            self.proc.stdin.write(line + b"\n")
+            self.proc.stdin.flush()
+
+    def read(self) -> bool:
+        """Read its output; False when it has ended after its report, as it should.
+
+        CheckError when a rank failed, MachineError when the worker has ended before.
+        """
+        chunk = os.read(self.out, 1 << 16)
+        if not chunk:
+            if self._reported:  # other workers may still be writing theirs
+                return False
+            raise MachineError(_ended(self.ranks, self.proc.wait()))
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += rest
+        for message in map(self._message, lines):
+            if message.error:
+                raise CheckError(*message.error)
+            if message.waits is not None:
+                self.waits = message.waits
+                continue
+            if message.still is not None or message.moving:
+                self.still = message.still
+                continue
+            self._reported = self._reported or message.report is not None
+            self.inbox.append(message.earlier(self._ahead_ns))
+        if len(self._rest) > LINE_BYTES or len(self.inbox) > _MOST_WAITING:
+            raise self._refused("more than any worker does")
+        return True
+
+    def _message(self, line: bytes) -> WorkerMessage:
+        """A line as a message. MachineError for one that is none: a worker in a shard may be anything."""
+        try:
+            check_values(line)
+            return WorkerMessage.of_line(line)
+        except ValueError as error:
+            raise self._refused(f"a line that is no message: {str(error).splitlines()[0]}") from None
+
+    def _refused(self, what: str) -> MachineError:
+        hint = "does the pod have another version of Heddle? ./inv down LAB, then up, with the image of this version"
+        return MachineError(Problem("", self.ranks, f"has sent {what}", hint))
+
+    def end(self, within: float) -> None:
+        """Wait for its end after its input was closed; kill it after `within` seconds."""
+        assert self.proc.stdin is not None and self.proc.stdout is not None  # noqa: S101
+        try:
+            self.proc.wait(within)
+        except subprocess.TimeoutExpired:
+            self.proc.kill()
+            self.proc.wait()
+        self.proc.stdout.close()
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where the workers of a run are started: here, or in the shards of their hosts.
+
+    shard_of: host -> its shard; empty when all hosts are here. start: shard and words after `python -m` -> a command.
+    ahead_ns: shard -> how far its clock is ahead of this machine's.
+    """
+
+    shard_of: Mapping[str, str] = field(default_factory=dict)
+    start: Callable[[str, Sequence[str]], list[str]] = lambda _, words: [sys.executable, "-m", *words]
+    ahead_ns: Mapping[str, int] = field(default_factory=dict)
+
+    def members(self, plan: Plan, workers: int) -> Iterator[CrewMember]:
+        """Start the workers. workers: their number in all; each shard has at least one."""
+        groups: dict[str, list[tuple[int, ...]]] = {}
+        for together in plan.processes:
+            groups.setdefault(self.shard_of.get(plan.endpoints[together[0]].host, ""), []).append(together)
+        each = max(1, workers // max(1, len(groups)))
+        for shard, processes in groups.items():
+            for index in range(min(each, len(processes))):
+                # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
+                ranks = tuple(rank for together in processes[index::each] for rank in together)
+                yield CrewMember(ranks, _named(plan, ranks), self.start(shard, [_WORKER]), self.ahead_ns.get(shard, 0))
+
+
+def _named(plan: Plan, ranks: Sequence[int]) -> str:
+    """`the worker of rank 0 on host1:eth1, rank 2 on host3:eth1 and 6 more`."""
+    first = ", ".join(f"rank {rank} on {plan.endpoints[rank].nic}" for rank in ranks[:_NAMED])
+    return f"the worker of {first}" + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+
+
+def _ended(ranks: str, code: int) -> Problem:
+    """A worker that has ended early. code: as of Popen, negative for a signal; 128 more than it for one in a shard."""
+    code = 128 - code if code > 128 else code
+    if code >= 0:
+        return Problem("", ranks, f"ended early (exit code {code})", "see its output above")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    hint = "use smaller sizes if the kernel ran out of memory (dmesg shows this), or run it again"
+    return Problem("", ranks, f"was ended by {name}", hint if name == "SIGKILL" else "run it again")
+
 
 _END_S: Final = 3.0
 _ANSWER_S: Final = 2.0  # for a worker to report what its ranks wait for
@@ -219,7 +357,9 @@ class Crews:
         crew.allow()
         passes, last, number = crew.plan.passes, crew.sizes, 0
         whole = len(passes) // len(crew.plan.options.sizes)  # measurements of a size
-        while number != last and not (last is None and number and not number % whole and self._others_ended()):
+        others = [each for each in self.crews if not each.job.in_background]
+        # In the background: until the others have ended, but whole sizes.
+        while number != last and (last or number % whole or not number or not all(each.ended_ns for each in others)):
             (size, _), before = passes[number % len(passes)], machine.read()
             crew.tell({"go": True})
             uses = yield from crew.all(lambda message: message.use)
@@ -247,9 +387,6 @@ class Crews:
         """When a job may begin (time.monotonic); NEVER while that is not known."""
         since = self._by_name[crew.job.after].ended_ns if crew.job.after else self.began_ns
         return since / 1e9 + crew.job.start_s if since else NEVER
-
-    def _others_ended(self) -> bool:
-        return all(each.ended_ns for each in self.crews if not each.job.in_background)
 
     def _next(self, works: Iterable[Crew]) -> float:
         """When something is due, if no worker sends anything before."""

@@ -1,4 +1,4 @@
-"""The elements of arrays: their types, the ranks' inputs, and reductions.
+"""The elements of arrays: types, the ranks' inputs, reductions; the arrays of a rank and the result that they need.
 
 In:  a type, a reduction, the number of ranks. Out: inputs that every reduction gives exactly, in any order, and that
 show it if a contribution of one rank is missing, is added twice, or is that of another rank or iteration.
@@ -11,15 +11,16 @@ numpy has no bfloat16. Such an array has the upper halves of float32 as uint16, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heddle.traffic.collectives.bases import EXACT
-from heddle.traffic.collectives.pattern import DType, Pattern, Reduction
+from heddle.traffic.collectives.pattern import Buffer, DType, Pattern, Piece, Reduction
 
 Numbers = NDArray[Any]  # float32 or int32
 _VALUES: Final = 4000  # sums of 2,048 inputs stay below 2^23, so that even quotients of two sums differ in float32
@@ -117,8 +118,8 @@ class Elements:
 
     def begin(self, inputs: Numbers, epoch: int, out: Numbers) -> None:
         """Write the input of an epoch."""
-        if self.dtype == "bfloat16":
-            out[:] = _halved(inputs + np.float32(self.more(epoch)))
+        if out.itemsize == 2:
+            out[:] = self.coded(inputs + np.float32(self.more(epoch)))
         else:
             np.add(inputs, self.more(epoch), out=out)
 
@@ -139,11 +140,41 @@ class Elements:
         if operation in ("max", "min"):
             return self.coded(total + self.more(epoch))
         found = total + ranks * self.more(epoch)
-        return self.coded(_divided(found, ranks) if operation == "avg" else found)
+        if operation != "avg":
+            return self.coded(found)
+        found = _divided(found, ranks)
+        return _halved(found) if self.dtype == "bfloat16" else found.astype(self.stored, copy=False)
 
     def coded(self, numbers: Numbers) -> Numbers:
-        """As they are in memory."""
-        return _halved(numbers) if self.dtype == "bfloat16" else numbers.astype(self.stored, copy=False)
+        """Inputs, or sums of them, as they are in memory. They are exact in the type, so nothing is rounded."""
+        if self.dtype == "bfloat16":
+            return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        if self.dtype == "float16":
+            # numpy converts element by element. Times 2^-112, a number has the exponent of float16.
+            bits = (numbers * np.float32(2.0**-112)).view(np.uint32)
+            sign = bits >> np.uint32(16) & np.uint32(0x8000)
+            return (bits >> np.uint32(13) & np.uint32(0x7FFF) | sign).astype(np.uint16).view(np.float16)
+        return numbers
+
+    def unseen(self, reductions: Iterable[Piece]) -> int:
+        """How many ranks change no element of a result, so that it is the same if their contribution is missing.
+
+        None of those reductions that have as many elements as the job has ranks.
+        """
+        found = set[int]()
+        for each in reductions:
+            count, many = each.hi - each.lo, len(each.ranks)
+            if count >= self.ranks:
+                continue
+            inputs = np.stack([self.input(rank, count, each.start) for rank in each.ranks])
+            total = self.total(count, each.start, each.ranks, each.operation)
+            if each.operation in ("max", "min"):
+                seen = (inputs == total) & ((inputs == total).sum(axis=0) == 1)
+            else:
+                rest = self.reduced(total - inputs, 0, many, each.operation)
+                seen = rest != self.reduced(total, 0, many, each.operation)
+            found.update(rank for rank, any_seen in zip(each.ranks, seen.any(axis=1), strict=True) if not any_seen)
+        return len(found)
 
     def merge(
         self, old: NDArray[np.uint8], new: NDArray[np.uint8], operation: Reduction | Literal[""], divide: int = 1
@@ -179,3 +210,138 @@ def _halved(numbers: Numbers) -> NDArray[np.uint16]:
 
 def _widened(numbers: Numbers) -> NDArray[np.float32]:
     return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+Bytes = NDArray[np.uint8]
+_TOGETHER: Final = 1 << 15  # elements that are compared at once: what is computed for them stays in the cache
+
+
+class Expected:
+    """The correct content of one rank's result for one size.
+
+    pieces: in order; each names its buffer. total: the reduction of all inputs, without the addend of an epoch
+    (`Elements.total`); ValueError if a piece needs it and it is None.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], elements: Elements, total: Numbers | None) -> None:
+        self._pieces = tuple(pieces)
+        self._elements, self._total = elements, total
+        self.buffers: tuple[Buffer, ...] = tuple(dict.fromkeys(piece.buffer or "input" for piece in pieces))
+
+    def copy_own(self, rank: int, source: Numbers, results: Mapping[Buffer, Numbers]) -> None:
+        """Copy the pieces of a rank's result that are its own input: no message brings them."""
+        for piece in self._pieces:
+            if piece.source == rank and piece.buffer == "output":
+                results["output"][piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
+
+    def wrong_elements(self, results: Mapping[Buffer, Numbers], epoch: int) -> int:
+        """The number of wrong elements: those of which a bit differs."""
+        bits = f"u{np.dtype(self._elements.stored).itemsize}"
+        return sum(
+            int(np.count_nonzero(results[piece.buffer or "input"][lo : lo + len(want)].view(bits) != want.view(bits)))
+            for piece in self._pieces
+            for lo, want in self._wanted(piece, epoch)
+        )
+
+    def _wanted(self, piece: Piece, epoch: int) -> Iterator[tuple[int, Numbers]]:
+        """The elements of a piece, part by part, with the first element of each."""
+        elements, length = self._elements, piece.hi - piece.lo
+        for at in range(0, length, _TOGETHER):
+            start, count = piece.start + at, min(_TOGETHER, length - at)
+            if piece.source is not None:
+                want = elements.coded(_input(elements, piece.source, count, start) + elements.more(epoch))
+            else:
+                total = self._total_of(piece)[start - piece.start * bool(piece.ranks) :][:count]
+                want = elements.reduced(total, epoch, len(piece.ranks), piece.operation)
+            yield piece.lo + at, want
+
+    def _total_of(self, piece: Piece) -> Numbers:
+        """The reduction of the inputs of a piece's ranks, from its start on; of all ranks from their first element."""
+        if piece.ranks:
+            length = piece.hi - piece.lo
+            return _total(self._elements, length, piece.start, piece.ranks, piece.operation)
+        if self._total is None:
+            raise ValueError("a piece that is a reduction needs that of all inputs")
+        return self._total
+
+
+@lru_cache(maxsize=256)  # 32 MB
+def _input(elements: Elements, rank: int, count: int, start: int) -> Numbers:
+    """The same for all ranks of a worker that receive it, and in each iteration. count: at most _TOGETHER."""
+    return elements.input(rank, count, start)
+
+
+@lru_cache(maxsize=64)
+def _total(
+    elements: Elements, length: int, start: int, ranks: tuple[int, ...], operation: Reduction | Literal[""]
+) -> Numbers:
+    """The same for all ranks of a worker that reduce together."""
+    return elements.total(length, start, ranks, operation)
+
+
+class RankArrays:
+    """Buffers of two epochs, used in turn: if packets were lost, a neighbour needs the bytes of the last one.
+
+    An algorithm that works in place has its data and its result in `input`. Out of place, it works in a second array,
+    which begins as a copy of `input`; data that no earlier operation has changed is sent from `input` itself. An
+    algorithm with the result in `output` has both in one array in place, as nccl-tests lays them: the input is a part
+    of the output, or the output one of the input.
+    lengths: bytes of each buffer. pieces: the result of the rank.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        elements: Elements,
+        rank: int,
+        lengths: Mapping[Buffer, int],
+        pieces: Sequence[Piece],
+        *,
+        in_place: bool,
+    ) -> None:
+        self._elements = elements
+        self._moves = pattern.in_place and not in_place
+        own = next((piece for piece in pieces if piece.source == rank), None)
+        joined = own is not None and in_place and not pattern.in_place
+        offset = (own.lo - own.start) * pattern.element_bytes if own is not None and joined else None
+        self._epochs = [_arrays(lengths, offset) for _ in range(2)]
+        if self._moves:
+            for each in self._epochs:
+                each["output"] = np.zeros_like(each.get("input", np.empty(0, np.uint8)))
+
+    def __iter__(self) -> Iterator[Bytes]:
+        """All of them."""
+        return (array for each in self._epochs for array in each.values())
+
+    def bytes_of(self, name: Buffer, epoch: int, *, unchanged: bool = False) -> Bytes:
+        """A buffer of an operation; empty if there is none. unchanged: of data that nothing has written in this epoch.
+
+        Out of place, `input` is the second array for all other data.
+        """
+        real: Buffer = "output" if self._moves and name == "input" and not unchanged else name
+        found = self._epochs[epoch & 1].get(real)
+        return np.empty(0, np.uint8) if found is None else found
+
+    def numbers(self, name: Buffer, epoch: int, *, unchanged: bool = False) -> Numbers:
+        """The same by element."""
+        return self.bytes_of(name, epoch, unchanged=unchanged).view(self._elements.stored)
+
+    def begin(self, inputs: Numbers, epoch: int) -> Numbers:
+        """Write the input of an epoch; return it."""
+        source = self.numbers("input", epoch, unchanged=True)
+        self._elements.begin(inputs, epoch, source)
+        if self._moves:
+            self.numbers("input", epoch)[:] = source
+        return source
+
+
+def _arrays(lengths: Mapping[Buffer, int], offset: int | None) -> dict[Buffer, Bytes]:
+    """An array for each buffer. offset: where the input begins in the output, in bytes; None: they are apart."""
+    if offset is None:
+        return {name: np.zeros(size, np.uint8) for name, size in lengths.items()}
+    at = {**dict.fromkeys(lengths, 0), "input": max(0, offset), "output": max(0, -offset)}
+    shared = np.zeros(max(at[name] + lengths[name] for name in ("input", "output")), np.uint8)
+    return {
+        name: shared[at[name] : at[name] + size] if name in ("input", "output") else np.zeros(size, np.uint8)
+        for name, size in lengths.items()
+    }

@@ -8,6 +8,7 @@ begins at once.
 
 from __future__ import annotations
 
+import errno
 import select
 import time
 from collections import defaultdict
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from heddle.endpoints.admission.admitted import Admitted
-from heddle.endpoints.admission.grants import CTS_BYTES
+from heddle.endpoints.admission.ctsends import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.pacing import Shaper
 from heddle.endpoints.connections import Connection, QpConnection, Wants
@@ -28,10 +29,9 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import Endpoint, qpns_of
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
-from heddle.traffic.qpnumbers import qpns_of
 from heddle.wire.layout import LAYOUTS
 
 SEND_FRAMES: Final = 16  # maximum number of frames in the port's queue, which is the NIC's own queue
@@ -139,7 +139,9 @@ class PythonLoop(NicLoop):
                 try:
                     nic.transmit(now)
                 except OSError as error:
-                    raise NicError(rank, f"its port is gone: {error.strerror}") from None
+                    small = error.errno == errno.EMSGSIZE
+                    why = "has a smaller MTU than its packets" if small else f"is gone: {error.strerror}"
+                    raise NicError(rank, f"its port {why}") from None
                 self._watch(nic)
         due = min(until, self._next_tick, *(nic.deadline for nic in self._nics.values()))
         rest = min(self._last_pass + self._moderation, until) - time.monotonic()

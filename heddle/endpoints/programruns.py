@@ -1,6 +1,6 @@
 """Run a program: a process for each rank in the network of its host, from the first to the last one's end.
 
-In:  a lab, seats (programs.py), the command.
+In:  a lab, seats (a place of each rank in the fabric; its environment as torchrun and mpirun set it), the command.
 Out: ProgramEnd. Each line that a rank prints is passed on, with the rank. The first rank that fails ends the others.
 runtimes/enter.py starts the processes of a host in a namespace of processes: with its first process, all of them end.
 """
@@ -15,19 +15,160 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from heddle.base.files import absent
 from heddle.base.mounts import scratch
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, trouble
 from heddle.base.process import find_program
 from heddle.base.tables import many
 from heddle.base.userfiles import caller, give_to_caller
-from heddle.endpoints.programs import Seat, by_host, environment, hosts_file, rdma_environment
 from heddle.endpoints.rdma.rxestack import rxe_devices
+from heddle.fabric.model import Fabric
+from heddle.kernel.rdma import link_name
 from heddle.lab.lab import Lab
 from heddle.runtimes.netns import HELPER
+from heddle.traffic.flow import Endpoint
+from heddle.traffic.options import RunOptions
+from heddle.traffic.placement import place
+from heddle.wire.layout import TOS_DATA
+
+MASTER_PORT: Final = 29500  # torchrun's; each host has ports of its own
+_MOST: Final = 256  # ranks: each is a process of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """ranks: processes. per_host: of each host, which then share its NICs; None: one for each NIC.
+
+    placement: as of a run. limit_s: seconds until the ranks are ended; None: no limit. rdma: whether NICs have
+    soft-RoCE devices meanwhile.
+    """
+
+    ranks: int
+    per_host: int | None = None
+    placement: str = "block"
+    limit_s: float | None = None
+    rdma: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank: its NIC, and its number among the ranks of its host. node: the number of its host."""
+
+    end: Endpoint
+    local: int
+    locals: int
+    node: int
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.end.rank
+
+    @property
+    def text(self) -> str:
+        """`rank 3 on host2`."""
+        return f"rank {self.rank} on {self.end.host}"
+
+
+def seats(fabric: Fabric, options: ProgramOptions) -> tuple[Seat, ...]:
+    """The place of each rank. InputError for more ranks than there are NICs or, with per_host, hosts."""
+    ranks, per_host = options.ranks, options.per_host
+    if not 1 <= ranks <= _MOST:
+        raise InputError(Problem("", f"--ranks {ranks}", f"is outside 1 to {_MOST}", "each rank is a process"))
+    every = place(fabric, RunOptions(placement=options.placement), least=1)
+    if per_host is None:
+        if ranks > len(every):
+            why = f"is more than the {many(len(every), 'NIC')} to place them on"
+            hint = "use --per-host N: they share NICs"
+            raise InputError(Problem("", f"--ranks {ranks}", why, f"try --ranks {len(every)}, or {hint}"))
+        chosen = every[:ranks]
+    else:
+        chosen = _by_host(every, ranks, per_host)
+    hosts = list(dict.fromkeys(end.host for end in chosen))
+    on = {host: [end for end in chosen if end.host == host] for host in hosts}
+    return tuple(
+        Seat(replace(end, rank=rank), sum(other.host == end.host for other in chosen[:rank]), len(on[end.host]), at)
+        for rank, end in enumerate(chosen)
+        for at in [hosts.index(end.host)]
+    )
+
+
+def _by_host(every: Sequence[Endpoint], ranks: int, per_host: int) -> tuple[Endpoint, ...]:
+    """per_host ranks on each host, over its NICs in turn."""
+    nics: dict[str, list[Endpoint]] = {}
+    for end in every:
+        nics.setdefault(end.host, []).append(end)
+    if per_host < 1:
+        raise InputError(Problem("", f"--per-host {per_host}", "is less than 1", "use 1 or more"))
+    if ranks % per_host:
+        why = f"is not a multiple of --per-host {per_host}"
+        raise InputError(Problem("", f"--ranks {ranks}", why, f"try --ranks {ranks + per_host - ranks % per_host}"))
+    if ranks // per_host > len(nics):
+        why = f"needs {ranks // per_host} hosts with --per-host {per_host}, but there are {len(nics)}"
+        raise InputError(Problem("", f"--ranks {ranks}", why, f"try --ranks {len(nics) * per_host}"))
+    hosts = list(nics.values())
+    return tuple(hosts[rank // per_host][rank % per_host % len(hosts[rank // per_host])] for rank in range(ranks))
+
+
+def environment(seat: Seat, every: Sequence[Seat]) -> dict[str, str]:
+    """The variables of one rank, as torchrun sets them; and those by which programs find their rank under mpirun.
+
+    The latter do not connect MPI itself: docs/programs.md shows what does. Interfaces are those of the rank's NIC.
+    """
+    rank, size, hosts = str(seat.rank), str(len(every)), str(every[-1].node + 1 if every else 1)
+    local, local_size, nic = str(seat.local), str(seat.locals), seat.end.port
+    torch = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": str(seat.node), "GROUP_WORLD_SIZE": hosts, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "heddle", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "MASTER_ADDR": every[0].end.ip, "MASTER_PORT": str(MASTER_PORT),
+    }  # fmt: skip
+    mpi = {
+        "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_RANK": local,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": local_size, "OMPI_COMM_WORLD_NODE_RANK": local,
+    }  # fmt: skip
+    sockets = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), nic)
+    return {**torch, **mpi, **sockets}
+
+
+def rdma_environment(lab: str, seat: Seat) -> dict[str, str]:
+    """The variables of a rank whose NIC has a soft-RoCE device; those that the user has set win.
+
+    UCX (ucx.conf of its documentation): data on reliable connections, which it connects over TCP by the NIC itself, in
+    the lossless class with ECN. NCCL: its device and its traffic class.
+    """
+    device, tos = link_name(lab, seat.end.host, seat.end.port), str(TOS_DATA)
+    return {
+        "RDMA_DEVICE": device,
+        "UCX_TLS": "rc_verbs,tcp", "UCX_NET_DEVICES": f"{device}:1,{seat.end.port}", "UCX_IB_TRAFFIC_CLASS": tos,
+        "UCX_MAX_RNDV_LANES": "1",  # else large messages go half over TCP
+        "NCCL_IB_HCA": f"={device}", "NCCL_IB_TC": tos,
+    }  # fmt: skip
+
+
+def hosts_file(fabric: Fabric, every: Sequence[Seat]) -> str:
+    """/etc/hosts in a host of the fabric: `host1` (its first NIC), `host1-eth2` for each NIC, and `rank0`, ..."""
+    names: dict[str, list[str]] = {"127.0.0.1": ["localhost"], "::1": ["localhost"]}
+    for host, nics in fabric.nics_of.items():
+        addressed = [(str(port.address.ip), port.name) for port in nics if port.address is not None]
+        for at, (address, port) in enumerate(addressed):
+            names.setdefault(address, []).extend([*([host] if at == 0 else []), f"{host}-{port}"])
+    for seat in every:
+        names.setdefault(seat.end.ip, []).append(f"rank{seat.rank}")
+    return "".join(f"{address} {' '.join(words)}\n" for address, words in names.items())
+
+
+def by_host(every: Sequence[Seat]) -> Mapping[str, Sequence[Seat]]:
+    """Host -> the seats there."""
+    found: dict[str, list[Seat]] = {}
+    for seat in every:
+        found.setdefault(seat.end.host, []).append(seat)
+    return found
+
 
 Stream = Literal["out", "err"]
 Show = Callable[[Seat, Stream, str], None]
@@ -78,9 +219,10 @@ def check_command(argv: Sequence[str]) -> None:
         raise InputError(Problem("", "the program", "is an empty word", "is a variable of the shell empty?"))
     if "/" in program:
         if not os.access(program, os.X_OK) or Path(program).is_dir():
-            why = "is not a program" if Path(program).exists() else "does not exist"
-            hint = f"name its interpreter: -- python3 {program}" if Path(program).is_file() else "name another program"
-            raise InputError(Problem("", program, why, hint))
+            why, hint = absent(Path(program)), "name another program"
+            if not why and Path(program).is_file():
+                hint = f"name its interpreter: -- python3 {program}"
+            raise InputError(Problem("", program, why or "is not a program", hint))
     elif find_program(program) is None:
         hint = "install it on this machine, or name it by its path: hosts use this machine's programs"
         raise InputError(Problem("", program, "is not in PATH", hint))
@@ -169,7 +311,8 @@ class _Running:
             row: dict[str, object] = {"env": {**environment(seat, every), **own}}
             for stream in ("out", "err"):
                 end, row[stream] = pipe()
-                self._listen(end, seat, stream)
+                self._text[seat.rank, stream] = b""
+                self._poll.register(end, selectors.EVENT_READ, (seat, stream))
             rows.append(row)
         end, status = pipe()
         self._poll.register(end, selectors.EVENT_READ, (host, mine))
@@ -195,10 +338,6 @@ class _Running:
         finally:
             for fd in given:
                 os.close(fd)
-
-    def _listen(self, fd: int, seat: Seat, stream: Literal["out", "err"]) -> None:
-        self._text[seat.rank, stream] = b""
-        self._poll.register(fd, selectors.EVENT_READ, (seat, stream))
 
     def wait(self, limit_s: float | None) -> None:
         """Pass on what the ranks print until all have ended, one has failed, or the time is up."""
@@ -259,7 +398,9 @@ class _Running:
         self._ended, self._ending = time.monotonic(), True
         try:
             if any(helper.poll() is None for helper in self._helpers.values()):
-                self._signal(signal.SIGTERM)
+                for fd in self._controls.values():
+                    with suppress(BrokenPipeError):
+                        os.write(fd, bytes([signal.SIGTERM]))
                 until = time.monotonic() + _PATIENCE_S
                 while self._poll.get_map() and (left := until - time.monotonic()) > 0:
                     self._step(left)
@@ -275,11 +416,6 @@ class _Running:
                     helper.kill()
                     why = "does not end: one is in a system call that cannot be interrupted"
                     raise MachineError(Problem("", f"a program on {host}", why)) from None
-
-    def _signal(self, number: int) -> None:
-        for fd in self._controls.values():
-            with suppress(BrokenPipeError):
-                os.write(fd, bytes([number]))
 
     def result(self) -> ProgramEnd:
         """Of all ranks."""

@@ -1,7 +1,7 @@
 """A rank: its arrays, its memory for writes of its peers, and its progress. It learns only from arriving messages.
 
 In:  a Plan, a rank, and for each peer the QPs to it.
-Out: results per size: seconds, and the number of errors in all iterations (expected.py).
+Out: results per size: seconds, and the number of errors in all iterations (elements.py).
 Addresses on the wire identify their data (addressing.py). An epoch is one iteration; it ends when all operations of the
 schedule are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
 (traffic/collectives/pattern.py).
@@ -12,24 +12,69 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
-from heddle.endpoints.elements import Elements, Numbers
-from heddle.endpoints.expected import Expected, RankArrays
-from heddle.endpoints.journal import RankJournal, SizeResult
+from heddle.endpoints.elements import Elements, Expected, Numbers, RankArrays
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import Pace, PostingPace
+from heddle.endpoints.reports import RankJournal, SizeResult
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import Compute, Divisors, Key, Local, Receive, Schedule, build_schedule
+
+Item = TypeVar("Item")
+
+
+class Pace(Generic[Item]):
+    """Messages that a slow rank has to process, one after the other, each at the same rate. bytes_per_s: that rate."""
+
+    __slots__ = ("_rate", "_until", "_waiting")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._until = 0.0  # when all messages so far are processed
+        self._waiting: deque[tuple[float, Item]] = deque()
+
+    @property
+    def due(self) -> float:
+        """When the next message is processed; NEVER if there is none."""
+        return self._waiting[0][0] if self._waiting else NEVER
+
+    def add(self, item: Item, size: float, now: float) -> None:
+        """A complete message of `size` bytes."""
+        self._until = max(self._until, now) + size / self._rate
+        self._waiting.append((self._until, item))
+
+    def done(self, now: float) -> Item | None:
+        """The next message whose processing has ended, or None."""
+        return self._waiting.popleft()[1] if self._waiting and self._waiting[0][0] <= now else None
+
+
+class PostingPace(Pace[Callable[[], None]]):
+    """The messages that a rank posts, when its thread has time for them (traffic/options.py).
+
+    post_s, turn_s: time for each message, and for each `batch` of them, or a shorter rest.
+    """
+
+    __slots__ = ("_batch", "_count", "_post_s", "_turn_s")
+
+    def __init__(self, post_s: float, turn_s: float, batch: int) -> None:
+        super().__init__(1.0)
+        self._post_s, self._turn_s, self._batch = post_s, turn_s, batch
+        self._count = 0  # messages since the NIC had nothing to post
+
+    def post(self, message: Callable[[], None], now: float) -> None:
+        """A message, as the call that gives it to the NIC."""
+        self._count = self._count + 1 if self.due < NEVER else 0
+        self.add(message, self._post_s + (0.0 if self._count % self._batch else self._turn_s), now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ def option_fields() -> list[OptionField]:
         "transport": {"words": [*TRANSPORTS]},
         "cc": {
             "words": [NO_CONTROL, *CONTROLLERS], "closed": True, "help": f"congestion control: {NO_CONTROL}, {about}",
-            "was": {"--dcqcn": {"on": "dcqcn", "off": NO_CONTROL}},
         },
         "cc_set": {"words": list(dict.fromkeys(settings))},
     }  # fmt: skip

@@ -13,43 +13,157 @@ worker waits at a barrier, it still serves its NICs. End of input ends the worke
 from __future__ import annotations
 
 import errno
+import heapq
 import os
 import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
-from heddle.endpoints.addressing import rkey_of
+from heddle.endpoints.addressing import announced, place_of, rkey_of
 from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.elements import Elements
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import FastLoop
-from heddle.endpoints.insidehost import InsideHost
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
-from heddle.endpoints.pace import PostingPace
-from heddle.endpoints.ranks import Rank
+from heddle.endpoints.ranks import PostingPace, Rank, Waits
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.endpoints.waiting import NOT_SENT_AGAIN, Stillness, qp_text, waiting_problem, waiting_text
 from heddle.host import capacity as machine
-from heddle.host.saturation import WorkerUse
+from heddle.host.capacity import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER
+
+_NAMED: Final = 2  # QPs that the text names
+_LOOKS: Final = 8  # in the time after which NICs count as still
+NOT_SENT_AGAIN: Final = "use --transport rc, or ./inv queues to find what was dropped"
+
+
+def qp_text(plan: Plan, rank: int, qpn: int) -> str:
+    """`QP 0x12 to rank 2 on host3:eth1`: a queue pair of a rank, and its peer. `from` if the peer sends the data."""
+    for q in plan.qps:
+        for mine, number, word, peer in (
+            (q.flow.src_rank, q.src_qpn, "to", q.flow.dst_rank),
+            (q.flow.dst_rank, q.flow.qpn, "from", q.flow.src_rank),
+        ):
+            if (mine, number) == (rank, qpn):
+                return f"QP {qpn:#x} {word} rank {peer} on {plan.endpoints[peer].nic}"
+    return f"QP {qpn:#x}"
+
+
+def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> str:
+    """`waits for 2 of 6 messages, the first (step 4, message 1) from rank 0 on host1:eth1 (QP 0x1: last good PSN 0x2)`.
+
+    ends: by (rank, QPN).
+    """
+    members = next(each for each in plan.communicators if rank in each)
+    peer = plan.endpoints[members[waits.peer]]
+    numbers = [q.flow.qpn for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
+    which = ", ".join(f"QP {number:#x}: {ends.get((rank, number), '')}" for number in numbers[:_NAMED])
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return (
+        f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
+        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which or 'inside the host'}{more})"
+    )
+
+
+def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str], still: bool) -> Problem:
+    """What a rank waits for. still: no packet moves any more, and the transport does not send packets again."""
+    what, why = f"rank {rank} on {plan.endpoints[rank].nic}:", waiting_text(plan, rank, waits, ends)
+    if not still:
+        return Problem("", what, why)
+    lost = f"packets were lost, and {plan.options.transport} does not send them again"
+    return Problem("", what, f"{why}, but no packet moves any more: {lost}", NOT_SENT_AGAIN)
+
+
+class Stillness:
+    """Whether a number of packets stays the same for `patience_s` seconds.
+
+    With a transport that never sends again, ranks may wait for ever, and a rank alone cannot tell a lost message from
+    one that waits for other ranks. So each worker reports when its NICs are still, and when packets move again. The run
+    has lost data when all workers are still at the same time (crew.py).
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._count = -1
+        self._since = self._next = 0.0
+        self.still = False
+
+    def changed(self, now: float, count: Callable[[], int]) -> bool:
+        """Look again, if it is time; True when `still` has changed. count: packets so far."""
+        if now < self._next:
+            return False
+        self._next = now + self._patience_s / _LOOKS
+        before, found = self.still, count()
+        if found != self._count:
+            self._count, self._since = found, now
+        self.still = now - self._since >= self._patience_s
+        return self.still != before
+
+
+class InsideHost:
+    """Copies between ranks of one host, as over NVLink: no packets. A rank sends one message after the other.
+
+    rate_bps: of each sending rank, emulated; receivers and memory are no limit, and there is no latency. ranks: by
+    number; a peer is looked up when its message arrives.
+    """
+
+    def __init__(self, rate_bps: float, ranks: Mapping[int, Rank], clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate_bps, self._ranks, self._clock = rate_bps, ranks, clock
+        self._free: defaultdict[int, float] = defaultdict(float)  # sender -> when its link is free
+        self._copying: list[tuple[float, int, int, NDArray[np.uint8], int, int]] = []  # a heap
+        self._number = 0
+
+    def link(self, sender: int, receiver: int) -> InsideLink:
+        """The connection from one rank to another one of its host."""
+        return InsideLink(self, sender, receiver)
+
+    def copy(self, sender: int, receiver: int, data: NDArray[np.uint8], va: int, imm: int) -> None:
+        """Begin a copy, or let it wait for the earlier ones of its sender."""
+        ends = max(self._clock(), self._free[sender]) + 8 * len(data) / self._rate_bps
+        self._free[sender], self._number = ends, self._number + 1
+        heapq.heappush(self._copying, (ends, self._number, receiver, data, va, imm))
+
+    @property
+    def due(self) -> float:
+        """When `advance` must be called; NEVER without copies."""
+        return self._copying[0][0] if self._copying else NEVER
+
+    def advance(self) -> None:
+        """Deliver the messages that have passed by now."""
+        while self._copying and self._copying[0][0] <= self._clock():
+            _, _, receiver, data, va, imm = heapq.heappop(self._copying)
+            self._ranks[receiver].delivered(place_of(va)[0], announced(imm)[1], data.copy(), lambda: None)
+
+
+class InsideLink:
+    """A `Connection` without queue pairs."""
+
+    def __init__(self, host: InsideHost, sender: int, receiver: int) -> None:
+        self._host, self._sender, self._receiver = host, sender, receiver
+
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
+        """Copy a message."""
+        self._host.copy(self._sender, self._receiver, data, va, imm)
+
 
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
 _NICE: Final = 5

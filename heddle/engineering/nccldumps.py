@@ -19,8 +19,8 @@ from xml.parsers import expat
 from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import many
-from heddle.engineering.candidates import FreeHost
-from heddle.fabric.model import Port
+from heddle.engineering.mincut import FreeHost
+from heddle.fabric.wiring import Port
 
 _FILE_BYTES: Final = 16 << 20
 _MOST_RANK: Final = 1 << 20

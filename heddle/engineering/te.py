@@ -1,37 +1,117 @@
 """Traffic engineering of a running lab: from what its switches know now and a demand to exact-match entries.
 
 In:  a snapshot (routes, hashing, carrier: the topology is what BGP and the links say, not what the fabric file says);
-     a demand: flows and their bytes (tedemand.py).
+     a demand: flows and their bytes (of_run, of_workload, of_interval).
 Out: TePlan: the tables of all switches, how they differ from those in force, the bytes of each link before and after.
 The plan has no state: the same snapshot and demand give the same plan. The algorithm is predict/cspf.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from socket import socket
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from heddle.base import owners, state
 from heddle.base.arrays import F64
 from heddle.base.families import Network
-from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.problems import CheckError, HeddleError, InputError, Problem
 from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import ports_above
+from heddle.kernel.netlink import changes_of_links_and_routes
+from heddle.lab.rehash import put_in_force
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import nothing, spread
+from heddle.offline.columns import flows_of
+from heddle.offline.demand import Traffic, traffic_of
 from heddle.offline.wires import Wires, wires_of
 from heddle.predict.cspf import Demands, Routes, cspf
 from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.predict import forwarding_for, walk_of
 from heddle.predict.statistics import max_over_mean
+from heddle.proof.collect import counted_flows
+from heddle.runs.store import load
 from heddle.switch.hashing.steering import Exact
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import Flow, FlowKey
+from heddle.traffic.workload import Workload
+from heddle.wire.layout import ROCE_PORT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
+    from heddle.switch.counters import SwitchCounters
+
+
+def of_run(lab: Lab, run: str | None = None) -> TeDemand:
+    """What the senders of a stored run put on the wire. run: as typed after --run; None is the last one."""
+    stored = load(lab, run)
+    sent = [each for each in stored.evidence.sent if each.flow.has_qp and each.bytes and each.planned]
+    source = f"run {stored.id}"
+    return _checked(TeDemand(source, tuple(each.flow for each in sent), tuple(float(each.bytes) for each in sent)))
+
+
+def of_interval(lab: Lab, seconds: float) -> TeDemand:
+    """What switches count from now on for so many seconds, at the first switch of each flow."""
+    before, began = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
+    time.sleep(seconds)
+    after, passed = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic() - began
+    return counted(lab.fabric, before, after, passed) or _checked(TeDemand(f"counters of {passed:.1f} s", (), ()))
+
+
+def counted(
+    fabric: Fabric, before: Mapping[str, SwitchCounters], after: Mapping[str, SwitchCounters], seconds: float
+) -> TeDemand | None:
+    """What switches counted between two readings that are so many seconds apart; None if that is nothing."""
+    flows = [flow for flow in counted_flows(fabric, after, before) if flow.has_qp]
+    sizes: Counter[tuple[FlowKey, str]] = Counter()
+    for name, table in after.items():
+        for row in table.since(before[name]).flows:
+            sizes[row.key, name] += row.bytes
+    found = [float(sizes[flow.key, flow.first_hop.partition(":")[0]]) for flow in flows]
+    return TeDemand(f"counters of {seconds:.1f} s", tuple(flows), tuple(found), seconds) if flows else None
+
+
+def of_workload(lab: Lab, workload: Workload) -> TeDemand:
+    """One iteration of each job of a workload. InputError for ranks that the lab does not have."""
+    flows: list[Flow] = []
+    sizes: list[float] = []
+    for traffic in traffic_of(lab.fabric, workload):
+        _add(traffic, flows, sizes)
+    return _checked(TeDemand(f"workload {workload.name}", tuple(flows), tuple(sizes)))
+
+
+def _add(traffic: Traffic, flows: list[Flow], sizes: list[float]) -> None:
+    connections, ends = traffic.connections, traffic.endpoints
+    for part in connections.batches():
+        columns = flows_of(connections, part, traffic.address)
+        src, dst = (np.repeat(column[part], connections.each).tolist() for column in (connections.src, connections.dst))
+        amount = traffic.volume.wire[connections.kind[part]].ravel().tolist()
+        rows = zip(src, dst, columns.sport.tolist(), columns.qpn.tolist(), amount, strict=True)
+        for a, b, sport, qpn, size in rows:
+            if size:
+                one, other = ends[a], ends[b]
+                ips, hop = (one.ip, other.ip), one.first_hop
+                flows.append(Flow(one.host, other.host, *ips, sport, qpn, hop, ROCE_PORT, a, b, traffic.job.name))
+                sizes.append(float(size))
+
+
+def _checked(demand: TeDemand) -> TeDemand:
+    if not demand.flows:
+        hint = "start ./inv run in another terminal, or use --run or --workload"
+        raise InputError(Problem("", f"demand: {demand.source}", "no RoCEv2 flow carries bytes", hint))
+    return demand
+
 
 PARTS = LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER
 
@@ -235,7 +315,7 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
         raise InputError(*(Problem("", ip, f"is not the address of a NIC of {fabric.name}", hint) for ip in missing))
     sizes = np.array(demand.bytes, dtype=np.float64)
     wires = wires_of(fabric)
-    hosts = _host_of_each(fabric)
+    hosts = {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
     edges = [node.name for node in fabric.edges if node.name in hosts]
     forwarding = forwarding_for(fabric, now.fibs, [hosts[edge] for edge in edges])
     rates = dict(zip(wires.ports, wires.rate.tolist(), strict=True))
@@ -260,11 +340,6 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
         tuple(demand.flows[row] for row in lost),
         note,
     )
-
-
-def _host_of_each(fabric: Fabric) -> dict[str, str]:
-    """Edge switch -> the address of one of its NICs, which has the routes of all of them."""
-    return {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
 
 
 def _demands(
@@ -359,3 +434,159 @@ def _links(
                 name = wires.direction_name(int(wires.direction[at]))
                 old = before.get(port.ref, 0.0) if before or not flows else None
                 yield TeLink(port.ref, to, name, int(wires.rate[at]), old, after.get(port.ref, 0.0))
+
+
+LEAST_GAIN: Final = 0.05  # a smaller one is not worth a change of paths
+_SHARD_SLICE_S: Final = 0.05  # all shards are waited for, also when one has a change
+_SETTLE_S: Final = 0.05  # routes of several switches change together
+_SLICE_S: Final = 0.5  # after so long at the latest, a lab that is gone is noticed
+_MESSAGES: Final = 65536  # bytes of messages that are read at once
+
+
+@dataclass(frozen=True, slots=True)
+class TeRound:
+    """One computation. reason: `interval`, or what changed. at: seconds since the epoch.
+
+    plan: None without traffic, or where an error prevented it. changed: switches with changed entries. seconds: from
+    the decision, when the plan was made, until the last switch had its entries; 0 if none changed.
+    """
+
+    at: float
+    reason: str
+    plan: TePlan | None = None
+    changed: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: HeddleError | None = None
+
+    @property
+    def spread(self) -> tuple[TeSpread | None, TeSpread] | None:
+        """Use of the links of the direction with the busiest link, before and after."""
+        found = self.plan.spreads().values() if self.plan is not None else ()
+        return max(found, key=lambda each: (each[0] or each[1]).most, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        before, after = self.spread or (None, None)
+        return {
+            "at": self.at, "reason": self.reason, "entries": self.plan.entries if self.plan else None,
+            "switches_changed": list(self.changed), "seconds": self.seconds,
+            "before": before.to_json() if before else None, "after": after.to_json() if after else None,
+            "error": str(self.error) if self.error else None,
+        }  # fmt: skip
+
+
+def worth(plan: TePlan) -> bool:
+    """Whether a plan relieves the busiest link by more than LEAST_GAIN, or evens out the use of all links by as much.
+
+    The second is the sum of the squares of their uses: a link that no plan can relieve must not hide all others. True
+    if the present use is not known.
+    """
+    uses = [link.use(plan.seconds) for link in plan.links]
+    before, after = [old for old, _ in uses if old is not None], [new for _, new in uses]
+    if len(before) < len(after) or not after:
+        return bool(after)
+    gains = (max(after), max(before)), (sum(use**2 for use in after), sum(use**2 for use in before))
+    return any(new < old * (1 - LEAST_GAIN) for new, old in gains)
+
+
+def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
+    """Recompute until the lab is gone. by: the command, for the record.
+
+    The demand is what the switches counted in the last interval. After a change of a link or a route it is the same
+    demand again, or what was counted so far. A plan for a new interval is put in force if it is worth it.
+    """
+    owner = owners.owner_of(lab.name)
+
+    def here() -> bool:
+        """Whether it is the same lab, and `down` has not begun."""
+        record = state.read_record(lab.name)
+        return owners.owner_of(lab.name) == owner and record is not None and record.phase == "running"
+
+    with ExitStack() as stack:
+        _listen(lab)
+        stack.callback(_close_here, lab.name)
+        before, began = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
+        demand: TeDemand | None = None
+        while True:
+            event = _wait(lab, began + interval_s, here)
+            if event is None:
+                return
+            reason = "a link or a route changed" if event else "interval"
+            try:
+                found = demand
+                if not event or demand is None:
+                    after, now = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
+                    found = counted(lab.fabric, before, after, now - began)
+                if not event:
+                    before, began, demand = after, now, found or demand
+                yield _round(lab, reason, found, by, always=event)
+            except HeddleError as error:
+                if not here():
+                    return
+                yield TeRound(time.time(), reason, error=error)
+                if not event:
+                    began = time.monotonic()
+
+
+def _round(lab: Lab, reason: str, demand: TeDemand | None, by: str, *, always: bool) -> TeRound:
+    if demand is None:
+        return TeRound(time.time(), reason)
+    now = lab.snapshot(PARTS)
+    plan = plan_for(lab, demand, now)
+    decided, at = time.monotonic(), time.time()
+    changed = put_in_force(lab, plan.tables, by, now.hashing) if always or worth(plan) else ()
+    return TeRound(at, reason, plan, changed, time.monotonic() - decided if changed else 0.0)
+
+
+def _wait(lab: Lab, until: float, here: Callable[[], bool]) -> bool | None:
+    """True when a link or a route changed, False when the time is over, None when the lab is gone."""
+    slice_s = _SLICE_S if lab.runtime.here else _SHARD_SLICE_S
+    while here():
+        if (left := until - time.monotonic()) <= 0:
+            return False
+        try:
+            if _changed(lab, min(slice_s, left)):
+                return True
+        except HeddleError:
+            if here():
+                raise
+    return None
+
+
+_SOCKETS: Final[dict[str, list[socket]]] = {}  # by lab: messages of its switches
+
+
+@spread(nothing)
+def _listen(lab: Lab) -> None:
+    """Begin to receive the changes of links and routes in the kernels of switches."""
+    _close_here(lab.name)
+    handles, found = lab.handles(), _SOCKETS.setdefault(lab.name, [])
+    for node in lab.fabric.switches:
+        if node.name in handles:
+            found.append(changes_of_links_and_routes(handles[node.name].netns))
+
+
+@spread(any)
+def _changed(lab: Lab, seconds: float) -> bool:
+    """Wait so long for a change of a link or a route; whether there was one."""
+    sockets = _SOCKETS.get(lab.name, [])
+    if not select.select(sockets, [], [], seconds)[0]:
+        return False
+    time.sleep(_SETTLE_S)
+    for each in sockets:
+        _drain(each)
+    return True
+
+
+def _close_here(lab: str) -> None:
+    for each in _SOCKETS.pop(lab, []):
+        each.close()
+
+
+def _drain(each: socket) -> None:
+    while True:
+        try:
+            each.recv(_MESSAGES)
+        except BlockingIOError:
+            return
+        except OSError:  # ENOBUFS: messages were lost, and more may wait
+            continue

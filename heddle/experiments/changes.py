@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.events import Observer
-from heddle.base.files import real
+from heddle.base.files import absent, is_dir, real
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.process import run
 from heddle.offline.forecast import Ask, forecast
@@ -157,12 +157,13 @@ def compare_fabrics(
     from heddle.fabric.fabricfile import load_fabric
 
     with ExitStack() as stack:
-        old = stack.enter_context(fabric_files(base))
-        new = stack.enter_context(fabric_files(head))
-        if len(old) == len(new) == 1:  # two files, whatever their names
+        old, named = stack.enter_context(fabric_files(base))
+        new, also = stack.enter_context(fabric_files(head))
+        folders = named and also
+        if len(old) == len(new) == 1 and not folders:  # two files, whatever their names
             new = dict(zip(old, new.values(), strict=True))
         both = [name for name in old if name in new]
-        if not both:
+        if not both and not folders:
             why = "have no fabric file in common"
             raise InputError(Problem("", f"{base} and {head}", why, "name two files, or two folders with equal names"))
         problems, found = Problems(), []
@@ -231,22 +232,26 @@ def _worst(prediction: Prediction) -> str:
 
 
 @contextmanager
-def fabric_files(typed: str) -> Iterator[dict[str, str]]:
-    """Name -> fabric file of a preset, a file, a folder, or `REV:path` of the git repository here.
+def fabric_files(typed: str) -> Iterator[tuple[dict[str, str], bool]]:
+    """Name -> fabric file of a preset, a file, a folder, or `REV:path` of the git repository here; if it is a folder.
 
-    Files of a revision are in a temporary directory, for the with block.
+    Names tell what is gone from a folder. Files of a revision are in a temporary directory, for the with block.
     """
     path = real(typed)
-    if typed in presets() or path.exists() or ":" not in typed:
-        yield _in_folder(path, typed) if path.is_dir() else {path.name if typed not in presets() else typed: typed}
+    if typed in presets():
+        yield {typed: typed}, False
+        return
+    if not absent(path) or ":" not in typed:
+        folder = is_dir(path, typed)
+        yield _in_folder(path, typed) if folder else {path.name: typed}, folder
         return
     rev, _, inner = typed.partition(":")
-    with tempfile.TemporaryDirectory(prefix="heddle-check-") as folder:
-        found = _extracted(rev, inner, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="heddle-check-") as place:
+        found = _extracted(rev, inner, Path(place))
         try:
-            yield _in_folder(found, typed) if found.is_dir() else {found.name: str(found)}
+            yield _in_folder(found, typed) if found.is_dir() else {found.name: str(found)}, found.is_dir()
         except InputError as error:  # of a file in the directory: the user knows it by its revision
-            old, new = f"{folder}/", f"{rev}:"
+            old, new = f"{place}/", f"{rev}:"
             named = [
                 replace(each, where=each.where.replace(old, new), what=each.what.replace(old, new))
                 for each in error.problems

@@ -11,7 +11,6 @@ or a value of a setting that varies in the run, by the last word of its key.
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -34,6 +33,7 @@ def divided(a: float, b: float) -> float:
 
 
 CHOICES: Final = ("size", "job", "port", "direction")
+_LARGEST: Final = 1e300  # so that the sum over all repeats is finite
 _REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "max": max,
     "min": min,
@@ -143,7 +143,6 @@ class Expression:
             self._check(each, depth)
 
     def _figure(self, node: ast.expr) -> FigureCall:
-        """The figure of a name or a call."""
         if not isinstance(node, ast.Call):
             if len(self.runs) != 1:
                 why = f"has {ast.unparse(node)[:60]} without a run"
@@ -208,8 +207,8 @@ class Expression:
                 found = _REDUCERS[name]([of(each) for each in node.args])
             case _:
                 found = lookup(self._figure(node), at)
-        if not math.isfinite(found):
-            raise UnknownValueError(f"{ast.unparse(node)[:60]} is not a finite number")
+        if not abs(found) <= _LARGEST:  # NaN, too
+            raise UnknownValueError(f"{ast.unparse(node)[:60]} is not a number from -{_LARGEST:g} to {_LARGEST:g}")
         return found
 
 

@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
-from heddle.runs.fitness import reasons
-from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, reasons
+from heddle.runs.runtable import stats_of
 
 if TYPE_CHECKING:
     from heddle.offline.result import Prediction
@@ -46,7 +45,7 @@ class RunFigures(Protocol):
 
     @property
     def doubt(self) -> str:
-        """Why no verdict rests on them: the text of an Unfit (runs/fitness.py); empty if one may."""
+        """Why no verdict rests on them: the text of an Unfit (runs/results.py); empty if one may."""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure. UnknownValueError with the reason when the run does not have it."""
@@ -133,11 +132,6 @@ def counters() -> list[str]:
 
     every = [column for kind in TRANSPORTS.values() for column in getattr(kind, "columns", ())]
     return [each.key for each in (*every, *CNP_COLUMNS, *ADMISSION_COLUMNS)]
-
-
-def live_names() -> list[str]:
-    """Every figure of a live run without those of parts (`queues.deepest`)."""
-    return list(dict.fromkeys([*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +221,7 @@ class LiveFigures:
     def to_json(self) -> dict[str, float]:
         """Every figure that the run has; those of sizes at the largest size, of the first job."""
         found, first = {}, self.jobs[0].job
-        for name in live_names():
+        for name in dict.fromkeys([*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]):
             with suppress(UnknownValueError):
                 found[name] = self.value(name, {"job": first} if name in OF_SIZES else {})
         return found
@@ -275,14 +269,11 @@ def _of_part(job: RunResult, name: str) -> float | None:
         raise UnknownValueError(f"a run has no part {part}; parts: {', '.join(PARTS)}")
     if part not in job.parts:
         return None
-    numbers = {path: value for path, value in flat(job.parts[part].to_json()).items() if _is_number(value)}
+    values = flat(job.parts[part].to_json())
+    numbers = {path: each for path, each in values.items() if type(each) in (int, float)}  # not bool
     if key not in numbers:
         raise UnknownValueError(f"part {part} has no number {key}; it has: {', '.join(numbers)}")
     return float(numbers[key])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass

@@ -30,7 +30,7 @@ from heddle.experiments.loading import Experiment, Variant, load_experiment
 from heddle.experiments.outcome import Repeat
 from heddle.experiments.running import Running
 from heddle.runtimes.kube.podinit import end_pod, renew
-from heddle.runtimes.shardtopology import packed
+from heddle.runtimes.netns_topology import packed
 
 if TYPE_CHECKING:
     from heddle.shards.agent import Told
@@ -174,7 +174,6 @@ def _follow_input() -> None:
 
 
 def _received(order: GroupOrder, directory: Path) -> Experiment:
-    """The experiment as the coordinator has it."""
     why = f"has Heddle {VERSION}, and this is {order.version}" if order.version != VERSION else ""
     if not why:
         paths = {typed: directory / str(number) / Path(typed).name for number, typed in enumerate(order.files)}

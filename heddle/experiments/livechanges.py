@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.hashmodes import MODES
-from heddle.fabric.naming import matching_names
-from heddle.lab import outages, rehash, restore, thresholds
+from heddle.fabric.model import matching_names
+from heddle.lab import outages, rehash, thresholds
+from heddle.lab.health import restore_configured
 from heddle.lab.impairments import ports_of
-from heddle.spec.overrides import settings_of, value_text
+from heddle.spec.load import settings_of, value_text
 
 if TYPE_CHECKING:
     from heddle.experiments.spec import RunSpec
@@ -69,14 +70,13 @@ def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -
             _engineer(lab, workload)
         yield
     finally:
-        restore.restore_configured(lab)
+        restore_configured(lab)
 
 
 def _engineer(lab: Lab, workload: Workload) -> None:
     """Exact-match entries for one iteration of the workload, on the routes of now."""
-    from heddle.engineering.te import PARTS, plan_for
-    from heddle.engineering.tedemand import of_workload
-    from heddle.lab.engineered import put_in_force
+    from heddle.engineering.te import PARTS, of_workload, plan_for
+    from heddle.lab.rehash import put_in_force
 
     now = lab.snapshot(PARTS)
     put_in_force(lab, plan_for(lab, of_workload(lab, workload), now).tables, "experiment", now.hashing)

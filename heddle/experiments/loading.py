@@ -3,13 +3,17 @@
 In:  a name below traffic/experiments, or a path.
 Out: Experiment: a Variant for each run at each point of its grid, and the parsed checks. InputError with all problems,
 with file and line.
+Lists in the settings of a run make a grid: the run is made once for each combination of their values. A setting whose
+value is a list by itself needs a list of lists to vary: `queues.lossless: [[3], [3, 4]]`. Runs that have the same list
+below the same key vary together: a comparison takes both at the same value.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,16 +23,14 @@ from heddle.base.problems import InputError, MachineError, Problem, Problems, di
 from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
 from heddle.experiments.finding import READING, is_file
-from heddle.experiments.grid import Axis, at_point, axes_of
 from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
-from heddle.experiments.perturbed import perturbed
 from heddle.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 from heddle.fabric.hashmodes import PREDICTED
 from heddle.runs.parts import PARTS
-from heddle.spec.yamlfile import Document, Mark, Trail, parse, read_text
+from heddle.spec.yamlfile import Document, Mark, Trail, dotted, parse, read_text
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
@@ -251,7 +253,7 @@ class _Reader:
     def _fabric(self, name: str, spec: RunSpec) -> tuple[LoadedFabric | None, str, str]:
         """The fabric of a variant, the key of it, and its name with what is changed."""
         from heddle.fabric.fabricfile import load_fabric
-        from heddle.spec.overrides import settings_of, value_text
+        from heddle.spec.load import settings_of, value_text
 
         use = spec.fabric or self._spec.fabric
         at: dict[str, Trail] = {}
@@ -259,7 +261,8 @@ class _Reader:
         of_use: Trail = ("fabric", "set") if spec.fabric is None else ("runs", name, "fabric", "set")
         for trail, group in ((of_use, use.set), (("runs", name, "set"), spec.set)):
             for path, value in settings_of(group):
-                at[path], values[path] = _longest(self._document, trail, path), value
+                nested = (*trail, *path.split("."))  # the file may have groups, or one word with dots
+                at[path], values[path] = nested if nested in self._document.marks else (*trail, path), value
         overrides = [f"{path}={value_text(path, value)}" for path, value in values.items()]
         key = json.dumps([use.use, *overrides])
         if key not in self._fabrics:
@@ -301,7 +304,8 @@ class _Reader:
         trail = ("runs", name, "workload" if spec.run is None else "run")
         try:
             if spec.run is None:
-                found = load_workload(self._located_workload(str(spec.workload))).workload
+                typed = str(spec.workload)
+                found = load_workload(self._located(typed) if typed.endswith((".yml", ".yaml")) else typed).workload
             else:
                 found = read_workload(self._inner(trail, spec.run), self._file, name)
             if not spec.offline:
@@ -314,9 +318,6 @@ class _Reader:
             ]
             return None
         return found
-
-    def _located_workload(self, typed: str) -> str:
-        return self._located(typed) if typed.endswith((".yml", ".yaml")) else typed
 
     def _inner(self, trail: Trail, data: dict[str, Any]) -> Document:
         """A group of the file as a document of its own, whose errors name the lines of the file."""
@@ -398,14 +399,92 @@ class _Reader:
                 self._wrong(trail, why, did_you_mean(each, NEEDS))
 
     def _wrong(self, trail: Trail, why: str, hint: str) -> None:
-        from heddle.spec.yamlfile import dotted
-
         text = self._document.text(trail)
         what = f"{dotted(trail)}: {text}" if text else dotted(trail)
         self.problems.add(where=self._document.where(trail), what=what, why=why, hint=hint)
 
 
-def _longest(document: Document, trail: Trail, path: str) -> Trail:
-    """The trail of a dotted key, which the file may have as nested groups or as one word."""
-    nested = (*trail, *path.split("."))
-    return nested if nested in document.marks else (*trail, path)
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One list of the settings of a run. trail: its place below the run; key: its key as the user knows it.
+
+    values: as the file has them; texts: as tables and expressions name them.
+    """
+
+    trail: Trail
+    key: str
+    values: tuple[Any, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The values in words."""
+        return tuple(_text(each) for each in self.values)
+
+    @property
+    def word(self) -> str:
+        """The last word of its key, by which an expression chooses a value."""
+        return self.key.rpartition(".")[2]
+
+
+def axes_of(group: Mapping[str, Any], before: Trail, is_list: Callable[[str], bool]) -> Iterator[Axis]:
+    """Every list of nested settings that varies. before: the trail of the group.
+
+    is_list: whether the value of a dotted key, below the group, is a list by itself.
+    """
+    yield from _axes(group, before, (), is_list)
+
+
+def _axes(group: Mapping[str, Any], before: Trail, inner: Trail, is_list: Callable[[str], bool]) -> Iterator[Axis]:
+    for name, value in group.items():
+        trail = (*inner, name)
+        key = dotted(trail)
+        if isinstance(value, Mapping):
+            yield from _axes(value, before, trail, is_list)
+        elif isinstance(value, list) and value and (not is_list(key) or all(isinstance(e, list) for e in value)):
+            yield Axis((*before, *trail), key, tuple(value))
+
+
+def at_point(data: Mapping[str, Any], axes: Sequence[Axis], point: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of a run's data with one value for each of its axes. point: key of an axis -> text of its value."""
+    found: dict[str, Any] = deepcopy(dict(data))
+    for axis in axes:
+        here = found
+        for step in axis.trail[:-1]:
+            here = here[step]  # type: ignore[index]
+        here[axis.trail[-1]] = axis.values[axis.texts.index(point[axis.key])]  # type: ignore[index]
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return " ".join(map(_text, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def perturbed(document: Document, check: str, used: Sequence[str]) -> Document:
+    """The changes of `set` and `runs` are laid over the keys of the file, group by group."""
+    by = document.data["checks"][check]["broken_by"]
+    marks, runs = dict(document.marks), {}
+
+    def moved(below: Trail, new: Trail) -> None:
+        old = ("checks", check, "broken_by", *below)
+        marks.update({(*new, *key[len(old) :]): mark for key, mark in document.marks.items() if key[: len(old)] == old})
+
+    for run in used:
+        runs[run] = deepcopy(document.data["runs"][run])  # one by one: anchors of YAML share groups
+        moved(("set",), ("runs", run, "set"))
+        moved(("runs", run), ("runs", run))
+        _merge(runs[run], {"set": by["set"]} if by.get("set") else {})
+        _merge(runs[run], (by.get("runs") or {}).get(run, {}))
+    alone = {key: value for key, value in document.data["checks"][check].items() if key != "broken_by"}
+    return Document({**document.data, "runs": runs, "checks": {check: alone}}, document.source, marks)
+
+
+def _merge(data: dict[str, Any], change: Mapping[str, Any]) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
+        else:
+            data[key] = deepcopy(value)

@@ -23,7 +23,7 @@ def _rxe() -> str:
 
 @cache
 def _probed() -> Mapping[str, str]:
-    from heddle.host.probes import probe
+    from heddle.host.preflight import probe
 
     return probe()
 

@@ -14,7 +14,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
@@ -25,7 +25,7 @@ from heddle.experiments.figures import RunFigures
 from heddle.experiments.loading import Experiment, ExperimentCheck, Variant
 from heddle.experiments.spec import CheckSpec, ClaimedRange
 from heddle.predict.statistics import quantile
-from heddle.runs.fitness import Unfit
+from heddle.runs.results import Unfit
 
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
@@ -86,9 +86,14 @@ class Row:
         return " ".join([self.check.name, *(f"{k.rpartition('.')[2]}={v}" for k, v in self.point.items())])
 
     @property
-    def broken(self) -> bool:
+    def fails(self) -> bool:
         """Whether the check found something wrong; what is not known for another reason shows nothing."""
         return self.state in ("out of band", "wrong data") or self.cause == UNPROVEN
+
+    @property
+    def broken(self) -> bool:
+        """Whether it fails and its value left the claim: any run with wrong data fails, whatever its check claims."""
+        return self.fails and self.sample is not None and not _inside(self.check.spec, self.sample)
 
     @property
     def result(self) -> str:
@@ -178,7 +183,7 @@ class ExperimentResult:
         return {
             "experiment": self.experiment.name, "file": self.experiment.file, "title": spec.title,
             "claim": None if spec.claim is None else spec.claim.model_dump(), "reads": spec.reads,
-            "skipped": self.skipped, "interrupted": self.interrupted, "ok": not self.failed and not self.skipped,
+            "skipped": self.skipped, "interrupted": self.interrupted, "ok": None if self.skipped else not self.failed,
             "checks": [row.to_json() for row in self.rows], "runs": [each.to_json() for each in self.done],
             "directories": dict(self.directories),
         }  # fmt: skip
@@ -314,18 +319,22 @@ class _Judge:
 
 def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int | None) -> tuple[State, str, str]:
     """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
-    why = ""
+    why, inside, one = "", _inside(spec, sample), bounds.low == bounds.high
     if spec.exact and least == 1:
         return "not known", "too few repeats", "1 repeat; a value that does not vary needs 2, which are equal"
-    if spec.exact or bounds.low == bounds.high:
-        inside = all(bounds.hold(each) for each in sample.values)
-        if spec.exact and len(set(sample.values)) > 1:
+    if spec.exact:
+        if len(set(sample.values)) > 1:
             inside, why = False, f"repeats differ: {', '.join(f'{each:.6g}' for each in sample.values)}"
-    elif least is not None and (why := _too_few(sample, least, bounds)):
+    elif least is not None and (inside or not one) and (why := _too_few(sample, least, bounds)):
         return "not known", "too few repeats", why
-    else:
-        inside = bounds.hold(sample.mean)
     return "out of band" if not inside else "sign only" if spec.sign else "in band", "", why
+
+
+def _inside(spec: CheckSpec, sample: Sample) -> bool:
+    """Whether a value is as claimed: its mean; where it cannot vary, each repeat."""
+    bounds = spec.bounds or NO_CLAIM
+    fixed = spec.exact or bounds.low == bounds.high
+    return all(map(bounds.hold, sample.values if fixed else [sample.mean]))
 
 
 def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
@@ -336,3 +345,36 @@ def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
     crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
     return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""
+
+
+def breaks(experiment: Experiment) -> list[Experiment]:
+    """What to run."""
+    found: dict[str, Experiment] = {}
+    for each in experiment.checks:
+        if each.broken is None or each.spec.broken_by is None:
+            continue
+        key = each.spec.broken_by.model_dump_json(exclude={"why"})
+        before = found.get(key, replace(each.broken, variants=(), checks=()))
+        known = {variant.run for variant in before.variants}
+        more = [variant for variant in each.broken.variants if variant.run not in known]
+        checks, axes = (*before.checks, replace(each, broken=None)), {**before.axes, **each.broken.axes}
+        found[key] = replace(before, variants=(*before.variants, *more), checks=checks, axes=axes)
+    return [*found.values()]
+
+
+def unbroken(experiment: Experiment, results: Sequence[ExperimentResult]) -> dict[str, str]:
+    """The checks with a band or a sign whose value did not leave it, and why; without those that were skipped."""
+    found = {
+        each.name: "has no broken_by" if each.broken is None else "did not run"
+        for each in experiment.checks if each.spec.bounds is not None
+    }  # fmt: skip
+    for result in results:
+        for check in result.experiment.checks:
+            rows = [row for row in result.rows if row.check.name == check.name]
+            passed = [row for row in rows if not row.broken]
+            if passed:
+                how = "but its value does not leave the claim" if passed[0].fails else "though it was broken"
+                found[check.name] = f"{passed[0].result}, {how}"
+            elif rows or result.skipped:
+                del found[check.name]
+    return found

@@ -71,15 +71,11 @@ class Running:
         if why := self.missing():
             return self.result(skipped=why)
         try:
-            self.run_groups()
+            for number in range(len(self.groups())):
+                self.run_group(number)
         except KeyboardInterrupt:
             return self.result(interrupted=True)
         return self.result()
-
-    def run_groups(self) -> None:
-        """The runs of all fabrics."""
-        for number in range(len(self.groups())):
-            self.run_group(number)
 
     def missing(self) -> str:
         """The reason why this machine cannot run it; empty if it can."""
@@ -171,7 +167,7 @@ class Running:
             at = Measuring(variant.fabric.fabric, options, self.observer, lab, repeat)
             values = variant.measure.call(at)
             ids = [each.run_id for each in at.runs]
-            agree = [each.proof.agree for each in at.runs if each.proof is not None]
+            agree = [each.proof is not None and each.proof.agree for each in at.runs]
             doubt = LiveFigures(at.runs, None).doubt
             self._copy(variant, repeat, lab, ids)
             return OwnFigures(values, ids, all(agree) if agree else None, doubt)
@@ -237,8 +233,7 @@ def seconds_of(variant: Variant) -> float:
 def array_bytes_of(variant: Variant) -> int:
     """Memory of the arrays of one repeat, bytes; 0 where that is not known before: of a measure."""
     from heddle.endpoints.crew import worker_count
-    from heddle.runs.memory import array_bytes
-    from heddle.runs.run import plan_workload
+    from heddle.runs.run import array_bytes, plan_workload
 
     if variant.workload is None:
         return 0

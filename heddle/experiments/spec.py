@@ -179,8 +179,9 @@ class CheckSpec(Strict):
             raise at(f".{given[0]}", f"has no {other}: a band has two sides", hint)
         if self.low is not None and self.high is not None and self.low > self.high:
             raise at(".low", f"is above high, {self.high:g}", "exchange them")
-        if not given and self.broken_by is not None:
-            raise at(".broken_by", "is of a check with a band or a sign", "write low and high, or sign: above 1")
+        for key in ("broken_by", "exact"):
+            if not given and getattr(self, key):
+                raise at(f".{key}", "is of a check with a band or a sign", "write low and high, or sign: above 1")
         return self
 
     @property

@@ -13,33 +13,35 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
+from heddle.base import values
+from heddle.base.events import Observer
 from heddle.base.files import FILE_BYTES, read_regular, real
 from heddle.base.problems import HeddleError, MachineError, Problem, first_lines, machine_errors
 from heddle.base.tables import many
 from heddle.base.untrusted import OUTPUT_BYTES
 from heddle.base.userfiles import as_caller, new_directory
-from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.finding import files_of_experiment
-from heddle.experiments.inpod import BEAT, DONE, GroupOrder, SentRepeat, fingerprint
+from heddle.experiments.inpod import BEAT, DONE, EVENTS, GroupOrder, SentRepeat, fingerprint
 from heddle.experiments.loading import Variant
 from heddle.experiments.outcome import ExperimentResult, Repeat
-from heddle.experiments.running import Running
-from heddle.runtimes.cluster import ShardNeed
+from heddle.experiments.running import Running, array_bytes_of
+from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, cut
+from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.kube.api import UnreachableError
 from heddle.runtimes.kube.jobs import IndexedJob, IndexPod, remove_leftovers
 from heddle.runtimes.kube.kubecluster import KubeCluster
 from heddle.runtimes.kube.manifests import EXPERIMENT_RULES, PYTHON, JobNeed
 from heddle.runtimes.kube.podstate import USUAL_S, PodState
 from heddle.runtimes.kube.target import KubeTarget
-from heddle.runtimes.shardcalls import AGENT
-from heddle.runtimes.shardtopology import unpack
+from heddle.runtimes.netns_topology import unpack
+from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
 
 _STEP: Final = "fabrics"
 _LOOK_S: Final = 1.0  # between two looks at the pods
@@ -103,7 +105,8 @@ class Sweep(Running):
         variant = every[sent.variant] if 0 <= sent.variant < len(every) else None
         if variant is None or not any(variant is each for each in among or every):
             raise _refused(f"the number {sent.variant} of a run that it does not have")
-        if not 1 <= sent.repeat <= self.times(variant) or (id(variant), sent.repeat) in self._ran():
+        ran = any(each.variant is variant and each.repeat == sent.repeat for each in self.done)
+        if ran or not 1 <= sent.repeat <= self.times(variant):
             raise _refused(f"repeat {sent.repeat} of {variant.title}, which is not expected")
         if sent.figures is not None and not sent.figures.finite:
             raise _refused("a figure that is no number")
@@ -112,14 +115,11 @@ class Sweep(Running):
         copied: list[Path] = []
         try:
             self._unpack(variant, sent, copied)
-        except ValueError as error:
+        except (ValueError, HeddleError) as error:
             self.forget((), copied)
-            raise _refused(f"a stored run that {error}") from None
+            raise error if isinstance(error, HeddleError) else _refused(f"a stored run that {error}") from None
         self.keep(Repeat(variant, sent.repeat, sent.figures, sent.why))
         return copied
-
-    def _ran(self) -> set[tuple[int, int]]:
-        return {(id(each.variant), each.repeat) for each in self.done}
 
     def _unpack(self, variant: Variant, sent: SentRepeat, copied: list[Path]) -> None:
         """Write the stored runs of a repeat. copied: gets their directories."""
@@ -254,7 +254,6 @@ class _Pods:
         return "" if fabric.pod is None else fabric.pod.state.node
 
     def _begin(self, fabric: FabricPod, pod: IndexPod) -> None:
-        """Call into a pod that is ready."""
         self._started = True
         self._observer.say(f"{fabric.name} runs on node {pod.state.node}")
         assert self._job is not None  # noqa: S101  (it has the pod)
@@ -394,3 +393,92 @@ class _Pods:
         self._observer.warn(f"{fabric.name} {state.why}; it runs once more")
         self._sweep.forget(fabric.variants, fabric.copied)
         fabric.copied.clear()
+
+
+_ALL_RUNS_S: Final = 86_400.0  # of all runs of a fabric; the cluster reports a pod that is lost before
+_CALL: Final = "heddle.experiments.inpod:run_group"
+# What a pod reports, with a value: `say` and `warn` (a text), `repeated` (SentRepeat), `finished` (the need that the
+# pod does not have), `refused` (Problems); of the call: `ended` (why), `defect` (a traceback).
+Report = Callable[[str, Any], None]
+
+
+@dataclass
+class FabricPod:
+    """A fabric and its pod. number: from 1; group: in Running.groups. lost: the pods that it had before.
+
+    ended: when the call in the pod ended without a result, and why.
+    """
+
+    number: int
+    group: int
+    variants: Sequence[Variant]
+    lost: list[str] = field(default_factory=list)
+    pod: IndexPod | None = None
+    agent: AgentCall | None = None
+    ended: tuple[float, str] | None = None
+    done: bool = False
+    copied: list[Path] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """`fabric 2 (tiny, racks=4)`."""
+        return f"fabric {self.number} ({self.variants[0].fabric_text})"
+
+    @property
+    def need(self) -> ShardNeed:
+        """Of its pod: the whole fabric, and the arrays of its largest run where they are more than usual."""
+        fabric = self.variants[0].fabric.fabric
+        (whole,) = cut(fabric, 1).shards
+        usual = BUFFER_BYTES * len(fabric.nics)
+        arrays = max(array_bytes_of(each) for each in self.variants)
+        memory = whole.memory_bytes + round(max(0, arrays - usual) * MARGIN)
+        return ShardNeed(self.name, whole.nodes, memory, whole.cpus)
+
+    def begin(
+        self, pod: IndexPod, start: Callable[[IO[bytes]], ShardCommand], order: GroupOrder, report: Report
+    ) -> None:
+        """Call into a pod that is ready. start: starts its agent."""
+        self.pod, self.agent, self.ended = pod, None, None
+        request = {"call": _CALL, "args": [values.dump(order), OBSERVER], "kwargs": {}}
+
+        def call() -> None:
+            agent = None
+            try:
+                agent = AgentCall(f"of fabric {self.number}", start, lambda: None)
+                self.agent = agent
+                agent.call(request, _Listener(report), _ALL_RUNS_S)
+            except HeddleError as error:
+                report("ended", first_lines(error.problems)[0])
+            except Exception as error:  # a defect: raised again in the main thread
+                report("defect", str(error))
+            finally:
+                if agent is not None:
+                    agent.close()
+
+        threading.Thread(target=call, daemon=True, name=f"fabric-{self.number}").start()
+
+    def leave(self) -> None:
+        """End the call: the pod is lost, or not needed any more."""
+        if self.agent is not None:
+            self.agent.kill()
+        self.pod = self.agent = self.ended = None
+
+    def tell(self, line: bytes) -> None:
+        """Write beside the call."""
+        if (agent := self.agent) is not None:
+            agent.tell(line)
+
+
+class _Listener(Observer):
+    """Puts what a pod reports into a queue, in a thread of its own."""
+
+    kinds: Mapping[str, Any] = EVENTS
+
+    def __init__(self, put: Report) -> None:
+        self.event = put
+
+    def say(self, text: str) -> None:
+        self.event("say", text)
+
+    def warn(self, text: str) -> None:
+        self.event("warn", text)

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.families import Interface, Network
-from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.hashmodes import seed_for
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import policy_of
-from heddle.fabric.seeds import seed_for
-from heddle.fabric.wiring import refuse_level_links
+from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port, refuse_level_links
 from heddle.spec.schema import FabricSpec
 
 Groups = tuple[tuple[str, int], ...]

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.ethernet import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS
 from heddle.base.problems import Problem, nearest
 from heddle.base.units import format_duration, format_rate, round_down, round_up
-from heddle.fabric.buffers import buffer_bytes, too_small
-from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS
+from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS, buffer_bytes, too_small
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Level
+    from heddle.fabric.model import Fabric
     from heddle.spec.schema import FabricSpec
     from heddle.spec.yamlfile import Document
 
@@ -228,7 +227,8 @@ def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Co
     if found.shared >= mtu + HEADER:
         return
     given = ("link.mtu", *_LINKS, *_SHARES)
-    path = _path(fabric, level)
+    same = len(set(fabric.policy.queues.buffer.switches)) == 1
+    path = "queues.buffer" if same else f"queues.buffer.{level.word}"
     if queues.buffer.at_level(number) != "auto":
         why, hint = too_small(queues, name, len(ports), found, mtu)
         yield Complaint(path, why, hint, given, counts=True)
@@ -242,9 +242,3 @@ def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Co
     hint = f"try {round_down(left // 2 // count // len(ports))}, or set queues.buffer"
     key = "queues.reserve" if size == queues.reserve else "queues.pfc.reserve"
     yield Complaint(key, why, hint, (*given, path), counts=True)
-
-
-def _path(fabric: Fabric, level: Level) -> str:
-    """The key of a level's size: the group itself when all switches have one size."""
-    same = len(set(fabric.policy.queues.buffer.switches)) == 1
-    return "queues.buffer" if same else f"queues.buffer.{level.word}"

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.files import real
 from heddle.base.problems import Problems
 from heddle.fabric.fabricfile import load_document
-from heddle.spec.jsonfile import parse_json
 from heddle.spec.load import override, put, read_fabric
-from heddle.spec.sonic.configdb import as_text, name_of
+from heddle.spec.sonic.configdb import as_text, name_of, parse_json
 from heddle.spec.sonic.convert import convert
 from heddle.spec.yamlfile import ReadOptions, read_text
 

@@ -1,6 +1,6 @@
 """What this machine can carry, and what its processors did: readings of /proc, and a few milliseconds of arithmetic.
 
-saturation.py judges a run by these readings.
+A run is judged by these readings: whether the host CPU was the bottleneck.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 # Total cost of one 4 KB data packet (built, shaped, forwarded three times, checked, summed), in units of the time that
 # zlib takes for a CRC over 4 KB: of rings in `zone` with 16 QPs, at the highest rates that two processors carry.
@@ -242,3 +242,165 @@ def memory_kills() -> tuple[int, int]:
 def wanted_pps(rates_bps: list[int], payload: int, overhead: int) -> int:
     """Data packets a second when all these NICs send at line rate; payload and overhead in bytes a packet."""
     return int(sum(rates_bps) / (8 * (payload + overhead)))
+
+
+FULL: Final = 0.95  # of the time: a processor or worker that was busy for longer had no time to spare
+WAITED: Final = 0.2  # of the time: a worker that waited for a processor for longer sent its packets late
+TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with something else than the run
+_NAMED: Final = 0.01
+STOPPED: Final = 0.01  # of the time: a worker that was stopped for longer
+LEAST_S: Final = TICK_S / (1 - FULL)
+LEAST_WAITED_S: Final = 0.004  # in a phase shorter than that: about one slice of another process (EEVDF: 3 ms)
+
+CauseKind = Literal["processor", "worker", "stopped", "backlog", "sockets", "tunnel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorUse:
+    """A processor in a phase. busy, softirq, stolen: shares of the time, 0 to 1. packets: share of all packets.
+
+    softirq: of interrupts and softirqs, which forward packets. stolen: in which a hypervisor ran something else. user,
+    system: in programs, and in the kernel for them; records of older versions do not have these. All are part of busy,
+    and together they may be less: the kernel samples them by its tick, and measures idle time.
+    """
+
+    number: int
+    busy: float
+    packets: float
+    softirq: float = 0.0
+    stolen: float = 0.0
+    user: float = 0.0
+    system: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """A worker in a phase, until its last rank was done. Shares of the time, 0 to 1.
+
+    busy: it ran; softirqs that interrupted it are included. waited: it was runnable and had no processor. stopped: it
+    was neither, though a wait of its own had ended (capacity.Absences); 0 in records of older versions.
+    """
+
+    seconds: float
+    busy: float
+    waited: float
+    stopped: float = 0.0
+
+    @classmethod
+    def between(cls, before: OwnTime, after: OwnTime, stopped_s: float = 0.0) -> WorkerUse:
+        """The use between two readings of one process. stopped_s: of its absences."""
+        seconds = max(1e-9, after.at_s - before.at_s)
+        ran, waited = after.ran_s - before.ran_s, after.waited_s - before.waited_s
+        return cls(seconds, ran / seconds, waited / seconds, stopped_s / seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why figures are unreliable. size: of the phase, bytes; None: the whole run. number: of the processor or worker.
+
+    sure: the host CPU was the bottleneck; otherwise it may have been.
+    """
+
+    cause: CauseKind
+    size: int | None
+    number: int | None
+    sure: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """All iterations of one size. cpu, stolen: busy and stolen shares of all processors together, 0 to 1.
+
+    processors: those that handled packets. judged: the phase was long enough to judge processor time.
+    """
+
+    size: int
+    seconds: float
+    cpu: float
+    processors: tuple[ProcessorUse, ...]
+    workers: tuple[WorkerUse, ...]
+    backlog_drops: int
+    judged: bool
+    stolen: float = 0.0
+
+    @classmethod
+    def between(cls, size: int, before: MachineReading, after: MachineReading, workers: Sequence[WorkerUse]) -> Phase:
+        """The phase between two readings. Processors that went online or offline in it are left out."""
+        seconds = max(1e-9, after.at_s - before.at_s)
+        common = [number for number in before.processors if number in after.processors]
+        pairs = [(number, before.processors[number], after.processors[number]) for number in common]
+        handled = {number: new.packets - old.packets for number, old, new in pairs}
+        busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
+        stolen = {number: max(0.0, new.stolen_s - old.stolen_s) / seconds for number, old, new in pairs}
+        total = max(1, sum(handled.values()))
+        return cls(
+            size=size,
+            seconds=seconds,
+            cpu=sum(busy.values()) / max(1, len(busy)),
+            processors=tuple(
+                ProcessorUse(
+                    n,
+                    busy[n],
+                    handled[n] / total,
+                    max(0.0, new.softirq_s - old.softirq_s) / seconds,
+                    stolen[n],
+                    max(0.0, new.user_s - old.user_s) / seconds,
+                    max(0.0, new.system_s - old.system_s) / seconds,
+                )
+                for n, old, new in pairs
+                if handled[n]
+            ),
+            workers=tuple(workers),
+            backlog_drops=after.backlog_drops - before.backlog_drops,
+            judged=seconds >= LEAST_S,
+            stolen=sum(stolen.values()) / max(1, len(stolen)),
+        )
+
+    def causes(self) -> tuple[Cause, ...]:
+        """Why the host CPU was or may have been the bottleneck; empty when no reading shows it."""
+        found = [*(self._processors() if self.judged else []), *self._workers()]
+        found += self._stopped()
+        if self.backlog_drops:
+            text = f"{self.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog"
+            found.append(Cause("backlog", self.size, None, sure=True, text=text))
+        return tuple(found)
+
+    def _processors(self) -> list[Cause]:
+        return [
+            Cause(
+                "processor", self.size, use.number, sure=False,
+                text=f"processor {use.number}: {use.busy:.0%} busy ({use.softirq:.0%} in softirqs{_stolen(use)}),"
+                f" {use.packets:.0%} of the packets passed it",
+            )
+            for use in self.processors
+            if use.busy > FULL and use.packets >= TOOK_PART
+        ]  # fmt: skip
+
+    def _workers(self) -> list[Cause]:
+        """Waiting is judged in every phase: the kernel measures it in nanoseconds."""
+        found = []
+        for number, use in enumerate(self.workers):
+            sure = use.busy + use.waited > FULL
+            late = use.waited > WAITED and (self.judged or use.waited * use.seconds >= LEAST_WAITED_S)
+            if late or (sure and self.judged):
+                text = f"worker {number}: {use.busy:.0%} running, {use.waited:.0%} waiting for a processor"
+                found.append(Cause("worker", self.size, number, sure=sure, text=text))
+        return found
+
+    def _stopped(self) -> list[Cause]:
+        """Judged in every phase: the time is not from /proc/stat."""
+        return [
+            Cause(
+                "stopped", self.size, number, sure=True,
+                text=f"worker {number}: for {use.stopped * use.seconds:.2g} s of {use.seconds:.2g} s it was stopped, or"
+                " this machine was",
+            )
+            for number, use in enumerate(self.workers)
+            if use.stopped > STOPPED
+        ]  # fmt: skip
+
+
+def _stolen(use: ProcessorUse) -> str:
+    """Named when it was more than a hundredth: another machine on the same hardware is the cause then."""
+    return f", {use.stolen:.0%} taken by the hypervisor" if use.stolen >= _NAMED else ""

@@ -1,7 +1,7 @@
 """Check what this machine can run, and how to fix what is missing.
 
 In:  the machine. Out: Report, one Check for each capability. Nothing is changed: trials run in namespaces of a child
-process and end with it (heddle/host/probes.py). A check that raises an error counts as failed; there is no traceback.
+process and end with it (preflight.py). A check that raises an error counts as failed; there is no traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from heddle.base import resources
 from heddle.base.extras import EXTRAS, Extra
 from heddle.base.problems import MachineError
 from heddle.base.sysctls import SYSCTLS, WRITABLE, sysctls_read_only
-from heddle.host import delivery, limits, packages, probes
+from heddle.host import delivery, limits, packages, preflight
 from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
@@ -94,7 +94,7 @@ def _safely(name: str, check: Callable[[], Check], *, required: bool) -> Check:
 
 @cache
 def _probed() -> Mapping[str, str]:
-    return probes.probe()
+    return preflight.probe()
 
 
 def _first_line(*argv: str) -> str:
@@ -170,7 +170,7 @@ def _try(name: str, what: str, fix: str, *, required: bool = True) -> Check:
     said = _probed().get(name, "was not tried")
     if said.startswith(_NOT_STARTED):
         return Check(name, False, f"{what}: not known, because ip or tc does not start", required=False)
-    if said.endswith(probes.READ_ONLY):  # the kernel has it
+    if said.endswith(preflight.READ_ONLY):  # the kernel has it
         fix = f"in a container: {WRITABLE}"
     return Check(name, said == "ok", what if said == "ok" else f"{what}: {said}", fix, required and _decides())
 
@@ -187,7 +187,7 @@ def _sysctls() -> Check:
 
 
 def _bpf() -> Check:
-    said = probes.bpf_syscall()
+    said = preflight.bpf_syscall()
     fix = "a container needs CAP_SYS_ADMIN, or CAP_BPF" if _decides() else "sudo ./inv doctor tries it as root"
     return Check("bpf", said == "ok", "bpf(2) creates maps" if said == "ok" else said, fix, _decides())
 
@@ -314,7 +314,7 @@ def _containerlab() -> Check:
 
 def _images() -> Check:
     from heddle.host.engine import docker, images
-    from heddle.render.imagenames import image_names
+    from heddle.render.dialects import image_names
 
     fix = "./inv image"
     if docker.trouble() is not None:

@@ -30,9 +30,9 @@ from heddle.base.process import follow
 from heddle.base.state import cache_dir
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir
 from heddle.host import packages
+from heddle.host.engine.binary import MACHINES
 from heddle.host.engine.images import SUITE, in_own_namespaces, last_lines
 from heddle.host.engine.lockfile import locked
-from heddle.host.engine.release import MACHINES
 
 NAME: Final = "docker.io/library/heddle-fabric:latest"  # as engines complete `heddle-fabric`
 # Those of the Containerfile; a test compares both.

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from heddle.base.families import Version
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import THIS_NAMESPACE, inside, nameless
@@ -28,7 +33,10 @@ from heddle.kernel.uapi import (
     IFLA_CARRIER_CHANGES,
     IFLA_EXT_MASK,
     IFLA_IFNAME,
+    IFLA_MASTER,
     NLMSGHDR,
+    RTA_DST,
+    RTMSG,
     TC_H_ROOT,
     TCA_KIND,
     TCA_OPTIONS,
@@ -280,3 +288,117 @@ def refusal(kind: str, options: bytes) -> str:
                 return f"this kernel has no sch_{kind}"
             return f"this kernel's sch_{kind} refuses these options: {os.strerror(error.errno or errno.EIO)}"
     return ""
+
+
+_RTM_GETNEIGH: Final = 30
+_NDMSG: Final = struct.Struct("=B3xiHBB")  # family, ifindex, state, flags, type
+_NDA_DST, _NDA_LLADDR = 1, 2
+_NUD_PERMANENT: Final = 0x80
+_UNUSED: Final = 0x01 | 0x20 | 0x40  # INCOMPLETE, FAILED, NOARP: no frame goes to a neighbour's MAC
+_RTM_F_CLONED: Final = 0x200
+_RTA_METRICS, _RTAX_MTU = 8, 2
+_MAC_BYTES: Final = 6
+
+
+class Neighbour(NamedTuple):
+    """One usable entry. permanent: set by hand or by a daemon, so the kernel never asks again."""
+
+    ifindex: int
+    address: str
+    mac: str
+    permanent: bool
+
+
+def neighbours(netlink: RouteSocket) -> Iterator[Neighbour]:
+    """Every entry with a MAC of Ethernet, of all interfaces of the socket's namespace."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for body in netlink.dump(_RTM_GETNEIGH, _NDMSG.pack(family, 0, 0, 0, 0)):
+            _, ifindex, state, _, _ = _NDMSG.unpack_from(body)
+            attrs = attributes(body, _NDMSG.size)
+            mac = attrs.get(_NDA_LLADDR, b"")
+            if state and not state & _UNUSED and len(mac) == _MAC_BYTES and _NDA_DST in attrs:
+                address = str(ip_address(attrs[_NDA_DST]))
+                yield Neighbour(ifindex, address, mac.hex(":"), bool(state & _NUD_PERMANENT))
+
+
+def path_mtus(netlink: RouteSocket) -> dict[str, int]:
+    """Address -> the MTU that was learned for the path there, in bytes."""
+    found = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for body in netlink.dump(RTM_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, _RTM_F_CLONED)):
+            attrs = attributes(body, RTMSG.size)
+            metrics = attributes(attrs.get(_RTA_METRICS, b""), 0)
+            if RTA_DST in attrs and _RTAX_MTU in metrics:
+                found[str(ip_address(attrs[RTA_DST]))] = struct.unpack("=I", metrics[_RTAX_MTU])[0]
+    return found
+
+
+_GROUPS: Final[dict[Version, int]] = {4: 0x40, 6: 0x400}  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
+_LOOK_S: Final = 0.1
+
+
+class RouteWatch:
+    """Notes the time of each change in a with block, in a thread. changes: ns of CLOCK_MONOTONIC, in order.
+
+    OSError when the kernel refuses a socket, MachineError without a namespace.
+    """
+
+    def __init__(self, spaces: Iterable[Path], version: Version) -> None:
+        self.changes: list[int] = []
+        self._sockets: list[socket.socket] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="routes", daemon=True)
+        for netns in spaces:
+            with inside(netns):
+                made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            self._sockets.append(made)
+            made.setblocking(False)
+            made.bind((0, _GROUPS[version]))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        for each in self._sockets:
+            each.close()
+
+    def _work(self) -> None:
+        with selectors.DefaultSelector() as waiting:
+            for each in self._sockets:
+                waiting.register(each, selectors.EVENT_READ)
+            while not self._end.is_set():
+                ready = waiting.select(_LOOK_S)
+                if ready:
+                    self.changes.append(time.monotonic_ns())
+                for key, _ in ready:
+                    with suppress(OSError):  # ENOBUFS: more changes than the socket holds; it is one change, too
+                        while key.fileobj.recv(1 << 16):  # type: ignore[union-attr]
+                            pass
+
+
+_NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
+
+
+def port_behind(netlink: RouteSocket, bridge: int, address: str) -> int:
+    """The ifindex of the only port to which the bridge sends a packet for an address; 0 if it is not known or floods.
+
+    Entries of the bridge end after 300 s without a packet from there. Without one it floods, which leads to one port if
+    it has only one.
+    """
+    target = ip_address(address)
+    family = socket.AF_INET if target.version == 4 else socket.AF_INET6
+    asked = _NDMSG.pack(family, bridge, 0, 0, 0) + attribute(_NDA_DST, target.packed)
+    (neighbour,) = netlink.ask(_RTM_GETNEIGH, [asked])
+    mac = b"" if isinstance(neighbour, int) else attributes(neighbour, _NDMSG.size).get(_NDA_LLADDR, b"")
+    if not mac:
+        return 0
+    asked = _NDMSG.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + attribute(_NDA_LLADDR, mac)
+    (entry,) = netlink.ask(_RTM_GETNEIGH, [asked + attribute(_NDA_MASTER, struct.pack("=I", bridge))])
+    if not isinstance(entry, int):
+        return int(_NDMSG.unpack_from(entry)[1])
+    rows = list(netlink.dump(RTM_GETLINK, ALL_LINKS))
+    members = [row for row in rows if attributes(row, 16).get(IFLA_MASTER) == struct.pack("=I", bridge)]
+    return int(struct.unpack_from("=i", members[0], 4)[0]) if len(members) == 1 else 0

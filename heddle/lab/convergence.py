@@ -20,9 +20,10 @@ from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.process import run
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL, Fib, NextHop, local_routes, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
@@ -155,11 +156,6 @@ class ExpectedRoutes:
                 if port.address is not None and (port.ref in dead or port.peer_ref in dead):
                     del ports[node.name][port.address.network]
         return cls(ports, bandwidths)
-
-
-def default_timeout(fabric: Fabric) -> float:
-    """Seconds to wait: grows with the number of links (4,536 links took 110 s on two cores), with a margin."""
-    return 30 + len(fabric.links) / 20
 
 
 def gaps(

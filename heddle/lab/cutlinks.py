@@ -1,4 +1,4 @@
-"""The cut links of a lab in shards: what they carried, what their tunnels lost, and who carries the state of ports."""
+"""A lab in shards: cut links, what their tunnels lost, the state of ports; shards set up, lost, out of memory."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
+from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError, Problem
-from heddle.base.process import end_all, run
+from heddle.base.process import Journal, end_all, run
+from heddle.base.tables import many, some_of
+from heddle.base.units import format_size
+from heddle.host.capacity import memory_kills
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.netns_topology import read_topology
 from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
+from heddle.switch import install as switch
+from heddle.switch.links import cuts
 from heddle.switch.links.cuts import BEAT, TUNNEL, CutCount, CutEnd, TunnelUse, read_counts, tunnel_port, tunnel_uses
+from heddle.switch.queues import disciplines
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-
 
 CARRIER_KEY: Final = "carrier.key"  # in the directory of a shard's lab
 _REPORT: Final = "carrier.json"
@@ -251,3 +257,67 @@ class TunnelSpan:
         self.unsure = sum(each.unsure for each in now.values())
         if self._shards is not None:
             self.clock_ns = max((each.bound_ns for each in self._shards.clocks().values()), default=0)
+
+
+@spread(nothing, nodes=lambda _, nodes=None: nodes)
+def install_in_shard(lab: Lab, observer: Observer, nodes: Collection[str] | None = None) -> None:
+    """Queues, programs, cut links, the process of their carriers and the PFC agent, in each shard."""
+    disciplines.load()
+    journal, handles = Journal(), lab.handles()
+    cables = cable_space(lab.name)
+    switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing(), cables)
+    if ends := cut_ends(lab):
+        cuts.attach(lab.fabric, cables, ends)
+        keep_carriers(lab)
+    switch.start_agent(lab.fabric, handles, lab.dir, journal)
+
+
+def install_over_shards(lab: Lab, observer: Observer, nodes: Collection[str] | None = None) -> None:
+    """`install_in_shard` in the shards of these nodes, by default in all; return when all shards hear each other."""
+    install_in_shard(lab, observer, nodes)
+    wait_for_carriers(lab)
+
+
+def restore_shards(lab: Lab, observer: Observer) -> list[str]:
+    """Bring lost shards up again, with empty queues and new daemons. A line for each; none on one machine."""
+    runtime = lab.runtime
+    if not isinstance(runtime, ShardedRuntime):
+        return []
+    lost = runtime.restore(lab.name, lab.topology, observer)
+    if not lost:
+        return []
+    shards = ShardPlan.read(lab.name).shards
+    nodes = [node for name in lost for node in shards[name]]
+    install_over_shards(lab, observer, nodes)
+    runtime.start_in(lab.name, lost, observer)
+    return [f"shard {name}: started again ({some_of(shards[name])})" for name in lost]
+
+
+@spread(concat)
+def _kills(lab: Lab) -> list[tuple[int, int]]:
+    """Of each shard: processes that were ended, and the limit in bytes."""
+    return [memory_kills()]
+
+
+def memory_problems(lab: Lab, before: Sequence[tuple[int, int]] = ()) -> list[Problem]:
+    """Shards that were out of memory since `before`; none on one machine, whose kernel has its own log."""
+    if lab.runtime.here:
+        return []
+    plan, found = ShardPlan.read(lab.name).shards, list[Problem]()
+    for number, (name, (kills, limit)) in enumerate(zip(plan, _kills(lab), strict=True)):
+        count = kills - (before[number][0] if before else 0)
+        if count > 0:
+            why = f"was out of memory: the kernel ended {many(count, 'process')} at its limit of {format_size(limit)}"
+            hint = "use smaller sizes of runs, or more --shards"
+            found.append(Problem(f"shard {name}", f"({some_of(plan[name])})", why, hint))
+    return found
+
+
+@contextmanager
+def memory_named(lab: Lab) -> Iterator[None]:
+    """An error in the with block names the shards that were out of memory meanwhile, before anything else."""
+    before = list[tuple[int, int]]() if lab.runtime.here else _kills(lab)
+    try:
+        yield
+    except HeddleError as error:
+        raise type(error)(*memory_problems(lab, before), *error.problems) from None

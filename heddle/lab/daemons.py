@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from heddle.base.problems import MachineError
 from heddle.base.process import is_stopped
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"
@@ -103,11 +104,15 @@ class Daemons:
         except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
             return False  # bgpd does not answer, which is reported elsewhere
 
-    def answer(self, switch: str, daemon: str, command: str) -> str:
-        """The output of a daemon for a command of its view mode; OSError or MachineError when it does not answer."""
+    def answer(self, switch: str, daemon: str, *commands: str) -> str:
+        """The output of a daemon for the last command, from its view mode on.
+
+        OSError or MachineError when it does not answer.
+        """
         vty = self.vty(switch, daemon)
         if vty is not None:
-            return ask(vty, command)
+            return ask(vty, *commands)
+        command = commands[-1]  # vtysh has entered the enable mode
         return self.runtime.output(self.fabric.name, self.topology, switch, ["vtysh", "-d", daemon, "-c", command])
 
     def vty(self, switch: str, daemon: str) -> Path | None:
@@ -120,8 +125,8 @@ class Daemons:
         return data
 
 
-def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
-    """Send a daemon one command in its view mode and return its output; OSError when it does not answer.
+def ask(vty: Path, *commands: str, timeout: float = 2.0) -> str:
+    """Send a daemon commands, from its view mode on; return the last output. OSError when it does not answer.
 
     timeout: seconds without any data.
     """
@@ -131,14 +136,16 @@ def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
         pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if is_stopped(pid):  # it would not answer before the timeout either
             raise TimeoutError(f"process {pid} is stopped")
-        link.sendall(command.encode() + b"\0")
         answer = bytearray()
-        # The end is three NULs and the result byte, which may itself be NUL (success).
-        while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
-            part = link.recv(1 << 16)
-            if not part:
-                raise ConnectionResetError(f"{vty} closed")
-            answer += part
+        for command in commands:
+            link.sendall(command.encode() + b"\0")
+            answer.clear()
+            # The end is three NULs and the result byte, which may itself be NUL (success).
+            while len(answer) < 4 or answer[-4:-1] != b"\0\0\0":
+                part = link.recv(1 << 16)
+                if not part:
+                    raise ConnectionResetError(f"{vty} closed")
+                answer += part
     return answer[:-4].decode(errors="replace")
 
 

@@ -9,18 +9,22 @@ daemons, never from the record of faults that were set on purpose; `as_set` adds
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base.problems import HeddleError, Problem
+from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
-from heddle.lab import agents
+from heddle.kernel.namespace import inside
+from heddle.lab import agents, rehash
 from heddle.lab.convergence import foreign_routes
-from heddle.lab.cutlinks import lost_carriers
+from heddle.lab.cutlinks import lost_carriers, memory_problems
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
@@ -28,12 +32,10 @@ from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.impairments import Requested
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import hashing_faults
-from heddle.lab.shardmemory import memory_problems
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.sysctls import wrong_sysctls
+from heddle.lab.spread import spread
 from heddle.lab.thresholds import wrong_thresholds
-from heddle.switch.queues.attached import expected
-from heddle.switch.queues.portqueues import Setup
+from heddle.switch.queues.portqueues import Setup, expected
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -100,7 +102,9 @@ def _ports(look: LabLook) -> Iterable[Problem]:
     """Ports without Heddle's root qdisc, and shapers and queues that differ from the fabric file."""
     installs, recreate = look.repairs("installs it again"), f"./inv down {look.lab.name}, then up again"
     for ref, kind in look.now.foreign_roots.items():
-        yield Problem(ref, *_root_words(kind), installs if kind else recreate)
+        other = "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
+        lost = Problem(ref, "the port", "is missing: it was removed", recreate)
+        yield Problem(ref, "the root qdisc", other, installs) if kind else lost
     for ref, why in look.ports.queues.items():
         yield Problem(ref, "the port", why, installs)
 
@@ -135,13 +139,6 @@ def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | Non
                 current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
                 odd[port.ref] = f"has {current or 'no program'}, not {should}"
     return PortFaults(wrong, odd)
-
-
-def _root_words(kind: str) -> tuple[str, str]:
-    """(what, why) of a Problem for a port without Heddle's root qdisc."""
-    if not kind:
-        return "the port", "is missing: it was removed"
-    return "the root qdisc", "is missing" if kind == "nothing" else f"is not Heddle's, but {kind}"
 
 
 def _links(look: LabLook) -> Iterable[Problem]:
@@ -227,6 +224,7 @@ def _next_hops(look: LabLook) -> Iterable[Problem]:
     """Prefixes without next hops that links, drains and sessions should give."""
     lab = look.lab
     hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
+    hint += f"; {look.repairs('undoes commands that were entered in FRR')}"
     found = (each for each in look.gaps if _EXTRA not in each.why)
     return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
 
@@ -251,16 +249,7 @@ def _hashing(look: LabLook) -> Iterable[Problem]:
 
 def _sysctls(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
-    return [replace(each, hint=hint) for each in wrong_sysctls(look.lab).problems]
-
-
-def _thresholds(look: LabLook) -> Iterable[Problem]:
-    return [each for each in look.thresholds if each.where]
-
-
-def _classes(look: LabLook) -> Iterable[Problem]:
-    """DSCPs in another class than in the fabric file: one table for all ports."""
-    return [each for each in look.thresholds if not each.where]
+    return [replace(each, hint=each.hint or hint) for each in wrong_sysctls(look.lab).problems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +277,9 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
     "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
     "programs": FactKind(_programs, "programs", ("wrong-queues",)),
-    "thresholds": FactKind(_thresholds, "thresholds", ("wrong-threshold",)),
-    "classes": FactKind(_classes, "thresholds", ("wrong-class",)),
+    "thresholds": FactKind(lambda look: [p for p in look.thresholds if p.where], "thresholds", ("wrong-threshold",)),
+    # DSCPs in another class than in the fabric file: one table for all ports.
+    "classes": FactKind(lambda look: [p for p in look.thresholds if not p.where], "thresholds", ("wrong-class",)),
     "drained": FactKind(_drained, "links", ("drained",)),
     SESSION: FactKind(_sessions, "bgp", ("bgp-session-down",)),
     "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
@@ -346,3 +336,66 @@ def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:
 def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:
     """Both: for readers who may know what was set on purpose."""
     return as_set(lab, now, facts(lab, now))
+
+
+@dataclass(frozen=True, slots=True)
+class SysctlsRead:
+    """count: of values that were compared. notes: values that a topology decides itself, with their nodes."""
+
+    count: int
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def _joined(found: Sequence[SysctlsRead]) -> SysctlsRead:
+    notes = dict.fromkeys(note for each in found for note in each.notes)
+    return SysctlsRead(
+        sum(each.count for each in found), tuple(p for each in found for p in each.problems), tuple(notes)
+    )
+
+
+@spread(_joined)
+def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
+    """Read all of these nodes. A problem names the node, the key, its value and the expected one.
+
+    repair: write the expected values, except those that a topology sets itself: their problems have a hint.
+    """
+    problems: list[Problem] = []
+    count = 0
+    own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
+    given, decided, handles = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls(), lab.handles()
+    rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
+    for node in lab.own_nodes:
+        wanted = dict(given[node.name])
+        settings = dict(decided.get(node.name, {}))
+        if node.role is Role.SWITCH:
+            wanted |= rules[node.name]
+        if node.name in live:  # the verb `hashing` came later
+            settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
+        count += len(wanted)
+        with inside(handles[node.name].netns):
+            for key, value in wanted.items():
+                path = sysctl_path(key)
+                now = path.read_text().strip() if path.exists() else "missing"
+                sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
+                if sources:
+                    own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
+                elif certain := [each for each in settings.get(key, ()) if each.certain]:
+                    set_to = certain[-1].value
+                    why = f"is {now}, and the topology sets {set_to} ({certain[-1].source})"
+                    hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
+                    problems += [] if repair else [Problem(node.name, key, why, hint)]
+                elif not _same(now, value):
+                    if repair and path.exists():
+                        path.write_text(value)
+                    problems.append(Problem(node.name, key, f"is {now}, not {value}"))
+    notes = (f"{what} on {some_of(names)}, as the topology sets it ({source})" for (what, source), names in own.items())
+    return SysctlsRead(count, tuple(problems), tuple(notes))
+
+
+def _same(now: str, wanted: str) -> bool:
+    """Whether a sysctl has the value that was written. The kernel reports 0x37 as 55, and separates numbers by tabs."""
+    try:
+        return [sysctl_number(word) for word in now.split()] == [sysctl_number(word) for word in wanted.split()]
+    except ValueError:  # names, as of tcp_congestion_control
+        return now.split() == wanted.split()

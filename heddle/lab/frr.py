@@ -1,14 +1,20 @@
-"""The daemons of FRR on a switch, as processes: end them, start them, stop them and let them continue.
+"""The daemons of FRR on a switch: end them, start them, stop them and let them continue; commands entered since `up`.
 
 In:  a Lab and a switch. Each command is one shell in the node. MachineError when it fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from heddle.base import state
 from heddle.base.problems import MachineError, Problem
+from heddle.fabric.model import Role
+from heddle.lab.daemons import DAEMONS
+from heddle.lab.spread import spread, union
 from heddle.runtimes.netns_topology import read_topology
 
 if TYPE_CHECKING:
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
 STOP: Final = "STOP"
 CONTINUE: Final = "CONT"
 _END_S: Final = 30.0
+# Lines of `show running-config` that configure nothing.
+_NO_LINES: Final = ("!", "end", "exit", "Building configuration", "Current configuration")
+_LOADED: Final = "frr.json"  # in the lab's directory: what `configurations` returned when the lab had come up
 
 # Whether a process is a daemon of the node that this runs in. A PID in a file may belong to another process by now, or
 # to the daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process
@@ -97,3 +106,58 @@ def on_daemons(lab: Lab, switch: str, signal: str = "") -> dict[str, str]:
     """Send a signal to all daemons of a switch; returns daemon -> state of its process: `S`, `T` if it is stopped."""
     lines = lab.output(switch, ["sh", "-c", _OURS + _SIGNAL_DAEMONS, signal]).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
+
+
+@spread(union)
+def configurations(lab: Lab) -> dict[str, list[str]]:
+    """Switch -> the lines of the running configurations of its daemons. A switch that does not answer is absent."""
+    found: dict[str, list[str]] = {}
+    for node in (each for each in lab.own_nodes if each.role is not Role.HOST):
+        with suppress(OSError, MachineError):
+            texts = [lab.daemons.answer(node.name, each, "enable", "show running-config") for each in DAEMONS]
+            found[node.name] = [line for text in texts for line in _flat(text)]
+    return found
+
+
+def _flat(text: str) -> Iterator[str]:
+    """The lines of a configuration, each after the blocks that it is in: `router bgp 65001 / timers bgp 1 3`."""
+    blocks = list[str]()
+    for line in text.splitlines():
+        word = line.strip()
+        if word and not word.startswith(_NO_LINES):
+            blocks = [*blocks[: len(line) - len(line.lstrip())], word]
+            yield " / ".join(blocks)
+
+
+def record_loaded(lab: Lab) -> None:
+    """Record the configurations of a lab that has just come up. FRR writes other lines than the files that it reads."""
+    state.write_file(lab.dir / _LOADED, json.dumps(configurations(lab)))
+
+
+def entered(lab: Lab) -> dict[str, list[str]]:
+    """Switch -> lines that its running configuration has more than the loaded one, and then `no` and those it has not.
+
+    A lab without that record has none.
+    """
+    try:
+        loaded: Mapping[str, Sequence[str]] = json.loads((lab.dir / _LOADED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, list[str]] = {}
+    for switch, now in configurations(lab).items():
+        if (before := loaded.get(switch)) is not None:
+            more = [line for line in now if line not in before]
+            found[switch] = more + [f"no {line}" for line in before if line not in now]
+    return {switch: lines for switch, lines in found.items() if lines}
+
+
+def reload_rendered(lab: Lab, switch: str) -> None:
+    """Start FRR of a switch again with its rendered configuration, also where FRR has written another one since."""
+    from heddle.render.render import rendered
+
+    file = lab.topology.parent / switch / "frr.conf"
+    right = rendered(lab.fabric)[f"{switch}/{file.name}"]
+    if lab.runtime.here and file.read_text(encoding="utf-8") != right:
+        file.write_text(right, encoding="utf-8")  # in place: the node has this file bound
+    end_daemons(lab, switch)
+    start_daemons(lab, switch)

@@ -1,4 +1,4 @@
-"""Repair of a running lab: nodes, daemons, queues, links, the PFC agent; and what a measurement must not start with.
+"""Repair of a running lab: daemons, queues, links, the PFC agent; and what a measurement must not start with.
 
 In:  a Lab whose lock is held. Out: one line for each repair, and what was left on purpose; a second call finds nothing
 to repair. The facts that are repaired are those of facts.py.
@@ -18,26 +18,25 @@ from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.tables import some_of
-from heddle.fabric.model import Node, Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
-from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, wait_for_carriers
-from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults
+from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
+from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults, wrong_sysctls
 from heddle.lab.faults import orders
+from heddle.lab.faults.orders import end_all
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.frr import end_daemons, start_daemons
-from heddle.lab.impairments import Requested, changing, reinstall_faults
+from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
+from heddle.lab.impairments import Requested, changing, down_of, in_network, reinstall_faults, restore_faults
 from heddle.lab.lab import Lab
-from heddle.lab.nearnodes import down_of, in_network
-from heddle.lab.rehash import reapply_hashing
+from heddle.lab.outages import SECONDS, configure_bgp, undo_all
+from heddle.lab.rehash import reapply_hashing, restore_hashing
 from heddle.lab.runfaults import end_run_faults
-from heddle.lab.shardswitch import restore_shards
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, nothing, spread
-from heddle.lab.sysctls import wrong_sysctls
-from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
+from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, restore_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 
@@ -100,7 +99,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
-    done += _daemons(lab)
+    done += [*_daemons(lab), *_configurations(lab)]
     done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
@@ -237,10 +236,41 @@ def _daemons(lab: Lab) -> list[str]:
     return repaired
 
 
+def _configurations(lab: Lab) -> list[str]:
+    """Start FRR again where commands were entered since `up`, except those of drains and recorded faults."""
+    if not lab.blueprint.rendered:
+        return []
+    shut = {(node, f"neighbor {port} shutdown") for node, _, port in (ref.partition(":") for ref in _shut(lab))}
+    done = []
+    for switch, lines in entered(lab).items():
+        drains = [line for line in lines if line.endswith(" / bgp graceful-shutdown")]
+        by_hand = [each for each in lines if each not in drains and (switch, each.rpartition(" / ")[2]) not in shut]
+        if by_hand:
+            reload_rendered(lab, switch)
+            if drains:
+                configure_bgp(lab, lab.fabric.by_name[switch], "bgp graceful-shutdown")
+            done.append(f"{switch}: its configuration was changed ({some_of(by_hand)}); FRR started again as rendered")
+    return done
+
+
+def _shut(lab: Lab) -> set[str]:
+    """Ports with a recorded fault, which may have shut down the session there."""
+    return {each.where for each in Requested.read(lab.dir).more}
+
+
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links, switches and sessions that are down or drained on purpose, in lines."""
-    now, shut = lab.snapshot(parts(lab)), {each.where for each in Requested.read(lab.dir).more}
+    now, shut = lab.snapshot(parts(lab)), _shut(lab)
     found = facts(lab, now, ("link", "drained", SESSION))
     meant = [each for each in found if each.kind != SESSION or each.problem.where in shut]
     lines = (each.problem for each in as_set(lab, now, meant))
     return tuple(f"{each.where}: {each.what} {each.why}" for each in lines)
+
+
+def restore_configured(lab: Lab, seconds: float = SECONDS) -> None:
+    """Make a lab as its fabric file describes it. seconds: for routes to come back. CheckError when they do not."""
+    restore_hashing(lab)
+    restore_queues(lab)
+    end_all(lab, seconds)
+    restore_faults(lab)
+    undo_all(lab, seconds)

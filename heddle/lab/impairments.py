@@ -17,8 +17,9 @@ sees it, and a run that was killed (SIGKILL) is undone later: by the next run, `
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -27,9 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import owners, state
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Port
-from heddle.lab.faults.record import SetFault
-from heddle.lab.spread import nothing, spread, union
+from heddle.base.process import Done, run, start_of
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
+from heddle.kernel.netlink import down_ports
+from heddle.lab.spread import nothing, only, spread, union
 from heddle.runtimes.netns import cable_space
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import (
@@ -44,6 +47,60 @@ from heddle.switch.links.portfaults import (
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+
+Process = tuple[int, int]  # pid, and when it began (start_of)
+
+
+@dataclass(frozen=True, slots=True)
+class SetFault:
+    """A fault that is set, or that is being set. where: a port or a node. values: of its kind, as plain data.
+
+    maker: the process that sets it, until its effect was verified. If that process has ended, the fault is unfinished.
+    worker: the process that keeps the fault going, where a kind needs one. run: it is for one run.
+    """
+
+    kind: str
+    where: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    maker: Process | None = None
+    worker: Process | None = None
+    run: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """A place has one fault of a kind."""
+        return self.kind, self.where
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the process that was setting it has ended before its effect was verified."""
+        return self.maker is not None and not runs(self.maker)
+
+    def being_set(self) -> Self:
+        """The same, with this process as its maker."""
+        return replace(self, maker=(os.getpid(), start_of(os.getpid()) or 0))
+
+    def to_json(self) -> dict[str, Any]:
+        data = {"kind": self.kind, "where": self.where, "values": dict(self.values), "run": self.run}
+        return {key: value for key, value in {**data, "maker": self.maker, "worker": self.worker}.items() if value}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """What `to_json` wrote; ValueError, TypeError or KeyError for other data."""
+        maker, worker = (None if data.get(key) is None else _process(data[key]) for key in ("maker", "worker"))
+        values = dict(data.get("values", {}))
+        return cls(str(data["kind"]), str(data["where"]), values, maker, worker, bool(data.get("run")))
+
+
+def _process(data: Any) -> Process:
+    pid, started = data
+    return int(pid), int(started)
+
+
+def runs(process: Process) -> bool:
+    """Whether the process still runs, and is not another one with its pid."""
+    return start_of(process[0]) == process[1]
+
 
 _FILE: Final = "faults.json"
 
@@ -361,3 +418,16 @@ def changing(lab: Lab) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
+
+
+@spread(only, nodes=lambda node, *_: [node])
+def in_network(lab: Lab, node: str, argv: Sequence[str], stdin: str = "") -> Done:
+    """Run a program of the node's machine, such as ip or tc, in the node's network. Its exit code is the caller's."""
+    return run(["nsenter", f"--net={lab.handle(node).netns}", *argv], stdin=stdin, check=False)
+
+
+@spread(union, nodes=lambda nodes: nodes)
+def down_of(lab: Lab, nodes: Collection[str]) -> dict[str, Mapping[str, bool]]:
+    """Node -> its ports without a carrier -> whether they are set down at this end."""
+    handles = lab.handles()
+    return {name: down_ports(handles[name]) for name in nodes if name in handles}

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any, Final
 
-from heddle.fabric.model import Node, Port, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attributes, down_ports
 from heddle.kernel.uapi import (
@@ -184,10 +185,14 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _
     asn = node.asn or next((peer.local_as for peer in peers.values() if peer.local_as), 0)
     ports = tuple(_port(lab, port, addresses, down, states, peers) for port in node.ports)
     own = {port.name for port in node.ports}
-    others = {name: _without_loopback(rows) for name, rows in addresses.items() if name not in own}
+    others = {
+        name: (tuple(row for row in rows if not row.startswith("127.")))
+        for name, rows in addresses.items()
+        if name not in own
+    }
     return NodeEntry(
-        node.name, node.role, lab.fabric.level_of(node).title, asn, _text(node.loopback), _text(node.router_id),
-        _text(node.prefix), str(lab.handle(node.name).netns), ports,
+        node.name, node.role, lab.fabric.level_of(node).title, asn, str(node.loopback or ""), str(node.router_id or ""),
+        str(node.prefix or ""), str(lab.handle(node.name).netns), ports,
         {name: rows for name, rows in others.items() if rows}, trouble,
     )  # fmt: skip
 
@@ -205,11 +210,3 @@ def _port(
         port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
         port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
     )  # fmt: skip
-
-
-def _without_loopback(rows: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(row for row in rows if not row.startswith("127."))
-
-
-def _text(value: object | None) -> str:
-    return "" if value is None else str(value)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
-from heddle.lab.reading import take
-from heddle.lab.snapshot import LabPart, Snapshot, merged
+from heddle.lab.snapshot import LabPart, Snapshot, merged, take
 from heddle.lab.spread import nothing, spread
 from heddle.runtimes.registry import Runtime
 
@@ -105,8 +105,13 @@ class Blueprint(ABC):
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons that must answer on a switch."""
 
+    @property
     @abstractmethod
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
+    def timeout(self) -> float:
+        """Seconds for which a user waits for convergence who does not say how long."""
+
+    @abstractmethod
+    def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
 
     @property
@@ -121,6 +126,10 @@ class Blueprint(ABC):
     @abstractmethod
     def routes_checked(self) -> str:
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
+
+    def routing(self, now: Snapshot) -> bool:
+        """Whether a routing program runs with a configuration on any node. Part: SESSIONS."""
+        return bool(self.fabric.switches)
 
     @abstractmethod
     def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
@@ -198,8 +207,11 @@ class Lab:
         return read(self, parts, nodes, keep_errors=keep_errors)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
-        """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
-        wait(self, observer or Silent(), timeout)
+        """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds.
+
+        timeout: the blueprint's by default.
+        """
+        wait(self, observer or Silent(), self.blueprint.timeout if timeout is None else timeout)
 
 
 @spread(merged, nodes=lambda _, nodes=None, **__: nodes)
@@ -210,7 +222,7 @@ def read(lab: Lab, parts: LabPart, nodes: Collection[str] | None = None, *, keep
     return take(lab.fabric, handles, parts, lab.daemons, nodes=here, keep_errors=keep_errors)
 
 
-@spread(nothing)
-def wait(lab: Lab, observer: Observer, timeout: float | None) -> None:
+@spread(nothing, waits=lambda _, timeout: timeout)
+def wait(lab: Lab, observer: Observer, timeout: float) -> None:
     """Lab.wait."""
     lab.blueprint.wait(lab, observer, timeout)

@@ -8,20 +8,33 @@ The record is written before anything is created. So a lab can be found and remo
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
+from heddle.base.extras import KUBERNETES
 from heddle.base.owners import LabOwner
-from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, first_lines, trouble
+from heddle.base.problems import (
+    CheckError,
+    HeddleError,
+    InputError,
+    MachineError,
+    Problem,
+    first_lines,
+    machine_errors,
+    trouble,
+)
 from heddle.base.process import Journal
 from heddle.base.tables import many, some_of
-from heddle.base.userfiles import give_to_caller
+from heddle.base.userfiles import as_root, give_to_caller
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
@@ -29,19 +42,28 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import facts, parts
+from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
-from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
-from heddle.lab.ownership import check_free, other_owner
-from heddle.lab.removal import engines_of, remove, remove_others
-from heddle.lab.shardswitch import install_over_shards
+from heddle.lab.opening import (
+    Source,
+    blueprint_from,
+    check_free,
+    check_version,
+    lab_from,
+    lab_of,
+    open_lab,
+    other_owner,
+    topology_path,
+)
 from heddle.lab.snapshot import LabPart
-from heddle.lab.stepclock import StepClock
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
+from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, get_runtime, on_machine
 from heddle.switch import install as switch
+from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 from heddle.wire.layout import DSCP_DATA
@@ -53,13 +75,13 @@ _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 class UpResult:
     """The result of `up`. created: False when the lab was already running; seconds: each step and `total`.
 
-    converged: False where links or switches are down or drained on purpose, and routes avoid them. repaired: what
-    --repair did; None without it.
+    converged: False where links or switches are down or drained on purpose, and routes avoid them; None where no node
+    runs a routing program. repaired: what --repair did; None without it.
     """
 
     lab: Lab
     created: bool
-    converged: bool
+    converged: bool | None
     seconds: Mapping[str, float]
     repaired: Repaired | None = None
 
@@ -114,6 +136,9 @@ def up(
         try:
             with clock.step("converge"):
                 lab.wait(observer, timeout)
+            if lab.blueprint.rendered:
+                with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
+                    record_loaded(lab)
         except CheckError as error:
             if rollback:
                 _undo(lab, error, observer)
@@ -123,7 +148,7 @@ def up(
         except BaseException as error:  # Ctrl-C above all
             _undo(lab, error, observer)
             raise
-    return UpResult(lab, True, True, clock.seconds(), Repaired() if repair else None)
+    return UpResult(lab, True, _routing(lab), clock.seconds(), Repaired() if repair else None)
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
@@ -159,24 +184,25 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             else:
                 lab.wait(observer, timeout)
         except CheckError as error:
-            raise CheckError(*_session_problems(lab), *error.problems) from None
+            if not (missing := _missing_sessions(lab)):
+                raise
+            # Sessions are reported before the routes that are missing because of them.
+            show = f"./inv exec --lab {lab.name} {missing[0].partition(':')[0]} vtysh -c 'show bgp summary'"
+            why = f"sessions are missing: {some_of(missing, joint='; ')}"
+            raise CheckError(Problem(lab.name, "BGP", why, show), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
             raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
-    return UpResult(lab, False, not kept, clock.seconds(), done)
+    return UpResult(lab, False, _routing(lab) and not kept, clock.seconds(), done)
+
+
+def _routing(lab: Lab) -> bool | None:
+    """True, or None: no node runs a routing program, so nothing can have converged."""
+    return True if lab.blueprint.rendered or lab.blueprint.routing(lab.snapshot(LabPart.SESSIONS)) else None
 
 
 def _missing_sessions(lab: Lab) -> list[str]:
     found = lab.blueprint.missing_sessions(lab.snapshot(LabPart.SESSIONS))
     return [f"{each.a.text()} - {each.b.text()}" for each in found]
-
-
-def _session_problems(lab: Lab) -> list[Problem]:
-    """Missing sessions as problems, reported before the routes that are missing because of them."""
-    if not (missing := _missing_sessions(lab)):
-        return []
-    switch = missing[0].partition(":")[0]
-    hint = f"./inv exec --lab {lab.name} {switch} vtysh -c 'show bgp summary'"
-    return [Problem(lab.name, "BGP", f"sessions are missing: {some_of(missing, joint='; ')}", hint)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +244,7 @@ def down(
             why = "has another owner than a moment ago" if now is None else now.text()
             raise InputError(Problem("", f"lab {name}", why, f"run ./inv down {name} again"))
         if other is not None and force:
-            remove_others(name, observer, *engines)
+            remove(name, observer, *engines, keep_record=True)
             return DownResult(removed=True, other=other, forced=True)
         runs = state.stored_runs(name)
         if other is not None:  # the lab that this directory has a record of is gone
@@ -392,3 +418,68 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
+
+
+class StepClock:
+    """Elapsed time of each step, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._steps: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a with block."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._steps[name] = round(time.monotonic() - start, 3)
+
+    def seconds(self) -> dict[str, float]:
+        """Steps so far, and `total`."""
+        return {**self._steps, "total": round(time.monotonic() - self._start, 3)}
+
+
+def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
+    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine."""
+    if cluster is not None:
+        with suppress(MachineError):
+            if (record := state.read_record(name)) is not None and record.runtime in HERE:
+                hint = f"./inv down {name} removes it"
+                raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {record.runtime})", hint))
+    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES]
+
+
+def remove(
+    name: str, observer: Observer, *engines: Runtime, keep_runs: bool = False, keep_record: bool = False
+) -> bool:
+    """Remove everything of a lab, but with `keep_runs` not its stored runs; False when there was nothing.
+
+    keep_record: it is a lab of another state directory, where its record and its runs stay. The record is removed last,
+    so that what is left after a kill is still known as a lab.
+    """
+    from heddle.kernel import rdma
+
+    with _uninterrupted(), machine_errors():
+        as_root()
+        pfc.stop(name)
+        rdma.remove_links(rdma.prefix_of(name))  # of a run that was killed; in a namespace, it goes with that
+        count = sum(engine.destroy(name, observer) for engine in engines)
+        switch.remove(name)
+        limits.HERE.release(name, on_machine, observer)
+        owners.disown_lab(name)
+        return (not keep_record and state.remove_record(name, keep_runs=keep_runs)) or count > 0
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C: a removal takes about a second and should not be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

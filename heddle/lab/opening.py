@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.owners import LabOwner
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.state import Record
 from heddle.base.tables import many
 from heddle.base.version import VERSION
@@ -21,11 +23,10 @@ from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
-from heddle.lab.ownership import check_ours
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name
-from heddle.runtimes.registry import Runtime, get_runtime
+from heddle.runtimes.registry import Runtime, get_runtime, on_machine
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 
@@ -52,7 +53,6 @@ class Rendered(Blueprint):
         return dump_spec(self.spec)
 
     def differences(self, record: Record) -> list[Difference]:
-        """Differences by key of the fabric file."""
         if record.imported:
             return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
@@ -62,15 +62,17 @@ class Rendered(Blueprint):
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """The daemons that start.sh starts and that routing needs."""
         return DAEMONS
 
-    def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        """Wait until every kernel has all next hops of all shortest paths."""
-        seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
+    @property
+    def timeout(self) -> float:
+        """It grows with the number of links (4,536 links took 110 s on two cores), with a margin."""
+        return 30 + len(self.fabric.links) / 20
+
+    def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         daemons, handles = lab.daemons, lab.handles()
         convergence.wait(
-            self.fabric, handles, daemons.sessions, observer, seconds, partial(convergence.revive, daemons, handles)
+            self.fabric, handles, daemons.sessions, observer, timeout, partial(convergence.revive, daemons, handles)
         )
 
     @property
@@ -89,7 +91,6 @@ class Rendered(Blueprint):
         return [gap.problem for gap in convergence.gaps(self.fabric, fibs, wanted)]
 
     def routes_checked(self) -> str:
-        """`96 prefixes with all their next hops, and no other route, in every kernel`."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, and no other route, in every kernel"
 
@@ -183,8 +184,7 @@ def check_version(record: state.Record) -> None:
     The format of BPF maps and records depends on the version. `down` works with labs of every version.
     """
     if record.version != VERSION:
-        other = f"Heddle {record.version}" if record.version else "an older Heddle"
-        why = f"was brought up by {other}, and this is Heddle {VERSION}"
+        why = f"was brought up by Heddle {record.version}, and this is Heddle {VERSION}"
         hint = f"use the version that brought it up, or run ./inv down {record.name} and bring it up again"
         raise InputError(Problem("", f"lab {record.name}", why, hint))
 
@@ -193,3 +193,42 @@ def lab_of(record: state.Record) -> Lab:
     """The handle of a recorded lab; InputError when another version of Heddle brought it up."""
     check_version(record)
     return lab_from(reopened(record), get_runtime(record.runtime))
+
+
+def other_owner(lab: str) -> LabOwner | None:
+    """The owner of a lab of another state directory; None for one of ours, and for one that is gone."""
+    found = owners.owner_of(lab)
+    return found if found is not None and not found.ours and _is_there(found) else None
+
+
+def _is_there(owner: LabOwner) -> bool:
+    return owner.starting or on_machine(owner.lab)
+
+
+def other_labs() -> list[LabOwner]:
+    """The labs of other state directories. Records of labs that are gone are removed."""
+    found = []
+    for each in owners.owned_labs():
+        if _is_there(each):
+            found += [] if each.ours else [each]
+            continue
+        with suppress(HeddleError), owners.lock(each.lab):  # `up` may have begun meanwhile
+            if (now := owners.owner_of(each.lab)) is not None and not _is_there(now):
+                owners.disown_lab(each.lab)
+    return found
+
+
+def check_free(lab: str) -> None:
+    """InputError when another state directory has the lab: `up` of that name would change it."""
+    if (other := other_owner(lab)) is not None:
+        hint = f"use another --name, or remove it: ./inv down {lab} --force"
+        raise InputError(Problem("", f"lab {lab}", other.text(), hint))
+
+
+def check_ours(lab: str) -> None:
+    """InputError when this machine's lab of that name is not the one that this state directory has a record of."""
+    if (other := other_owner(lab)) is not None:
+        hint = f"its owner, and root, work with it with HEDDLE_STATE_DIR={other.state}"
+        if state.lab_dir(lab).exists():
+            hint += f"; ./inv down {lab} removes what is left of yours"
+        raise InputError(Problem("", f"lab {lab}", other.text(), hint))

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final, Self
 from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Node
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.impairments import Requested, ports_of
-from heddle.lab.nearnodes import down_of, in_network
+from heddle.lab.impairments import Requested, down_of, in_network, ports_of
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ SECONDS: Final = 60.0  # to wait for routes
 # What `./inv fault` does -> the state of its links or switches then.
 ACTIONS: Final[Mapping[str, str]] = {"down": "down", "up": "up", "drain": "drained", "undrain": "in use again"}
 DRAINS: Final = ("drain", "undrain")  # those that take switches
-REPAIR: Final = "./inv up --repair --name {lab}"
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
 _SHOWN: Final = 4  # ports named in a line
@@ -46,7 +45,7 @@ _SHOWN: Final = 4  # ports named in a line
 
 def repair_hint(lab: str, what: str) -> str:
     """The command that repairs a lab, followed by its effect (`sets it up`)."""
-    return f"{REPAIR.format(lab=lab)} {what}"
+    return f"./inv up --repair --name {lab} {what}"
 
 
 @dataclass
@@ -120,7 +119,7 @@ def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
     at its switch. InputError for a word that matches no port.
     """
     ports = ports_of(lab.fabric, refs)
-    ends = [_switch_end(lab, port) for port in ports]
+    ends = [switch_end(lab.fabric, port.ref) for port in ports]
     fault = _taken_down(lab, f"{some_of([port.ref for port in ports])} down", ends, timeout)
     dead = {*state_of(lab).dead}
     _check_effect([port.ref for port in ports if not {port.ref, port.peer_ref} & dead], "is up")
@@ -134,7 +133,7 @@ def link_up(lab: Lab, *refs: str, timeout: float = SECONDS) -> None:
     """
     meant = {ref for port in ports_of(lab.fabric, refs) for ref in (port.ref, port.peer_ref)}
     check_rendered(lab)
-    _set_all(lab, _by_switch([_end(lab, ref) for ref in state_of(lab).dead if ref in meant]), "up")
+    _set_ends(lab, [switch_end(lab.fabric, ref) for ref in state_of(lab).dead if ref in meant], "up")
     wait(lab, timeout)
     _check_effect([ref for ref in state_of(lab).dead if ref in meant], "is still down")
 
@@ -165,7 +164,7 @@ def undo_all(lab: Lab, timeout: float) -> State:
     A link that was taken down inside a host stays down: `state_of` shows it afterwards.
     """
     state = state_of(lab)
-    _set_all(lab, _by_switch([_end(lab, ref) for ref in state.dead]), "up")
+    _set_ends(lab, [switch_end(lab.fabric, ref) for ref in state.dead], "up")
     _graceful_all(lab, [_switch(lab, switch) for switch in state.drained], "no ")
     if state.dead or state.drained:
         wait(lab, timeout)
@@ -186,7 +185,9 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
     settled = 0
     while settled < _LOOKS:
         now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
-        state, mute = State.of(lab.fabric, now), _mute(lab, now)
+        state, more = State.of(lab.fabric, now), Requested.read(lab.dir).more
+        # bgpd does not answer there because of a fault on purpose: routes stay as they are.
+        mute = {each.where for each in more if now.sessions.get(each.where, {}) is None}
         state = replace(state, shut=(*state.shut, *_left_by_neighbours(lab.fabric, now, mute)))
         wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, state.shut)
         fibs = {name: fib for name, fib in now.fibs.items() if name not in mute}
@@ -201,11 +202,6 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
             )
         if settled < _LOOKS:
             time.sleep(_PAUSE_S)
-
-
-def _mute(lab: Lab, now: Snapshot) -> set[str]:
-    """Switches whose bgpd does not answer because of a fault on purpose: their routes stay as they are."""
-    return {each.where for each in Requested.read(lab.dir).more if now.sessions.get(each.where, {}) is None}
 
 
 def _left_by_neighbours(fabric: Fabric, now: Snapshot, mute: Collection[str]) -> list[str]:
@@ -234,22 +230,14 @@ def _unsettled(fabric: Fabric, now: Snapshot, state: State, mute: Collection[str
     return found
 
 
-def _taken_down(lab: Lab, what: str, ports: Sequence[tuple[Node, str]], timeout: float) -> Fault:
+def _taken_down(lab: Lab, what: str, refs: Sequence[str], timeout: float) -> Fault:
     """Take ports of switches down. Ports that were down before stay down after `undo`."""
     check_rendered(lab)
-    fresh = dict[str, list[str]]()
-    down = down_of(lab, [*_by_switch(ports)])
-    for switch, names in _by_switch(ports).items():
-        fresh[switch] = [name for name in names if not down[switch].get(name)]
-    do, undo = (partial(_set_all, lab, fresh, word) for word in ("down", "up"))
+    switches = by_node(refs)
+    down = down_of(lab, [*switches])
+    fresh = [f"{switch}:{name}" for switch, names in switches.items() for name in names if not down[switch].get(name)]
+    do, undo = (partial(_set_ends, lab, fresh, word) for word in ("down", "up"))
     return _inject(lab, what, do, undo, timeout)
-
-
-def _by_switch(ports: Sequence[tuple[Node, str]]) -> dict[str, list[str]]:
-    found = dict[str, list[str]]()
-    for node, name in ports:
-        found.setdefault(node.name, []).append(name)
-    return found
 
 
 def _check_effect(refs: Sequence[str], why: str) -> None:
@@ -258,9 +246,16 @@ def _check_effect(refs: Sequence[str], why: str) -> None:
         raise CheckError(*(Problem(ref, "the link", why, "./inv exec NODE ip link shows both ends") for ref in refs))
 
 
-def _set_all(lab: Lab, ports: Mapping[str, Sequence[str]], word: str) -> None:
-    for switch, names in ports.items():
-        _set(lab, lab.fabric.by_name[switch], names, word)
+def _set_ends(lab: Lab, refs: Sequence[str], word: str) -> None:
+    """Set ports of switches down or up, a switch at a time, and record it."""
+    check_rendered(lab)
+    for node, names in by_node(refs).items():
+        own = {f"{node}:{name}" for name in names}
+        with lock(lab.name):
+            set_links(lab, [*own], word)
+            requested = Requested.read(lab.dir)
+            down = requested.down | own if word == "down" else requested.down - own
+            replace(requested, down=down, run_down=requested.run_down - own).write(lab.dir)
 
 
 def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
@@ -277,19 +272,6 @@ def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None
         wait(lab, timeout)
 
     return Fault(what, restore)
-
-
-def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
-    check_rendered(lab)
-    lines = "".join(f"link set dev {name} {word}\n" for name in names)
-    with lock(lab.name):
-        done = in_network(lab, node.name, ["ip", "-batch", "-"], lines)
-        if done.code == 0:
-            requested, refs = Requested.read(lab.dir), {node.port(name).ref for name in names}
-            down = requested.down | refs if word == "down" else requested.down - refs
-            replace(requested, down=down, run_down=requested.run_down - refs).write(lab.dir)
-    if done.code != 0:
-        raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
 
 
 def _graceful_all(lab: Lab, nodes: Sequence[Node], word: str) -> None:
@@ -309,19 +291,6 @@ def check_rendered(lab: Lab) -> None:
     if not lab.blueprint.rendered:
         why = "was imported, so its routes after a fault cannot be predicted"
         raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
-
-
-def _end(lab: Lab, ref: str) -> tuple[Node, str]:
-    node, _, port = ref.partition(":")
-    return _switch_end(lab, lab.fabric.by_name[node].port(port))
-
-
-def _switch_end(lab: Lab, port: Port) -> tuple[Node, str]:
-    nodes = lab.fabric.by_name
-    if nodes[port.node].role is Role.SWITCH:
-        return nodes[port.node], port.name
-    # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.
-    return nodes[port.peer_node], port.peer_port
 
 
 def _switch(lab: Lab, name: str) -> Node:

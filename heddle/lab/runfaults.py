@@ -20,17 +20,15 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
-from heddle.kernel.routewatch import RouteWatch
+from heddle.kernel.netlink import RouteWatch
 from heddle.lab import outages
 from heddle.lab.faults import orders
-from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.impairments import Requested, changing, ports_of, require_kernel, write_faults
-from heddle.lab.nearnodes import down_of
+from heddle.lab.impairments import Requested, SetFault, changing, down_of, ports_of, require_kernel, write_faults
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.shardcalls import Moment
-from heddle.spec.faulttimes import Times
+from heddle.spec.faultsettings import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
 

@@ -22,9 +22,14 @@ _OPERATION: Final = "__heddle_operation__"
 
 
 def spread(
-    merge: Callable[[Sequence[R]], R], nodes: Callable[..., Collection[str] | None] = lambda *_, **__: None
+    merge: Callable[[Sequence[R]], R],
+    nodes: Callable[..., Collection[str] | None] = lambda *_, **__: None,
+    waits: Callable[..., float] = lambda *_, **__: 0.0,
 ) -> Callable[[Callable[Concatenate[L, P], R]], Callable[Concatenate[L, P], R]]:
-    """See above. nodes: from the other arguments, the nodes that are concerned; only their shards are asked."""
+    """See above. nodes: from the other arguments, the nodes that are concerned; only their shards are asked.
+
+    waits: from the other arguments, the seconds for which the function may wait.
+    """
 
     def marked(function: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
         name = f"{function.__module__}:{function.__qualname__}"
@@ -35,7 +40,8 @@ def spread(
             shards = None if runtime is None else runtime.shards(cast(Any, lab).name)
             if shards is None:
                 return function(lab, *args, **kwargs)
-            return merge(cast(Sequence[R], shards.call(name, nodes(*args, **kwargs), args, kwargs)))
+            asked = nodes(*args, **kwargs)
+            return merge(cast(Sequence[R], shards.call(name, asked, args, kwargs, waits(*args, **kwargs))))
 
         setattr(called, _OPERATION, function)
         return called

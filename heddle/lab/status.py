@@ -16,8 +16,7 @@ from heddle.lab.daemons import MissingSession
 from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
 from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
-from heddle.lab.opening import open_lab
-from heddle.lab.ownership import check_ours
+from heddle.lab.opening import check_ours, open_lab
 from heddle.lab.snapshot import LabPart
 
 
@@ -34,7 +33,8 @@ class LabStatus:
     """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
     removes what there is.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines; a missing session is one of
+    converged: every route is in every kernel, and there are no faults; None where no node runs a routing program, and
+    there are none. faults: in lines; a missing session is one of
     them only if that was set. gaps: routes that are missing or have other next hops, neighbours that are not up. None
     are read where nodes are not running. link_faults: what `./inv fault` or the fabric file set on links, in lines;
     routes do not depend on them.
@@ -43,7 +43,7 @@ class LabStatus:
     lab: str
     runtime: str
     state: Literal["up", "broken"]
-    converged: bool
+    converged: bool | None
     switches: int
     hosts: int
     links: int
@@ -97,7 +97,7 @@ def _status(name: str) -> LabStatus:
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=not lost and not found,
+        converged=False if lost or found else lab.blueprint.routing(now) or None,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),

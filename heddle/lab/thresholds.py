@@ -23,9 +23,10 @@ from heddle.base.problems import HeddleError, InputError, MachineError, Problem,
 from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
-from heddle.fabric.model import Fabric, Level, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
+from heddle.fabric.wiring import Level, Port
 from heddle.lab import agents
 from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.keys import Strict
@@ -295,7 +296,8 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
         return Problem("queues set", key, "is a group of keys", f"as ./inv queues set {inside[0]}=VALUE")
     if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
         return Problem(
-            "queues set", key, "is fixed when a lab is created: recreate the lab", _recreate_hint(f"queues.{key}")
+            *("queues set", key, "is fixed when a lab is created: recreate the lab"),
+            f"./inv down, then ./inv up FABRIC --set queues.{key}=...",
         )
     leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
     hint = f"did you mean {leaf}?" if leaf else f"allowed: {', '.join(LIVE)}"
@@ -309,10 +311,6 @@ def _not_meant(level: Level, fabric: Fabric, meant: Sequence[str]) -> tuple[str,
         return "is for hosts, but --switch names switches", "leave --switch out"
     hint = " or ".join(f"buffer.{word}" for word in meant if word != hosts.word)
     return f"is for {level.title}s, and none of the chosen nodes is one", f"use {hint}"
-
-
-def _recreate_hint(path: str) -> str:
-    return f"./inv down, then ./inv up FABRIC --set {path}=..."
 
 
 def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
@@ -374,12 +372,8 @@ def end_run_ecn(lab: Lab) -> list[str]:
 
 
 def _times(ecn: EcnPolicy, factor: int) -> EcnPolicy:
-    classes = {
-        number: replace(
-            each,
-            kmin=None if each.kmin is None else each.kmin * factor,
-            kmax=None if each.kmax is None else each.kmax * factor,
-        )
-        for number, each in ecn.classes.items()
-    }
+    def of(value: int | None) -> int | None:
+        return None if value is None else value * factor
+
+    classes = {number: replace(each, kmin=of(each.kmin), kmax=of(each.kmax)) for number, each in ecn.classes.items()}
     return replace(ecn, kmin=ecn.kmin * factor, kmax=ecn.kmax * factor, classes=classes)

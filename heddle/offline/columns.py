@@ -23,11 +23,10 @@ from heddle.base.arrays import I32, I64, U32, U64
 from heddle.endpoints.connections import PART_ALIGN
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
-from heddle.predict.flowarrays import FlowArrays, address_words
+from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import SEAT_QPNS, Endpoint, qpn_before_first
 from heddle.traffic.options import TRANSPORT, QpMode
-from heddle.traffic.qpnumbers import SEAT_QPNS, qpn_before_first
 from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES, entropy_sport

@@ -7,7 +7,7 @@ Out: Prediction (result.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Final
@@ -16,14 +16,12 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4, TE
+from heddle.fabric.hashmodes import EXACT_MATCH, TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
-from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_of
-from heddle.offline.engineered import QUICK, engineered
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.offline.wires import (
@@ -31,6 +29,7 @@ from heddle.offline.wires import (
     Trouble,
     Wires,
     compared,
+    cuts_of,
     forwarding_of,
     mode_note,
     other_seeds,
@@ -40,8 +39,9 @@ from heddle.offline.wires import (
     trouble_of,
     wires_of,
 )
-from heddle.predict.forwarding import Forwarding
-from heddle.predict.rules import HashingRule
+from heddle.predict.cspf import Demands, cspf
+from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.rules import HashingRule, SteeringTables, exact_keys
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
 from heddle.traffic.admission import NOT_PREDICTED
@@ -52,7 +52,6 @@ _GROUPS: Final = {
     "threshold": False,
     "resilient": True,
 }  # how next hops are selected -> whether it is resilient
-_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 _DISTINCT: Final = 1 << 22  # inputs of hashes that are counted exactly
 
 
@@ -284,24 +283,22 @@ class _Forecast:
 
     def _entropy(self) -> Entropy:
         """Entropy of the fields that the first mode hashes; of 5-tuples where it hashes none, or where they vary."""
-        rules = [HashingRule(policy=POLICY_L4)]
+        rules = [HashingRule()]
         if self._modes[0] in HASHED:
             rules = [rule_of(self._wires.fabric.policy, self._modes[0]), *rules]
         return next(found for rule in rules if (found := self._entropy_of(rule)) is not None)
 
     def _entropy_of(self, rule: HashingRule) -> Entropy | None:
-        """The inputs of a hash, by two hashes with unlike seeds; None where packets of one flow differ.
+        """The inputs of a hash; None where packets of one flow differ.
 
         Beyond _DISTINCT inputs a sample of them is kept (P. Flajolet, "On adaptive sampling", Computing 43, 1990).
         """
         kept, counts, thin = np.zeros(0, dtype=np.uint64), np.zeros(0), 1
         for traffic, _ in self._jobs:
             for part in traffic.connections.batches():
-                flows = flows_of(traffic.connections, part, traffic.address)
-                values = [rule.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS]
-                if values[0] is None or values[1] is None:
+                new = rule.inputs(flows_of(traffic.connections, part, traffic.address))
+                if new is None:
                     return None
-                new = values[0].astype(np.uint64) << np.uint64(32) | values[1]
                 new = new[new % np.uint64(thin) == 0]
                 kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
                 more = np.concatenate([counts, np.ones(len(new))])
@@ -347,3 +344,34 @@ def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator
         seconds = amount[there] * 8 / capacity[there]
         at = int(seconds.argmax())
         yield name(int(there[at])), float(seconds[at])
+
+
+QUICK: Final = 8_192  # flows that are placed in a second or two; for more, the user asks for the mode
+
+
+def engineered(
+    wires: Wires, jobs: Sequence[tuple[Traffic, Nics]], forwarding: Forwarding, steering: SteeringTables
+) -> SteeringTables:
+    """The tables with an entry for each flow that has a choice, as `./inv te plan` makes them.
+
+    forwarding: after failures. The controller knows all flows and failures: its plan is for the state after them.
+    """
+    entries = cspf(forwarding, wires.rate, demands_of(jobs)).entries
+    keys = exact_keys(entries.switch, entries.destination, entries.sport, forwarding.group.shape[1])
+    backup = np.where(entries.backup == NOWHERE, entries.port, entries.backup)
+    return replace(steering, exact_key=keys, exact_port=np.stack([entries.port, backup], axis=1))
+
+
+def demands_of(jobs: Sequence[tuple[Traffic, Nics]]) -> Demands:
+    """The flows of all jobs that carry bytes between live NICs."""
+    columns = []
+    for traffic, nics in jobs:
+        connections = traffic.connections
+        for part in connections.batches():
+            src, dst = (np.repeat(column[part], connections.each) for column in (connections.src, connections.dst))
+            amount = traffic.volume.wire[connections.kind[part]].ravel().astype(np.float64)
+            sport = flows_of(connections, part, traffic.address).sport
+            rows = np.flatnonzero(nics.alive[src] & nics.alive[dst] & (amount > 0))
+            src, dst = src[rows], dst[rows]
+            columns.append((nics.switch[src], nics.switch[dst], nics.edge[dst], sport[rows], amount[rows]))
+    return Demands(*(np.concatenate(column) for column in zip(*columns, strict=True)))

@@ -3,7 +3,7 @@
 In:  a plan. Out: seconds (emulated) of an iteration, for a size.
 An event simulation. A NIC sends one message after the other at its rate, in the order in which they are ready. The
 receiver's NIC takes them at its rate, in the order of their first bits. Between them is the propagation of the path.
-Copies inside a host pass their sender's link one after the other, and no NIC (endpoints/insidehost.py).
+Copies inside a host pass their sender's link one after the other, and no NIC (endpoints/worker.py).
 It assumes that nothing else takes time: no queue, no loss, no acknowledgement, no window, no work on data. All ranks
 begin together. It is not the shortest possible time: another order of messages may be shorter.
 """

@@ -170,7 +170,7 @@ class Prediction:
             "modes": [mode.to_json(self.wires) for mode in self.modes],
             "trials": self.trials,
             "evenness": {self.wires.direction_name(d): found.to_json() for d, found in self.evenness.items()},
-            "entropy": {**self.entropy.to_json(), "of": self.entropy.of},
+            "entropy": self.entropy.to_json(),
             "unreachable": {"flows": self.unreachable, "some": list(self.named)},
             "moved": self.moved.to_json() if self.moved else None,
             "checked": self.checked.to_json() if self.checked else None,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from heddle.base.events import Observer
-from heddle.base.printable import printable
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, printable
 
 _EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.

@@ -33,8 +33,7 @@ import paramiko
 
 from heddle.base import progname
 from heddle.base.files import PLACE, VARIABLE
-from heddle.base.printable import shown
-from heddle.base.problems import MachineError, Problem, trouble
+from heddle.base.problems import MachineError, Problem, shown, trouble
 from heddle.base.tables import written
 from heddle.places import server, sync
 from heddle.places.call import Address, Call, Output, foreign

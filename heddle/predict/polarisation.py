@@ -22,8 +22,7 @@ import numpy.typing as npt
 from heddle.base.arrays import I32, I64, Bools
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
-from heddle.predict.flowarrays import FlowArrays, FlowTable
-from heddle.predict.forwarding import Forwarding
+from heddle.predict.forwarding import FlowArrays, FlowTable, Forwarding
 from heddle.predict.predict import forwarding_for, rules_for
 from heddle.predict.rules import FabricRules
 from heddle.predict.statistics import DEPENDENT, TOO_FEW, Dependence, dependence, entropy_bits

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from heddle.base.arrays import I32
 from heddle.base.families import Network
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.flowarrays import FlowTable
-from heddle.predict.forwarding import Forwarding, forwarding_of
+from heddle.predict.forwarding import FlowTable, Forwarding, forwarding_of
 from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
 from heddle.predict.walk import MAX_HOPS, Hops, element, walk
 from heddle.switch.hashing.hashing import SwitchHashing

@@ -19,8 +19,7 @@ from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import Forwarding
+from heddle.predict.forwarding import FlowArrays, Forwarding
 from heddle.predict.hashes import (
     FIELD_LABEL,
     POLICIES,
@@ -35,6 +34,7 @@ from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
+_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,11 @@ class HashingRule:
             return kernel_hash(flows, seed, self.policy, self.fields)
         words = self.words(flows)
         return None if words is None else jhash2(words, seed)
+
+    def inputs(self, flows: FlowArrays) -> npt.NDArray[np.uint64] | None:
+        """A number for each flow, equal where what is hashed is: two hashes with different seeds. None: as `value`."""
+        first, second = (self.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS)
+        return None if first is None or second is None else first.astype(np.uint64) << np.uint64(32) | second
 
     def spreads(self, flows: FlowArrays) -> bool:
         """Whether packets of one flow may take several ports: by the mode, or by bytes that differ between them."""

@@ -13,13 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import variance
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from heddle.predict.flowarrays import FlowArrays
 
 Counts = npt.NDArray[np.int64]
 
@@ -92,7 +89,7 @@ class Entropy:
         return f"{self.of}: {self.distinct:,} distinct of {self.flows:,}, entropy {self.bits:.2f} of {most:.2f} bits"
 
     def to_json(self) -> dict[str, Any]:
-        return {"flows": self.flows, "distinct": self.distinct, "bits": self.bits}
+        return asdict(self)
 
 
 def max_over_mean(loads: npt.ArrayLike) -> float | None:
@@ -189,24 +186,10 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
     return max(0.0, float(-(share * np.log2(share)).sum()))
 
 
-def tuple_entropy(flows: FlowArrays) -> Entropy:
-    """Entropy of the 5-tuples of some flows: ECMP can use no more than this; QP numbers are not included."""
-    if not len(flows.sport):
-        return Entropy(0, 0, 0.0)
-    columns = [np.asarray(column).reshape(len(flows.sport), -1) for column in (flows.src, flows.dst)]
-    ports = (flows.sport.astype(np.uint32) << np.uint32(16) | flows.dport.astype(np.uint32)).reshape(-1, 1)
-    return entropy_of(np.concatenate([*columns, ports], axis=1))
-
-
-def entropy_of(rows: npt.NDArray[Any]) -> Entropy:
-    """Entropy of the rows of a table of whole numbers, one row per flow."""
-    if not len(rows):
-        return Entropy(0, 0, 0.0)
-    order = np.lexsort(rows.T)
-    ranked = rows[order]
-    starts = np.flatnonzero(np.concatenate([[True], (ranked[1:] != ranked[:-1]).any(axis=1)]))
-    counts = np.diff(np.concatenate([starts, [len(rows)]]))
-    return Entropy(len(rows), len(counts), entropy_bits(counts))
+def entropy_of(inputs: npt.NDArray[Any], of: str = "5-tuples") -> Entropy:
+    """Entropy of the inputs of a hash: a number for each flow. of: what is hashed."""
+    counts = np.unique(inputs, return_counts=True)[1]
+    return Entropy(len(inputs), len(counts), entropy_bits(counts), of)
 
 
 def chi_square_p(value: float, degrees: int) -> float:

@@ -20,8 +20,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import CheckError, Problem
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.forwarding import NOWHERE, FlowArrays, Forwarding
 from heddle.predict.rules import FAN, FabricRules
 
 MAX_HOPS: Final = 16  # a packet that passes more switches than this is in a loop

@@ -17,10 +17,10 @@ from typing import Final, Protocol
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
-from heddle.lab.engineered import changes_of_run, forget_changes
+from heddle.lab.rehash import changes_of_run, forget_changes
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import nothing, spread
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof import oracle
 from heddle.proof.evidence import PARTS, Evidence

@@ -16,7 +16,7 @@ from typing import Any, Final
 from heddle.base.tables import many, some_of
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
-from heddle.lab.engineered import RuleChange
+from heddle.lab.rehash import RuleChange
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -28,7 +28,6 @@ from heddle.wire.layout import DSCP_DATA
 PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER
 Path = tuple[str, ...]
 FORMAT: Final = 2  # of plain data
-_WITHOUT_SPORT: Final = 1  # rows of counters have no UDP source port; it is taken from the QP's flow
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Evidence:
     order; empty if no NIC reported.
     seconds: from the first packet until the last rank finished; None if not known.
     choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
-    tallies: what the queues and links of all ports did over the run; empty in runs of an older Heddle.
+    tallies: what the queues and links of all ports did over the run.
     requested: what the user changed during the run, a sentence each.
     rules: changes of rules by traffic engineering during the run, in their order.
     """
@@ -174,14 +173,12 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """From data of `to_json`, in this format or the one before.
+        """From data of `to_json`.
 
         Data of another FORMAT, or damaged data, raise ValueError, LookupError, TypeError or AttributeError; the caller
         adds the name of the file.
         """
-        if data["format"] == _WITHOUT_SPORT:
-            data = _with_sports(data)
-        elif data["format"] != FORMAT:
+        if data["format"] != FORMAT:
             raise ValueError(f"it has format {data['format']}, and this Heddle reads {FORMAT}")
         before = _read(data["before"], {})
         return cls(
@@ -189,32 +186,16 @@ class Evidence:
             _read(data["after"], before.nodes),
             tuple(_sent(row) for row in data["sent"]),
             tuple(tuple(str(port) for port in path) for path in data["oracle"]),
-            tuple(int(count) for count in data.get("received", ())),  # older runs have none of these four
-            None if data.get("seconds") is None else float(data["seconds"]),
-            {str(who): int(count) for who, count in data.get("choices", {}).items()},
+            tuple(int(count) for count in data["received"]),
+            None if data["seconds"] is None else float(data["seconds"]),
+            {str(who): int(count) for who, count in data["choices"].items()},
             {
                 str(port): {int(number): Tally(*(int(each) for each in row)) for number, row in classes.items()}
-                for port, classes in data.get("tallies", {}).items()
+                for port, classes in data["tallies"].items()
             },
-            tuple(str(each) for each in data.get("requested", ())),
-            tuple(RuleChange.from_json(each) for each in data.get("rules", ())),
+            tuple(str(each) for each in data["requested"]),
+            tuple(RuleChange.from_json(each) for each in data["rules"]),
         )
-
-
-def _with_sports(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Data of format 1 with a source port in each row; 0 for rows of other flows, which a proof does not use."""
-    sports = {(row["src_ip"], row["dst_ip"], row["qpn"]): row["sport"] for row in data["sent"]}
-
-    def filled(counters: Mapping[str, Any]) -> dict[str, Any]:
-        rows = []
-        for port, src, dst, qpn, packets, size in counters["flows"]:
-            rows.append([port, src, dst, sports.get((src, dst, qpn), 0), qpn, packets, size])
-        return {**counters, "flows": rows}
-
-    def snapshot(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {**found, "nodes": [{**node, "counters": filled(node["counters"])} for node in found["nodes"]]}
-
-    return {**data, "before": snapshot(data["before"]), "after": snapshot(data["after"])}
 
 
 def _snapshot(found: Snapshot, known: Mapping[str, NodeSnapshot]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The paths of a run during which traffic engineering changed entries: proven over all rules that were in force.
 
-In:  Evidence; `rules` has every change that was recorded, with the epoch of each switch's rule (lab/engineered.py).
+In:  Evidence; `rules` has every change that was recorded, with the epoch of each switch's rule (lab/rehash.py).
 Out: the hashing of all switches from each change on, if no change is missing; and with it the paths of each flow.
 A packet may meet the old rule at one switch and the new one at the next. So a step of a path has all ports that the
 switch chose for this flow under any of its rules, and the counts at these ports must add up as for a spread flow.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Port
-from heddle.fabric.wiring import ports_above
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node, Port, ports_above
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.traffic.flow import Flow

@@ -18,17 +18,14 @@ from heddle.base.problems import CheckError, Problem
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, POLICY_L4, SPREADING, programmed
 from heddle.fabric.model import Fabric
-from heddle.kernel.bridges import port_behind
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.libbpf import Program
+from heddle.kernel.libbpf import Program, run_on
 from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
-from heddle.kernel.testrun import run_on
+from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes, port_behind
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.selftest import verdict
-from heddle.predict.trial import MAX_PACKETS, trial
+from heddle.predict.forwarding import FlowArrays
+from heddle.predict.selftest import MAX_PACKETS, trial, verdict
 from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.flow import Flow

@@ -3,14 +3,14 @@
 In:  a fabric, the handles of its switches, and flows.
 Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port of its destination host; where
      packets of one flow are spread, all ports of that step in one word (walk.py). For a route to a bridge with an
-     address, the port that the kernel's neighbour table and the bridge's table name (bridges.py). And the source of the
+     address, the port that the kernel's neighbour table and the bridge's table name (netlink.py). And the source of the
      choices:
 
 `kernel`: if the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). If the
     BPF program sets a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps). Then
     RTM_GETROUTE is called for 5-tuples with nearly the same hash (standin.py).
 `program`: the program steers. The same run; in it the program looks up the port in the kernel (bpf_fib_lookup).
-`packet`: IPv6 with policy 3. Packets through a router that is made for this lookup (trial.py).
+`packet`: IPv6 with policy 3. Packets through a router that is made for this lookup (selftest.py).
 `route`: packets are spread. All live next hops of the kernel's route (RTM_F_FIB_MATCH); there is no choice.
 `arithmetic`: the program sets a hash, but the kernel's own seed is not known, or no 5-tuple is near enough. Thresholds
     over the next hops of the kernel's route: the same formula as in the prediction.
@@ -28,7 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.spread import spread, union
 from heddle.predict.walk import MAX_HOPS, element

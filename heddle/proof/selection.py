@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from heddle.base.problems import Problems
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import matching_names, split_words
+from heddle.fabric.model import Fabric, matching_names, split_words
 from heddle.predict.walk import ports_of
 from heddle.proof.measure import natural
 from heddle.proof.verdict import FlowProof, PathsResult

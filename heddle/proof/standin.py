@@ -19,7 +19,7 @@ import numpy as np
 
 from heddle.base.arrays import I64, U32
 from heddle.fabric.hashmodes import POLICY_L4
-from heddle.predict.flowarrays import FlowArrays, address_words
+from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.predict.hashes import kernel_hash
 
 FEW: Final = 1 << 12  # candidates: a value is about 2^31 / FEW from its neighbours; computed in a millisecond

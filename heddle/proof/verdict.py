@@ -14,20 +14,21 @@ On a kernel that chooses differently from our arithmetic (selftest.py), the resu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from itertools import count as numbers
 from typing import Any
 
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import NicNames
+from heddle.fabric.hashmodes import SPREADING
+from heddle.fabric.model import Fabric, NicNames
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.predict import predict
+from heddle.predict.forwarding import FlowArrays
+from heddle.predict.predict import predict, rule_of
+from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.predict.statistics import Entropy, tuple_entropy
+from heddle.predict.statistics import Entropy, entropy_of
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
@@ -35,6 +36,7 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.intervals import change_notes, paths_by, proven_over_changes
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
+from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
 
 Path = tuple[str, ...]
@@ -128,7 +130,8 @@ class PathsResult:
     per_leaf: by the switches whose uplinks count; leaf_word: the shape's word for them.
     sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
     mmr: over `uplinks`. delivery: None if nothing was sent. choices: the source of the oracle's choices (oracle.py).
-    nics: the names of the flows' ends.
+    nics: the names of the flows' ends. rule: of all switches; of 5-tuples if they have several, or hash nothing.
+    wrong: elements of the stored run that are wrong.
     """
 
     agree: bool
@@ -144,6 +147,8 @@ class PathsResult:
     delivery: Arrivals | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
     nics: NicNames = field(default_factory=NicNames)
+    rule: HashingRule = field(default_factory=HashingRule)
+    wrong: int = 0
 
     @property
     def uplinks(self) -> UplinkSet:
@@ -167,9 +172,17 @@ class PathsResult:
         return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
 
     @property
+    def unproven(self) -> list[str]:
+        """A line for each flow that is not proven; the notes where another reason leaves all of them open."""
+        wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.label}: {p.why}" for p in self.flows if p.why]
+        return wrong if wrong or self.agree else list(self.notes)
+
+    @property
     def entropy(self) -> Entropy:
-        """The entropy of the 5-tuples, by which mode `flow` can distinguish the QPs."""
-        return tuple_entropy(FlowArrays.of(tuple(proof.flow for proof in self.flows)))
+        """The entropy of what `rule` hashes; of 5-tuples where packets of one flow differ in it."""
+        flows = FlowArrays.of([proof.flow for proof in self.flows])
+        found = ((rule.inputs(flows), rule.hashed) for rule in (self.rule, HashingRule()))
+        return next(entropy_of(inputs, of) for inputs, of in found if inputs is not None)
 
     def ends(self, proof: FlowProof) -> tuple[str, str]:
         """The ends of a QP: `host1`, or `host1:eth2` for a host with several NICs."""
@@ -241,7 +254,8 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     links = links_of(fabric, evidence)
     lost = sum((Counter(each.lost) for each in behind.values()), Counter[str]())
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
-    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices)
+    rule = _rule([*evidence.before.hashing.values(), *evidence.after.hashing.values()])
+    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule)
 
 
 def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
@@ -268,7 +282,14 @@ def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = 
     notes = ("no packet was sent: paths are from FIBs and kernel lookups", *_prediction_notes(trusted, proofs))
     agree = all(not proof.why for proof in proofs)
     found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
-    return replace(found, choices=asked.choices)
+    return replace(found, choices=asked.choices, rule=_rule(now.hashing.values()))
+
+
+def _rule(hashing: Iterable[SwitchHashing]) -> HashingRule:
+    """The rule of all switches, if they have one rule by which each flow has one path; or that of 5-tuples."""
+    rules = {rule_of(each) for each in hashing}
+    known = [rule for rule in rules if rule.mode not in SPREADING and rule.problem("", 1) is None]
+    return known[0] if len(rules) == len(known) == 1 else HashingRule()
 
 
 def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.base.userfiles import as_caller
-from heddle.fabric.model import Fabric, Node, Port
+from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
+from heddle.fabric.wiring import Node, Port
 from heddle.render.dialects import (
     DEPLOY,
     HOST_CAPABILITIES,
@@ -33,8 +34,8 @@ from heddle.render.dialects import (
     SWITCH_CAPABILITIES,
     Dialect,
     RenderOptions,
+    image_names,
 )
-from heddle.render.imagenames import image_names
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,7 +1,7 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
 In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
-No verdict rests on a run that is not fit for one (fitness.py): wrong data, unproven paths, or UNRELIABLE.
+No verdict rests on a run that is not fit for one (results.py): wrong data, unproven paths, or UNRELIABLE.
 Equal runs have equal settings, and an equal state of the fabric and its links. If the history of the lab has enough,
 they decide (noise.py has the tests and their sources). Without enough equal runs, three rules are left:
 - A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
@@ -24,11 +24,9 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
-from heddle.base.tables import many
 from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval
-from heddle.runs.fitness import Unfit, unfit
 from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead, SizeRow
@@ -39,6 +37,7 @@ Verdict = Literal["same", "noise", "differs", "unknown"]
 REPEAT: Final = "repeat A or B"
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
 _COUNTED: Final = ("packets", "frames", "count")
+DESPITE: Final = "despite"  # before what makes a run unreliable that counts all the same
 _NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
 Group = Mapping[Path, RunOutcome]  # equal runs, by directory
 
@@ -144,7 +143,7 @@ class _Pair:
 
     def __init__(self, a: StoredRun, b: StoredRun, groups: Sequence[Group], unreliable: bool) -> None:
         self.a, self.b, self._groups, self._unreliable = a, b, groups, unreliable
-        self.unfit = {name: _unfit(run) for name, run in (("A", a), ("B", b))}
+        self.unfit = {name: run.record.unfit() for name, run in (("A", a), ("B", b))}
         self._strange: dict[str, list[str]] = {}  # run -> figures in which it is an outlier
 
     def of_size(self, one: SizeRow, other: SizeRow) -> list[Ratio]:
@@ -153,9 +152,9 @@ class _Pair:
         self._name_outliers(f"busbw {format_size(one.size)}", busbw, counted=False)
         doubt, but = self._doubt(one.size)
         verdict, why = judged(one, other, self._values(busbw), doubt, _several_paths(self.a) or _several_paths(self.b))
-        found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, but + why)]
+        found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, why, but)]
         if len(self.a.record.header.ranks) == len(self.b.record.header.ranks):
-            found.append(_ratio("time", "us an iteration", one.size, one.time_us, other.time_us, verdict, but + why))
+            found.append(_ratio("time", "us an iteration", one.size, one.time_us, other.time_us, verdict, why, but))
         return found
 
     def of_run(self) -> list[Ratio]:
@@ -179,7 +178,7 @@ class _Pair:
                     (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
                 )
             self._name_outliers(count.name, count.of, counted=counted)
-            found.append(_ratio(count.name, count.unit, None, x, y, verdict, but + why))
+            found.append(_ratio(count.name, count.unit, None, x, y, verdict, why, but))
         return found
 
     def notes(self) -> Iterator[str]:
@@ -190,10 +189,10 @@ class _Pair:
 
     def _doubt(self, size: int | None) -> tuple[str, str]:
         """Why there is no verdict, or what is to be said before one. size: causes at others do not count, bytes."""
-        found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := _unfit(run, size))]
+        found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := run.record.unfit(size))]
         said = "; ".join(f"{name}: {each.why}" for name, each in found)
         allowed = self._unreliable and all(each.kind == "unreliable" for _, each in found)
-        return ("", f"despite {said}; " if said else "") if allowed else (said, "")
+        return ("", f"{DESPITE} {said}; " if said else "") if allowed else (said, "")
 
     def _values(self, of: Callable[[RunOutcome], float | None]) -> list[list[float]]:
         return [[value for run in group.values() if (value := of(run)) is not None] for group in self._groups]
@@ -210,14 +209,6 @@ class _Pair:
 def busbw_of(size: int, outcome: RunOutcome) -> float | None:
     """The busbw of a size, GB/s, emulated; None for a run without it."""
     return next((row.busbw for row in outcome.rows if row.size == size), None)
-
-
-def _unfit(run: StoredRun, size: int | None = None) -> Unfit | None:
-    """As of fitness.py; an interrupted run has its rows alone."""
-    if run.record.outcome is not None:
-        return unfit(run.record.outcome, size)
-    wrong = sum(each.wrong for row in run.record.measured for each in row.all)
-    return Unfit("wrong data", many(wrong, "wrong element")) if wrong else None
 
 
 def judged(
@@ -267,11 +258,14 @@ def _several_paths(run: StoredRun) -> str:
 
 
 def _ratio(
-    name: str, unit: str, size: int | None, a: float | None, b: float | None, verdict: Verdict, why: str
+    name: str, unit: str, size: int | None, a: float | None, b: float | None, verdict: Verdict, why: str, but: str
 ) -> Ratio:
+    """but: what is to be said before the reason."""
     ratio = b / a if a and b is not None else None
     if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
-        verdict, why = "same", ""
+        verdict, why = "same", but.removesuffix("; ")
+    else:
+        why = but + why
     return Ratio(name, unit, size, a, b, ratio, verdict, why)
 
 
@@ -324,7 +318,6 @@ _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 
 
 def _of_parts(one: RunOutcome) -> list[_Count]:
-    """Figures of the parts of a run."""
     units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
     return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
 
@@ -335,7 +328,6 @@ def _figure(name: str, outcome: RunOutcome) -> float | None:
 
 
 def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
-    """Counters that both transports have."""
     texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
     both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
     return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.fabric.hashmodes import POLICY_CUSTOM, SPREADING
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
 from heddle.predict.predict import behind_bridges, forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule
@@ -267,7 +268,6 @@ class _Choice:
         return chosen
 
     def _kernel_hash(self) -> int:
-        """The kernel's own hash, before the shift."""
         rule, seed = self._rule, self._hashing.seed
         if rule.policy == POLICY_CUSTOM and not rule.fields & 0x3F:
             self._add("policy 3 with no field of the outer packet: nothing is hashed, h = 0", hash=0)
@@ -346,7 +346,6 @@ class _Choice:
         return again
 
     def _threshold(self, value: int) -> Ports:
-        """The kernel's choice by a hash."""
         short = value >> 1
         dealt = self._fib.buckets.get(self._prefix) if self._prefix is not None else None
         if dealt:

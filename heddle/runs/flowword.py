@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.traffic.flow import Flow
 from heddle.wire.layout import ROCE_PORT
 

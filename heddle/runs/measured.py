@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
-    from heddle.host.capacity import PacketBudget
-    from heddle.host.saturation import Phase
+    from heddle.host.capacity import PacketBudget, Phase
     from heddle.lab.cutlinks import TunnelSpan
     from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence

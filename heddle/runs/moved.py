@@ -18,11 +18,10 @@ from heddle.base.arrays import I32, Bools
 from heddle.fabric.model import Fabric
 from heddle.lab import facts
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.predict.flowarrays import FlowTable
-from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.forwarding import NOWHERE, FlowTable
 from heddle.predict.predict import forwarding_for, predict, rules_for
-from heddle.predict.rules import FabricRules, steering_like
-from heddle.predict.walk import Hops, spreads, walk
+from heddle.predict.rules import steering_like
+from heddle.predict.walk import spreads, walk
 from heddle.proof.verdict import Path, PathsResult, lookup_paths
 from heddle.runs.stored import StoredRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
@@ -170,7 +169,8 @@ class _Compared:
             hashing = {name: self._with(row, resilient) for name, row in state.hashing.items()}
             rules = rules_for(forwarding, hashing, self._table.addresses)
             made = rules if rules.steering is not None else replace(rules, steering=homes)
-            tables.append(self._walk(forwarding, made).ports)
+            table = self._table
+            tables.append(walk(forwarding, made, table.arrays, table.destination, table.first).ports)
         width = max(table.shape[1] for table in tables)
         then, since = (np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NOWHERE) for t in tables)
         changed: Bools = (then != since).any(axis=1)
@@ -183,6 +183,3 @@ class _Compared:
         options = replace(row.options, resilient=resilient)
         wanted = hashing_of(self._fabric, self._fabric.by_name[row.switch], row.mode, options, row.seed or 1)
         return replace(wanted, steering=replace(wanted.steering, exact=row.steering.exact))
-
-    def _walk(self, forwarding: Forwarding, rules: FabricRules) -> Hops:
-        return walk(forwarding, rules, self._table.arrays, self._table.destination, self._table.first)

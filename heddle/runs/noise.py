@@ -4,13 +4,16 @@ In:  a figure of both runs, and of the runs equal to each; A and B are members o
 Out: Chance: the probability p of such a difference if there is none; outliers.
 - Scale: positive figures by their logarithms, so that spread is a share of the value; counts, and figures with zeros,
   by 2 sqrt(x + 3/8), where a Poisson process has a deviation of 1 (F. J. Anscombe, Biometrika 35, 1948).
-- Two groups, of A and of B: the means by Welch's t (Biometrika 34, 1947). Where all of A are above all of B, or one has
-  a single run: by Student's t with the pooled deviation, or Welch's if that is larger, and 2 (smaller - 1) degrees of
-  freedom. With five runs of each or more, also the ranks: Mann and Whitney's exact test with ties (Ann. Math. Stat. 18,
-  1947); p is then twice the smaller one (Bonferroni). tests/unit/test_noise.py measures how often this is wrong.
-- One group, as A and B are equal: |a - b| / (s sqrt 2) by Student's t, where s is of the others, without A and B.
+- Two groups, of A and of B: Welch's t of means (Biometrika 34, 1947), which allows unequal spreads. From six runs on, a
+  sixth is trimmed at each end (K. K. Yuen, Biometrika 61, 1974), so one outlier does not hide a difference. Two runs
+  give one degree of freedom, at which p is never too small (M. R. Mickey and M. B. Brown, Ann. Math. Stat. 37, 1966).
+- A single run against others: Student's t, and p that any of all these runs is so far from the rest (Bonferroni).
+- One group, as A and B are equal: the share of its pairs that are at least as far apart as A and B. Each pair is as
+  likely to be A and B, so this p is exact for every distribution; an outlier gives "unsure", never a small p.
 - Spread is never less than that of a Poisson process, for counts; where equal runs show none at all, than STEADY.
-- Outliers: the generalised ESD test (B. Rosner, Technometrics 25, 1983) at OUTLYING.
+- Outliers: the generalised ESD test (B. Rosner, Technometrics 25, 1983). At one level for all its steps it names one
+  in too many groups of few runs; so the first step, a test for one outlier, has most of LEVEL.
+tests/unit/test_noise.py measures how often all this is wrong.
 """
 
 from __future__ import annotations
@@ -18,20 +21,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean, variance
 from typing import Final
-
-import numpy as np
 
 from heddle.predict.statistics import student_p
 
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
 LEVEL: Final = 0.05  # p of a difference that noise does not explain
-OUTLYING: Final = 0.02
 _STEADY_DEVIATION: Final = STEADY / 1.96 / math.sqrt(2)
+_OUTLYING: Final = (0.04, 0.01)  # of the first outlier, and of a second or third that hide one another
 _FREEDOM: Final = 2  # degrees of freedom of a spread: three runs of A or of B, or two of each
 _TIED: Final = 6  # runs that show no spread at all must be so many
+_TRIMMED: Final = 6  # of so many runs, one at each end does not count
 _APART: Final = 1 / 4  # a gap between A and B, as a share of the range of all, that noise is not said to explain
+_ALONE: Final = 1 / 2  # the same between one of two equal runs and all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,60 +67,71 @@ def chance_of(one: float, other: float, groups: Sequence[Sequence[float]], *, co
 
     groups: of A and of B, or one group that has both.
     """
-    if not any(groups) or not all(map(math.isfinite, (one, other, *(value for group in groups for value in group)))):
+    ends = (one, other)
+    if not any(groups) or not all(map(math.isfinite, (*ends, *(value for group in groups for value in group)))):
         return None
-    groups = groups if len(groups) == 1 else [group or [end] for group, end in zip(groups, (one, other), strict=True)]
-    logs = not counted and min(one, other, *map(min, groups)) > 0
-    ends, parts = _scaled([one, other], logs=logs), [_scaled(group, logs=logs) for group in groups]
-    means = ends if len(parts) == 1 else [fmean(part) for part in parts]
-    apart = abs(means[0] - means[1])
-    said = f"a factor of {math.exp(min(apart, 700)):.3g} apart; " if logs else ""
-    if len(parts) == 1:
-        others = parts[0]
-        for end in ends:
-            if end in others:
-                others.remove(end)
-        squares = variance(others) if len(others) > 1 else 0.0
-        if not squares and len(others) < _TIED:
-            return None
-        p = _p(apart, 2, squares, len(others) - 1, logs=logs)
-        alone = max(_gap([end], [*others, far]) for end, far in (ends, ends[::-1]))
-        return Chance(p, f"{said}{len(others)} other equal runs: {_text(p)}", alone >= 2 * _APART)
-    found = _of_groups(parts[0], parts[1], logs=logs)
+    owners = [group or [end] for group, end in zip([*groups, *groups][:2], ends, strict=True)]
+    logs = not counted and min(*ends, *map(min, owners)) > 0
+    odd = [outliers(group, counted=counted) for group in owners]
+    parts = [_scaled(group, logs=logs) for group in owners]
+    usual = [[each for at, each in enumerate(part) if at not in out] for part, out in zip(parts, odd, strict=True)]
+    found = _of_groups(parts, usual, logs=logs) if len(groups) > 1 else _of_pair(_scaled(ends, logs=logs), parts[0])
     if found is None:
         return None
-    gap = _gap(*parts)
-    higher = f", all of {'A' if means[0] > means[1] else 'B'} are higher" if gap > 0 else ""
-    strange = any(
-        end in (group[at] for at in outliers(group, counted=counted))
-        for end, group in zip((one, other), groups, strict=True)
-    )
+    p, apart, words, unsure = found
+    said = f"a factor of {math.exp(min(apart, 700)):.3g} apart; " if logs else ""
+    strange = any(end in (group[at] for at in out) for end, group, out in zip(ends, owners, odd, strict=True))
     whose = "; A or B is an outlier among its equal runs" if strange else ""
-    words = f"{said}{len(parts[0])} and {len(parts[1])} equal runs: {_text(found)}{higher}{whose}"
-    return Chance(found, words, strange or (gap >= _APART and apart > STEADY))
+    text = f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+    return Chance(p, f"{said}{words}: {text}{whose}", unsure or strange)
 
 
-def _text(p: float) -> str:
-    return f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"
-
-
-def _of_groups(one: Sequence[float], other: Sequence[float], *, logs: bool) -> float | None:
-    """p of two groups that do not differ; None if they are too few to know their spread."""
-    sizes, freedom = (len(one), len(other)), len(one) + len(other) - 2
-    spreads = [variance(part) if len(part) > 1 else 0.0 for part in (one, other)]
-    pooled = sum((size - 1) * each for size, each in zip(sizes, spreads, strict=True)) / max(1, freedom)
-    if freedom < _FREEDOM or (not pooled and sum(sizes) < _TIED):
+def _of_pair(ends: Sequence[float], group: Sequence[float]) -> tuple[float, float, str, bool] | None:
+    """As _of_groups, of two of a group of equal runs."""
+    others = [*group]
+    for end in ends:
+        if end in others:
+            others.remove(end)
+    if len(others) < _FREEDOM:
         return None
-    apart, share = abs(fmean(one) - fmean(other)), 1 / sizes[0] + 1 / sizes[1]
-    welch = sum(each / size for size, each in zip(sizes, spreads, strict=True))
-    if _gap(one, other) > 0 or min(sizes) == 1:
-        p = _p(apart, share, max(pooled, welch / share), 2 * (min(sizes) - 1) or freedom, logs=logs)
+    a, b = ends
+    far = [abs(x - y) >= abs(a - b) for x, y in combinations([a, b, *others], 2)]
+    alone = max(_gap([a], [b, *others]), _gap([b], [a, *others])) >= _ALONE
+    words = f"{sum(far)} of {len(far)} pairs of equal runs are at least as far apart"
+    return fmean(far), abs(a - b), words, alone
+
+
+def _of_groups(
+    parts: Sequence[Sequence[float]], usual: Sequence[Sequence[float]], *, logs: bool
+) -> tuple[float, float, str, bool] | None:
+    """p of two groups if they do not differ, how far they are apart, words, whether noise is not said to explain it.
+
+    None if they are too few to know their spread. usual: the groups without outliers.
+    """
+    sizes, spreads = [*map(len, parts)], [variance(part) if len(part) > 1 else 0.0 for part in parts]
+    if sum(sizes) - 2 < _FREEDOM or (not any(spreads) and sum(sizes) < _TIED):
+        return None
+    if min(sizes) == 1:  # the single run has the spread of the others
+        means, kept, freedom, tests = [*map(fmean, parts)], sizes, sum(sizes) - 2, sum(sizes)
+        error = sum(spreads) * (1 + 1 / max(sizes))
     else:
-        freedom_of = sum((each / size) ** 2 / (size - 1) for size, each in zip(sizes, spreads, strict=True))
-        p = _p(apart, share, welch / share, int(welch**2 / freedom_of) if freedom_of else freedom, logs=logs)
-    if 2 * 2 / math.comb(sum(sizes), sizes[0]) <= LEVEL:
-        p = min(1.0, 2 * min(p, rank_p(one, other)))
-    return p if logs and pooled else max(p, _p(apart, share, 0.0, freedom, logs=logs))
+        found = [_trimmed(part) for part in parts]
+        means, kept, tests = [mean for mean, _, _ in found], [count for _, _, count in found], 1
+        error = sum(square for _, square, _ in found)
+        parted = sum(square**2 / (count - 1) for _, square, count in found)
+        freedom = 1 if min(kept) == 2 else int(error**2 / parted) if parted else sum(kept) - 2
+    apart, share, gap = abs(means[0] - means[1]), sum(1 / count for count in kept), _gap(*usual)
+    higher = f", all of {'A' if means[0] > means[1] else 'B'} are higher" if gap > 0 else ""
+    p = min(1.0, tests * _p(apart, share, error / share, freedom, logs=logs))
+    return p, apart, f"{sizes[0]} and {sizes[1]} equal runs{higher}", gap >= _APART and apart > STEADY
+
+
+def _trimmed(part: Sequence[float]) -> tuple[float, float, int]:
+    """A trimmed mean, its squared error from the winsorized variance, and the number of values in it."""
+    cut = len(part) // _TRIMMED
+    kept = sorted(part)[cut : len(part) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return fmean(kept), (len(part) - 1) * variance(winsorized) / (len(kept) * (len(kept) - 1)), len(kept)
 
 
 def _gap(one: Sequence[float], other: Sequence[float]) -> float:
@@ -124,24 +139,6 @@ def _gap(one: Sequence[float], other: Sequence[float]) -> float:
     low, high = min(*one, *other), max(*one, *other)
     gap = max(min(one) - max(other), min(other) - max(one))
     return max(0.0, gap / (high - low)) if high > low else 0.0
-
-
-def rank_p(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mann and Whitney's exact two-sided p; equal values have their mean rank.
-
-    Counts the choices of len(one) ranks by their sum.
-    """
-    every = np.sort(np.array([*one, *other]))
-    ranks = [int(np.searchsorted(every, each) + np.searchsorted(every, each, "right")) + 1 for each in (*one, *other)]
-    total = sum(ranks)
-    ways = np.zeros((len(one) + 1, total + 1))
-    ways[0, 0] = 1
-    for rank in ranks:
-        ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
-    sums = ways[-1] / ways[-1].sum()
-    middle = len(one) * (len(every) + 1)
-    far = abs(sum(ranks[: len(one)]) - middle)
-    return float(sums[np.abs(np.arange(total + 1) - middle) >= far].sum())
 
 
 def outliers(values: Sequence[float], *, counted: bool = True) -> list[int]:
@@ -158,6 +155,6 @@ def outliers(values: Sequence[float], *, counted: bool = True) -> list[int]:
         if not squares and len(rest) < _TIED - 1:
             continue
         p = _p(abs(at[worst] - fmean(rest)), 1 + 1 / len(rest), squares, len(rest) - 1, logs=logs)
-        if p * (len(rest) + 1) <= OUTLYING:
+        if p * (len(rest) + 1) <= _OUTLYING[len(out) > 1]:
             found = out.copy()
     return found

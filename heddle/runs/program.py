@@ -15,8 +15,7 @@ from typing import Any
 from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.tables import many
-from heddle.endpoints.programruns import ProgramEnd, Show, check_command, run_ranks
-from heddle.endpoints.programs import ProgramOptions, Seat, seats
+from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, Seat, Show, check_command, run_ranks, seats
 from heddle.kernel import rdma
 from heddle.lab import agents, health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts

@@ -1,4 +1,9 @@
-"""The result of a run: the nccl-tests table, a row per QP, and JSON. runtable.py has the table's head and rows."""
+"""The result of a run: the nccl-tests table, a row per QP, and JSON. runtable.py has the table's head and rows.
+
+Unfit: why no verdict may rest on it. Wrong data and unproven paths exclude a run always. An unreliable run may count
+where a user says so, and the verdict then names it. A run that could have no verdict on its paths (`proof` is None) is
+not unproven: nothing contradicts it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import JsonValue
 
+from heddle.base.tables import many
 from heddle.base.units import emulated_words
 from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
@@ -87,7 +93,7 @@ class RunOutcome(RunParts):
     @property
     def wrong(self) -> int:
         """Wrong elements over all sizes and ranks."""
-        return sum(each.wrong for row in self.rows for each in row.all)
+        return sum(row.all_wrong for row in self.rows)
 
     @property
     def largest(self) -> SizeRow:
@@ -201,7 +207,6 @@ class RunResult(RunHead, RunOutcome):
         ]
 
     def _own_foot(self) -> Iterator[str]:
-        """What was counted beside the data, and warnings."""
         events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         events += [(self.foreign, "for another MAC")] if self.foreign else []
@@ -234,7 +239,6 @@ class RunResult(RunHead, RunOutcome):
         return [degraded_line("after", state.after)]
 
     def _order(self) -> list[str]:
-        """The transport's counters on the order of arrival."""
         lines, qps = [], len({(each.sent.flow.dst_ip, each.sent.flow.qpn) for each in self.flows})
         for column, values in self.counted("order"):
             if total := sum(values):
@@ -244,3 +248,40 @@ class RunResult(RunHead, RunOutcome):
         if lines and one_path:
             lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
         return lines
+
+
+UnfitKind = Literal["wrong data", "unproven", "unreliable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why no verdict rests on a run. why: in words, without the run's name."""
+
+    kind: UnfitKind
+    why: str
+
+    @classmethod
+    def read(cls, why: str) -> Self | None:
+        """Of its text alone, which is what a pod sends and a file keeps; None for an empty one."""
+        kind: UnfitKind = (
+            "wrong data" if "wrong element" in why else "unproven" if "not proven" in why else "unreliable"
+        )
+        return cls(kind, why) if why else None
+
+
+def reasons(run: RunOutcome, size: int | None = None) -> Iterator[Unfit]:
+    """Every reason, the gravest first. size: causes of unreliability at other sizes do not count, bytes."""
+    if run.wrong:
+        yield Unfit("wrong data", many(run.wrong, "wrong element"))
+    proof = run.proof
+    if proof is not None and not proof.agree:
+        why = f"{proof.unproven} of {many(proof.qps, 'path')} not proven" if proof.unproven else "paths are not proven"
+        yield Unfit("unproven", why)
+    causes = [each for each in run.doubts if size is None or each.size in (None, size)]
+    if causes:
+        yield Unfit("unreliable", f"UNRELIABLE: {causes[0].text}")
+
+
+def unfit(run: RunOutcome, size: int | None = None) -> Unfit | None:
+    """The gravest reason; None for a run that is fit. size: as above."""
+    return next(reasons(run, size), None)

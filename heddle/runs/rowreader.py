@@ -105,12 +105,12 @@ class Words:
 
 
 class RowReader(Protocol):
-    """Reads rows, and remembers which were not empty."""
+    """Reads rows, and remembers which were not empty, and what each had dropped."""
 
     def read(self, since_ns: int, *, every: bool) -> tuple[I64, I64]:
         """Rows, ascending, and their words (rows, words). since_ns: of the last reading, CLOCK_MONOTONIC.
 
-        every: all rows; otherwise those where a packet arrived or waits, or a pause arrived or is in force.
+        every: all rows; otherwise those where a packet arrived, waits or was dropped, or a pause arrived or goes on.
         """
 
 
@@ -120,22 +120,26 @@ class NumpyRows:
     def __init__(self, live: LiveQueues, words: Words) -> None:
         self._live, self._words = live, words
         self._full = np.zeros(0, np.int64)  # rows that were not empty at the last reading
+        self._dropped = np.zeros(words.rows, np.uint64)  # drop_bytes of all rows then
 
     def read(self, since_ns: int, *, every: bool) -> tuple[I64, I64]:
         """Rows, ascending, and their words."""
-        rows = np.arange(self._words.rows) if every else self._awake(since_ns)
+        dropped = self._live.cells["drop_bytes"].copy()  # before the words: a later drop is read next time
+        rows = np.arange(self._words.rows) if every else self._awake(since_ns, dropped)
         raw = self._words.read(rows)
         self._live.cells["peak"][rows] = 0
         self._live.ingress["peak"][rows] = 0
         full = (self._live.cells["depth"][rows] != 0) | (self._live.ingress["occupancy"][rows] != 0)
         self._full = rows[full]
+        self._dropped[rows] = dropped[rows]
         return rows, raw
 
-    def _awake(self, since_ns: int) -> I64:
+    def _awake(self, since_ns: int, dropped: npt.NDArray[np.uint64]) -> I64:
         live = self._live
         awake = (live.cells["peak"] != 0) | (live.cells["depth"] != 0) | (live.ingress["occupancy"] != 0)
         awake |= (live.ingress["peak"] != 0) | (live.agent["closed_since_ns"] != 0)
         awake |= live.gates["last_ns"] >= since_ns
+        awake |= dropped != self._dropped  # a port that is down drops packets that it does not queue
         awake[self._full] = True
         return np.flatnonzero(awake)
 
@@ -146,15 +150,15 @@ class CompiledRows:
     def __init__(self, code: ctypes.CDLL, live: LiveQueues, words: Words) -> None:
         self._code, self._live = code, live
         count, self._taken = words.rows, words.fields()
-        self._full = np.zeros(count, np.uint8)
+        self._full, self._dropped = np.zeros(count, np.uint8), np.zeros(count, np.int64)
         self._rows, self._raw = np.zeros(count, np.uint32), np.zeros((count, len(self._taken)), np.int64)
         tables = {"depth": (live.cells, "depth"), "peak": (live.cells, "peak"),
                   "occupancy": (live.ingress, "occupancy"), "occupancy_peak": (live.ingress, "peak"),
-                  "closed_since_ns": (live.agent, "closed_since_ns"), "last_ns": (live.gates, "last_ns")}  # fmt: skip
+                  "closed_since_ns": (live.agent, "closed_since_ns"), "last_ns": (live.gates, "last_ns"),
+                  "drop_bytes": (live.cells, "drop_bytes")}  # fmt: skip
         fields = {name: _field(table[field]) for name, (table, field) in tables.items()}
-        self._reader = layouts.ReaderStruct(
-            count, len(self._taken), ctypes.addressof(self._taken), self._full.ctypes.data, **fields
-        )
+        state = self._full.ctypes.data, self._dropped.ctypes.data
+        self._reader = layouts.ReaderStruct(count, len(self._taken), ctypes.addressof(self._taken), *state, **fields)
         self._out = (self._rows.ctypes.data, self._raw.ctypes.data)
 
     def read(self, since_ns: int, *, every: bool) -> tuple[I64, I64]:

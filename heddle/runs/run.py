@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,37 +17,40 @@ from typing import Protocol
 
 from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, InputError, Problem, Problems
-from heddle.base.units import format_size
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
+from heddle.base.units import format_duration, format_size
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
-from heddle.endpoints.crewmembers import Homes
+from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
 from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import WorkerReport
-from heddle.endpoints.transports import find_transport
+from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled, why_not_compiled
+from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.fabric.policy import QueuePolicy
+from heddle.host import capacity
 from heddle.host import capacity as machine
 from heddle.lab import agents, health
-from heddle.lab.cutlinks import TunnelSpan, tunnels_watched
+from heddle.lab.cutlinks import TunnelSpan, memory_named, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for_run, faults_on
-from heddle.lab.shardmemory import memory_named
+from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import ecn_for_run
+from heddle.predict.forwarding import FlowArrays
+from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
-from heddle.runs.memory import check_memory
 from heddle.runs.parts.faults import FaultTimes
-from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
 from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
+from heddle.runtimes.sharded import ShardPlan
+from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import shortfall
@@ -220,7 +223,8 @@ class _Running:
             stack.enter_context(memory_named(self._lab))
             stack.enter_context(tunnels_watched(self._lab, observer.warn))
             for each in self._jobs:
-                stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
+                if each.transport.stack is not None:
+                    stack.enter_context(each.transport.stack.ready(each.plan, netns))
             triples = [(each.job, each.plan, each.transport) for each in self._jobs]
             crews = stack.enter_context(crews_of(triples, netns, workers, homes_of(self._lab)))
             stack.enter_context(queues.during(lambda: crews.began_ns))
@@ -277,11 +281,6 @@ def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload:
         beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
         in_flight=plan.in_flight,
     )
-
-
-def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
-    """The hosts' own stack for the duration of the run, if the transport uses it."""
-    return transport.stack.ready(plan, netns) if transport.stack is not None else nullcontext()
 
 
 def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
@@ -372,7 +371,6 @@ def total_packets(plan: Plan) -> int:
 
 
 def _warnings(jobs: Sequence[PlannedJob], queues: QueuePolicy) -> Iterator[str]:
-    """What the user may not expect, before the first packet."""
     wanted = sum(each.budget.wanted_pps for each in jobs)
     budget = machine.PacketBudget(wanted, min(each.budget.budget_pps for each in jobs))
     packets = sum(total_packets(each.plan) for each in jobs)
@@ -391,3 +389,87 @@ def _figures(plan: Plan, number: int, results: Results) -> Figures:
     iterations = [each.iterations for each in results.values()]
     wrong = sum(each.wrong for each in results.values())
     return figures(size, o.iters, factor, seconds, wrong, iterations, o.average)
+
+
+def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Transport) -> list[str]:
+    """What reorders packets. hashing: of each switch, by name."""
+    if transport.any_order:
+        return []
+    flow = FlowArrays.of([plan.qps[0].flow])
+    # Of a full frame on the slowest NIC, in whole microseconds.
+    bits = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
+    frame_ns = bits * 10**6 // min(each.rate_bps for each in plan.endpoints) * 1000
+    spraying, splitting, varying = [], [], []
+    for row in hashing.values():
+        if row.mode == "spray":
+            spraying.append(row)
+        elif row.mode in SPREADING and row.options.gap_ns < frame_ns:
+            splitting.append(row)
+        elif row.mode not in SPREADING and rule_of(row).spreads(flow):
+            varying.append(row)
+    why = f"transport {plan.options.transport} counts packets that arrive out of order as lost"
+    able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
+    use = f"use --transport {able}, which accepts any order"
+    found = []
+    if spraying:
+        found.append(f"{_switches(len(spraying), 'spray', 'sprays')} packets, but {why}: {use}")
+    if splitting:
+        gap = max(row.options.gap_ns for row in splitting)
+        found.append(
+            f"{_switches(len(splitting), 'begin', 'begins')} a new flowlet after {format_duration(gap)}, but packets at"
+            f" line rate are {format_duration(frame_ns)} apart: each may take another path, and {why}; set a longer"
+            f" hash.gap, or {use}"
+        )
+    if varying:
+        found.append(
+            f"{_switches(len(varying), 'hash', 'hashes')} bytes that differ between packets of one QP (hash.udf), but"
+            f" {why}: {use}"
+        )
+    return found
+
+
+def _switches(count: int, many: str, one: str) -> str:
+    return f"1 switch {one}" if count == 1 else f"{count} switches {many}"
+
+
+@spread(concat)
+def free_memory(lab: Lab) -> list[int]:
+    """Bytes that are free, in each shard: below the limit of its pod, and on its node."""
+    return [capacity.free_bytes()]
+
+
+def check_memory(lab: Lab, plans: Sequence[Plan], workers: Sequence[int]) -> None:
+    """MachineError when they do not fit: a worker killed by the kernel could not report it.
+
+    workers: of each plan. Problems name the shards.
+    """
+    shards = {} if lab.runtime.here else ShardPlan.read(lab.name).shards
+    home = {node: name for name, nodes in shards.items() for node in nodes}
+    problems = []
+    for name, free in zip(shards or [""], free_memory(lab), strict=True):
+        needs = [(_bytes_at(each, number, name, home), each) for each, number in zip(plans, workers, strict=True)]
+        if (needed := sum(each for each, _ in needs)) > free:
+            largest = max(needs, key=lambda each: each[0])[1]
+            what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"
+            of_them = " for the arrays of its ranks" if name else " for its arrays"
+            why = f"needs {format_size(needed)} of memory{of_them}, but only {format_size(free)} are free"
+            hint = "lower --size or --ranks" + (", or bring the lab up with more --shards" if name else "")
+            problems.append(Problem(f"shard {name}" if name else "", what, why, hint))
+    if problems:
+        raise MachineError(*problems)
+
+
+def _bytes_at(plan: Plan, workers: int, shard: str, home: dict[str, str]) -> int:
+    """Bytes of a plan's arrays in one shard. home: host -> its shard; shard: empty for this machine."""
+    places = [home.get(end.host, "") for end in plan.endpoints]
+    if not (ranks := places.count(shard)):
+        return 0
+    return array_bytes(plan, max(1, workers // len({*places})), ranks)
+
+
+def array_bytes(plan: Plan, workers: int, ranks: int | None = None) -> int:
+    """Bytes of a plan's arrays, for so many of its ranks (default: all) in so many processes."""
+    pattern = plan.pattern
+    width, in_place = pattern.element_bytes, all(placed for _, placed in plan.passes)
+    held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
+    return capacity.memory_bytes(held, len(plan.endpoints) if ranks is None else ranks, workers, in_place)

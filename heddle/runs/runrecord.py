@@ -17,10 +17,11 @@ from pydantic import TypeAdapter
 
 from heddle.base import state
 from heddle.base.problems import InputError
+from heddle.base.tables import many
 from heddle.base.version import VERSION
 from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.parts import PARTS
-from heddle.runs.results import RunOutcome
+from heddle.runs.results import RunOutcome, Unfit, unfit
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.options import RunOptions, as_tuples
 from heddle.traffic.sequence import PartSequence
@@ -60,6 +61,17 @@ class RunRecord:
         return self.rows if self.outcome is None else self.outcome.rows
 
     @property
+    def wrong(self) -> int:
+        """Wrong elements of all sizes that were measured."""
+        return sum(row.all_wrong for row in self.measured)
+
+    def unfit(self, size: int | None = None) -> Unfit | None:
+        """Why no verdict rests on it; one that did not finish has its rows alone. size: as in results.py."""
+        if self.outcome is not None:
+            return unfit(self.outcome, size)
+        return Unfit("wrong data", many(self.wrong, "wrong element")) if self.wrong else None
+
+    @property
     def why_not_done(self) -> str:
         """The first line of the reason why it failed or was interrupted."""
         unknown = "it is a program's" if self.header.launch else "no reason is known"
@@ -90,16 +102,11 @@ def write_record(directory: Path, record: RunRecord) -> None:
 
 
 def _gather_own(data: Mapping[str, Any]) -> None:
-    """Options that a transport or a congestion control declares, which a record has beside the others.
-
-    A run of DCQCN that was made before there were profiles had the parameters of NVIDIA's.
-    """
+    """Options that a transport or a congestion control declares, which a record has beside the others."""
     header = data.get("header")
     options = header.get("options") if isinstance(header, dict) else None
     if not isinstance(options, dict):
         return
-    if options.get("congestion") == "dcqcn":
-        options.setdefault("congestion_profile", "nvidia")
     if found := {name: options.pop(name) for name in options.keys() - _OF_EVERY_RUN}:
         from heddle.endpoints.runoptions import own_fields  # it loads all transports
 
@@ -146,6 +153,9 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
     counts += [*options.sizes, *(row.size for row in rows), *(rank.rate_bps for rank in header.ranks)]
     if min(counts) < 1:
         yield "it has a number below 1"
-    times = [record.seconds, *(us for row in rows for us in row.iteration_us)]
-    if min(options.warmup, *times) < 0 or not all(row.time_us > 0 and row.busbw > 0 for row in rows):
+    measured = [each for row in rows for each in row.all]
+    times = [record.seconds, *(us for each in measured for us in each.iteration_us)]
+    if min(options.warmup, *times) < 0 or not all(each.time_us > 0 and each.busbw > 0 for each in measured):
         yield "it has a time or a bandwidth that no run has"
+    if any(each.wrong < 0 for each in measured):
+        yield "it has fewer than 0 wrong elements"

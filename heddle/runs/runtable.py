@@ -8,17 +8,17 @@ fabric file, 1/k of the hardware's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Final
 
 from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
-from heddle.runs.iterations import stats_of
 from heddle.runs.ncclnames import program_name
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
@@ -129,6 +129,11 @@ class SizeRow:
         """Both measurements, or the only one."""
         return (self.first,) if self.in_place is None else (self.first, self.in_place)
 
+    @property
+    def all_wrong(self) -> int:
+        """Wrong elements of both measurements; `wrong` has those of the first."""
+        return sum(each.wrong for each in self.all)
+
     def again(self, other: SizeRow) -> SizeRow:
         """This size with one more repetition."""
         return SizeRow.of(self.size, *(one.again(more) for one, more in zip(self.all, other.all, strict=True)))
@@ -193,9 +198,11 @@ class RunHead:
         return "\n".join(["  ".join(columns), *self._unseen(row)])
 
     def _unseen(self, row: SizeRow) -> list[str]:
+        from heddle.endpoints.elements import Elements  # with numpy, which readers of records do not need
+
         pattern, ranks = self.options.pattern, len(self.communicators[0] if self.communicators else self.ranks)
-        many = pattern.unseen(ranks, row.size // pattern.element_bytes)
-        what = f"{many} of {ranks} ranks decide no element at this size, so #wrong does not show if one is missing"
+        many = Elements.of(pattern, ranks).unseen(pattern.reductions(ranks, row.size // pattern.element_bytes))
+        what = f"{many} of {ranks} ranks change no element at this size, so #wrong does not show if one is missing"
         return [f"#unseen   : {what}"] if many else []
 
     def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:
@@ -206,7 +213,6 @@ class RunHead:
 
     @property
     def _twice(self) -> bool:
-        """Whether each size is measured both out of place and in place."""
         return len(self.options.pattern.placed(self.options.in_place)) > 1
 
     def _narrow(self, wanted: bool, look: TableLook) -> bool:
@@ -237,7 +243,6 @@ class RunHead:
         ]
 
     def _start(self, look: TableLook) -> list[str]:
-        """The lines above the ranks, as nccl-tests has them."""
         o = self.options
         skipped = f"; summary skips first {look.skip} iterations" if look.skip else ""
         return [
@@ -251,7 +256,6 @@ class RunHead:
         ]
 
     def _own(self) -> list[str]:
-        """The lines that nccl-tests does not have."""
         return [
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(self.options)),
             *self._steps(),
@@ -282,7 +286,6 @@ class RunHead:
         return [*lines, *([f"#faults   : {self.before.link_text()}"] if self.before.link_faults else [])]
 
     def _delay(self) -> list[str]:
-        """One line where the paths of the run are known."""
         if self.propagation is None:
             return []
         return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != NO_CONTROL)}"]
@@ -293,7 +296,6 @@ class RunHead:
 
 
 def _wide_columns(look: TableLook) -> list[str]:
-    """The names of the columns, as in nccl-tests."""
     if not look.per_iter:
         names = [left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)]
         return [f"# {'':61s}out-of-place{'':23s}in-place", *names]
@@ -374,3 +376,37 @@ def _count(value: int, width: int) -> str:
         return f"{value:{width}d}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}".rjust(width)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStats:
+    """Of the iterations of one size. Percentiles are nearest ranks, and the deviation is that of the population."""
+
+    skipped: int
+    min_us: float
+    max_us: float
+    avg_us: float
+    p50_us: float
+    p95_us: float
+    p99_us: float
+    stdev_us: float
+
+    @property
+    def cv_pct(self) -> float:
+        """The deviation in percent of the mean."""
+        return 100 * self.stdev_us / self.avg_us if self.avg_us > 0 else 0.0
+
+
+def stats_of(times_us: Sequence[float], skip: int = 0) -> IterationStats | None:
+    """The statistics without the first `skip` iterations; None when none is left."""
+    times = sorted(times_us[skip:])
+    if not times:
+        return None
+
+    def percentile(percent: int) -> float:
+        return times[math.ceil(len(times) * percent / 100) - 1]
+
+    middle = times[len(times) // 2]
+    return IterationStats(
+        skip, times[0], times[-1], fmean(times), middle, percentile(95), percentile(99), pstdev(times)
+    )

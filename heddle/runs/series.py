@@ -227,7 +227,6 @@ class Sampler:
             self._length *= 2
 
     def _all(self) -> list[_Bucket]:
-        """All buckets so far, in columns."""
         return [*self._buckets, *(_Bucket(now, rows, self._words.columns(raw, now)) for now, rows, raw in self._raw)]
 
     def series(self, start_ns: int = 0) -> Series:

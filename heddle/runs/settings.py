@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import flat, value_text
-from heddle.fabric.fabricdata import fabric_to_json
-from heddle.fabric.policydata import dump_policy
-from heddle.runs.fitness import unfit
-from heddle.runs.results import RunOutcome
+from heddle.fabric.policydata import dump_policy, fabric_to_json
+from heddle.runs.results import RunOutcome, unfit
 from heddle.runs.runtable import RunHead
 from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
@@ -104,7 +102,6 @@ def _before_after(*texts: str) -> str:
 
 
 def _live(around: Surroundings) -> dict[str, str]:
-    """What was set while the lab ran."""
     found: dict[str, dict[str, list[str]]] = {}
     for node, settings in around.queues.items():
         for path, value in settings.items():
@@ -124,7 +121,7 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     """By directory, the run itself and its repetitions; empty for a run without an outcome.
 
     Equal: all settings and sizes, faults of links and the state of the fabric. Left out: others that are not fit for a
-    verdict (fitness.py).
+    verdict (results.py).
     """
     mine = run.record.outcome
     if mine is None:
@@ -141,5 +138,4 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
 
 
 def _about(header: RunHead) -> RunHead:
-    """The header without its time."""
     return replace(header, when="")

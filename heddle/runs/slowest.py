@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Final
 
 import numpy as np
@@ -51,9 +52,12 @@ def stations(found: Timeline) -> tuple[Station, ...]:
                 share = covered(since[own], until[own]) / max(end_s - begin_s, 1e-9)
                 shares.setdefault(name, [0.0] * len(epochs))[number] = min(1.0, share)
     rows_of = [
-        Station(src, dst, None if qp == _HELD else qp, float(np.mean(each)), _half(each))
+        Station(
+            src, dst, None if qp == _HELD else qp, fmean(each),
+            2 * stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0,
+        )
         for (src, dst, qp), each in shares.items()
-    ]
+    ]  # fmt: skip
     return tuple(sorted(rows_of, key=lambda each: (-each.share, each.src, each.dst)))
 
 
@@ -63,10 +67,6 @@ def covered(since: F64, until: F64) -> float:
     begin, end = since[order], np.maximum.accumulate(until[order])
     before = np.concatenate([begin[:1], end[:-1]])
     return float(np.maximum(0.0, end - np.maximum(begin, before)).sum())
-
-
-def _half(shares: Sequence[float]) -> float:
-    return 2 * float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
 
 
 def slowest(found: Sequence[Station]) -> tuple[Station, ...]:

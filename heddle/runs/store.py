@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
-from heddle.base.lockfile import held, late
+from heddle.base.files import absent, expanded, is_file
+from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir
@@ -159,7 +160,8 @@ class History:
         if word is None or word == LAST:
             last = self.last()
             if last is None:
-                why = f"has no finished run: {_some(ids)} {_was(ids)} interrupted" if ids else "has no run yet"
+                was = "was" if len(ids) == 1 else "were"
+                why = f"has no finished run: {_some(ids)} {was} interrupted" if ids else "has no run yet"
                 hint = f"./inv run --lab {self.lab} --collective all-reduce"
                 raise InputError(Problem("", f"lab {self.lab}", why, hint))
             return last
@@ -286,13 +288,8 @@ class History:
 
 
 def _some(ids: Sequence[str]) -> str:
-    """The newest IDs, for a hint."""
     shown = ", ".join(ids[-_SHOWN:])
     return shown if len(ids) <= _SHOWN else f"..., {shown} (./inv runs lists all {len(ids)})"
-
-
-def _was(ids: Sequence[str]) -> str:
-    return "was" if len(ids) == 1 else "were"
 
 
 def has_run(lab: Lab) -> bool:
@@ -318,11 +315,10 @@ def load(lab: Lab, run: str | None = None) -> StoredRun:
 def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
     """The path of every QP of a run, from three sources."""
     found = load(lab, run)
-    return found.needed(found.proof)
+    return replace(found.needed(found.proof), wrong=found.record.wrong)
 
 
 def _other(history: History) -> str:
-    """The newest run that has paths, for a hint."""
     for run in reversed(history.runs()):
         if not run.damage and run.record.outcome is not None:
             return f"use --run {run.id}, the newest finished run"
@@ -336,8 +332,8 @@ def open_runs(words: Sequence[str], lab: str | None = None) -> list[StoredRun]:
 
 
 def _opened(word: str | None, lab: str | None) -> StoredRun:
-    if word is not None and ("/" in word or Path(word, RECORD).is_file()):
-        return _from_directory(Path(word).expanduser(), word)
+    if word is not None and ("/" in word or not absent(Path(word, RECORD))):
+        return _from_directory(expanded(word), word)
     name, colon, rest = (word or "").partition(":")
     if colon:
         lab, word = name, rest
@@ -345,8 +341,7 @@ def _opened(word: str | None, lab: str | None) -> StoredRun:
 
 
 def _from_directory(path: Path, typed: str) -> StoredRun:
-    """A run that was copied elsewhere, or is named by its directory."""
-    if not (path / RECORD).is_file():
+    if not is_file(path / RECORD, typed):
         why = f"is not the directory of a run: it has no {RECORD}"
         raise InputError(Problem("", typed, why, "./inv runs --format json has the path of every run"))
     try:

@@ -2,7 +2,6 @@
 
 In:  the directory of a run (store.py), also one that was copied elsewhere. Its lab need not be up.
 Out: StoredRun. Its parts are read when they are used, and so is the code for them: lists of runs need only records.
-A run of an older Heddle has no `fabric.json`: while its lab has a record, that has the fabric.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
@@ -96,33 +94,16 @@ class StoredRun:
 
     @cached_property
     def surroundings(self) -> Stored[Surroundings]:
-        """Its fabric file, versions and machine; a run of an older Heddle has none."""
+        """Its fabric file, versions and machine."""
         from heddle.runs.surroundings import read_surroundings
 
         return _stored(read_surroundings, self.path)
 
-    @cached_property
+    @property
     def fabric(self) -> Stored[Fabric]:
         """The fabric that it ran on."""
         around = self.surroundings
-        if around.value is not None:
-            return Stored(around.value.fabric)
-        from heddle.lab.opening import reopened
-        from heddle.runs.surroundings import SURROUNDINGS
-
-        file = self.path / SURROUNDINGS
-        if file.is_symlink() or file.exists():  # damaged, and not of an older Heddle
-            return Stored(None, around.why)
-
-        try:
-            record = state.read_record(self.record.header.lab)
-            return (
-                Stored(None, f"{around.why}, and its lab is gone")
-                if record is None
-                else Stored(reopened(record).fabric)
-            )
-        except HeddleError:
-            return Stored(None, f"{around.why}, and the record of its lab cannot be read")
+        return Stored(None, around.why) if around.value is None else Stored(around.value.fabric)
 
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:

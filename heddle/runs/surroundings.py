@@ -18,11 +18,11 @@ from pydantic import JsonValue, NonNegativeInt, TypeAdapter
 from heddle.base import state
 from heddle.base.problems import InputError, first_lines
 from heddle.base.version import VERSION
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric
+from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.runs.files import UnreadableError, read_object, typed, undamaged
+from heddle.runs.files import read_object, typed, undamaged
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -90,8 +90,6 @@ def write_surroundings(directory: Path, found: Surroundings) -> None:
 
 def read_surroundings(directory: Path) -> Surroundings:
     """Read fabric.json. UnreadableError with the reason when that is not possible."""
-    if not (directory / SURROUNDINGS).exists():
-        raise UnreadableError(f"{SURROUNDINGS} is missing: the Heddle that made this run did not write it")
     data = read_object(directory / SURROUNDINGS, _FORMAT)
     with undamaged(SURROUNDINGS):
         plain = {name: typed(kind, data[name]) for name, kind in _PLAIN.items()}

@@ -1,6 +1,6 @@
 """Iterations and messages of a run over time: `timeline.npz` in its directory.
 
-In:  the journals of the ranks (endpoints/journal.py), the plan.
+In:  the journals of the ranks (endpoints/reports.py), the plan.
 Out: Timeline, for the slowest rank, `export` and `plot`; UnreadableError with the reason where there is none.
 A message is in it if both of its ends kept it: those of the first timed iterations of each size.
 """

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from heddle.runs.fitness import unfit
 from heddle.runs.noise import LEVEL, chance_of
-from heddle.runs.results import RunResult
+from heddle.runs.results import RunResult, unfit
 
 if TYPE_CHECKING:
     from heddle.runs.timeline import Iterations

@@ -14,15 +14,15 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import log
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Final
 
 from heddle.base.units import emulated_words
 from heddle.runs.compare import REPEAT, Verdict, busbw_of, judged, several_paths
-from heddle.runs.fitness import unfit
-from heddle.runs.results import RunOutcome, RunResult
+from heddle.runs.results import RunOutcome, RunResult, unfit
 from heddle.runs.runtable import SizeRow
 
 COLLECTIVES: Final[Mapping[str, str]] = {
@@ -148,7 +148,6 @@ class Tuning:
         ]
 
     def _sizes(self) -> list[list[TunerPoint]]:
-        """The points of each size, the fastest first."""
         sizes = sorted({each.row.size for each in self.points})
         by_time = sorted(self.points, key=lambda each: each.row.time_us)
         return [[each for each in by_time if each.row.size == size] for size in sizes]
@@ -195,17 +194,12 @@ class Tuning:
         sizes, settings = zip(*self.lines(), strict=True)
         ends = [*((low + high) // 2 for low, high in pairwise(sizes)), sizes[-1]]
         begins = [0, *(end + 1 for end in ends[:-1])]
-        found: list[tuple[int, int, TunerSetting | None]] = []
-        for setting, low, high in zip(settings, begins, ends, strict=True):
-            if found and found[-1][2] == setting:
-                found[-1] = (found[-1][0], high, setting)
-            else:
-                found.append((low, high, setting))
+        groups = groupby(zip(settings, begins, ends, strict=True), key=itemgetter(0))
         about = f"{self.nodes},{self.ranks},{ANY},{ANY}"
         name = COLLECTIVES[self.collective]
         return [
-            f"{name},{low},{high},{each.algorithm},{_PROTOCOL},{each.channels},{about}"
-            for low, high, each in found
+            f"{name},{spans[0][1]},{spans[-1][2]},{each.algorithm},{_PROTOCOL},{each.channels},{about}"
+            for each, spans in ((each, [*same]) for each, same in groups)
             if each is not None
         ]
 

@@ -13,7 +13,7 @@ mount namespace that ends with the process: nothing must be kept alive, and noth
 
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
 [[argv...], ...]}. With "root" the node has its own view of all files: {"view": its root, "places": [[source, place],
-...], "devices": [name below /dev, ...]}, see netns_root.py.
+...], "devices": [name below /dev, ...]}, see netns_space.py.
 With "goes_on" commands after one that failed are run too, unless it is one of "needed", as [argv...].
 `many` prints one JSON object: node -> [{"command", "code", "output"}, ...] of the commands that failed.
 """

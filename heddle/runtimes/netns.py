@@ -20,16 +20,24 @@ from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Done, Journal, attached, dying_with_us, first_lines, run
+from heddle.base.process import Done, Journal, dying_with_us, first_lines, run
 from heddle.fabric.model import Fabric
 from heddle.kernel.devicetypes import explained
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
-from heddle.runtimes.netns_root import files_dir, job_root, make_views
-from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
-from heddle.runtimes.netns_topology import OWN, READ_ONLY, NodeDef, Topology, known_node, read_topology
+from heddle.runtimes.netns_space import RUN_DIR, Space, files_dir, job_root, make_space, make_views
+from heddle.runtimes.netns_topology import (
+    OWN,
+    READ_ONLY,
+    NodeDef,
+    Topology,
+    known_node,
+    read_topology,
+    start_timeout,
+)
+from heddle.runtimes.registry import Runtime
 from heddle.switch.links.cuts import TUNNEL, stub_name, tunnel_line
 
 CABLES: Final = "_cables"  # the namespace of the stubs of cut links; not a valid node name
@@ -44,27 +52,18 @@ _LINKS_A_BATCH: Final = 100
 _SHOWN: Final = 5  # failures that are printed in full
 
 
-class NetnsRuntime:
-    """Implements heddle.runtimes.registry.Runtime."""
+class NetnsRuntime(Runtime):
+    """Namespaces of this machine."""
 
     name = "netns"
     daemons_here = True
     here = True
 
-    def shards(self, lab: str) -> None:
-        """None: all nodes are on this machine."""
-
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
-        """Nothing to prepare: this runtime needs only namespaces, and the preflight has checked them."""
-        check_deployable(options, self.name, None)
+        check_deployable(options, self.name, None)  # it needs only namespaces, and the preflight has checked them
         return options
 
-    def name_conflict(self, lab: str) -> Problem | None:
-        """Always None: namespaces called heddle-LAB-* are Heddle's, even if of another user; `exists` finds them."""
-        return None
-
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
-        """Nodes whose namespace is missing."""
         hint = f"run ./inv down {lab}, then up again, to recreate it"
         return [
             Problem(name, "its namespace", "is missing: it was removed", hint)
@@ -73,20 +72,16 @@ class NetnsRuntime:
         ]
 
     def exists(self, lab: str) -> bool:
-        """True when this machine has a namespace or a run directory of that lab."""
         return bool(namespaces_of(lab)) or (RUN_DIR / lab).exists()
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
-        """Handles of all nodes, in the topology's order."""
         return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
-        """The path of a node's file (`/run/frr/bgpd.vty`) on this machine; None if it does not exist."""
         spot = Space(lab, node).outside(path)
         return spot if spot is not None and spot.exists() else None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """Record the commands of create and start, without running them."""
         topo = read_topology(topology)
         topo.check_honoured()
         self._note_views(lab, topo, journal)
@@ -101,7 +96,6 @@ class NetnsRuntime:
             self._note_commands(lab, node, journal)
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Make namespaces, sysctls, links, addresses: everything except daemons."""
         topo = read_topology(topology)
         topo.check_honoured()
         observer.begin("create", len(topo.nodes) + len(topo.links))
@@ -133,29 +127,20 @@ class NetnsRuntime:
         for node in topo.nodes.values():
             self._note_commands(lab, node, journal)
         if jobs:
-            # 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine.
-            patience, called = 120 + 10 * len(jobs), f"{lab}: the start of {len(jobs)} nodes"
-            stdin = json.dumps(jobs)
-            done = run([*HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
+            stdin, called = json.dumps(jobs), f"{lab}: the start of {len(jobs)} nodes"
+            argv = [*HELPER, "many", str(os.getpid())]
+            done = run(argv, stdin=stdin, timeout=start_timeout(len(jobs)), called=called)
             for line in _failures(json.loads(done.out), {job["node"]: job for job in jobs}):
                 observer.warn(line)
         observer.end("start", f"{len(jobs)} nodes")
 
-    def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
-        """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
-        return attached(self.command(lab, topology, node, argv))
-
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
-        """The argument list that runs argv in the node; MachineError when the node is stopped."""
-        return [*HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))]
-
-    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
-        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        words = self.command(lab, topology, node, argv)
-        return run(words, timeout=timeout, called=f"{node}: {shlex.join(argv)}").out
+        known = known_node(lab, topology, node)
+        if not _netns(lab, node).exists():
+            raise MachineError(Problem("", node, "is not running", f"run ./inv down {lab}, then up again"))
+        return [*HELPER, "one", json.dumps(self._job(lab, known, [list(argv)]))]
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """Remove everything of that lab, in any state. Returns the number of objects."""
         return remove_lab(lab, RUN_DIR / lab, observer)
 
     @staticmethod
@@ -173,12 +158,6 @@ class NetnsRuntime:
             journal.comment(f"{node.name} sees {RUN_DIR / lab / node.name}/{{etc,run,log}} as FRR's directories")
         for argv in commands:
             journal.note(["ip", "netns", "exec", _netns(lab, node.name).name, *argv])
-
-    def _job_of(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> dict[str, Any]:
-        known = known_node(lab, topology, node)
-        if not _netns(lab, node).exists():
-            raise MachineError(Problem("", node, "is not running", f"run ./inv down {lab}, then up again"))
-        return self._job(lab, known, [list(argv)])
 
     @staticmethod
     def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:

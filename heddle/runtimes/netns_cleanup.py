@@ -18,8 +18,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, run
 from heddle.kernel.namespace import NETNS_DIR
-from heddle.runtimes.netns_root import files_dir, remove_views
-from heddle.runtimes.netns_space import PROVIDED, RUN_DIR
+from heddle.runtimes.netns_space import PROVIDED, RUN_DIR, files_dir, remove_views
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets

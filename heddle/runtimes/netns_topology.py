@@ -5,14 +5,21 @@ Out: Topology, frozen; inherited keys (node, then group, kind, defaults) are res
 Keys that only a container engine can use (images, capabilities, the management network) are ignored. Any other key is
 an error in namespaces, since ignoring it would change the meaning of the topology. The containerlab runtime uses the
 same reader, and lets containerlab check the keys.
+A shard has its part of the topology: a link to a node of another shard is a VXLAN link there, as in containerlab. It
+has the id of the far port as `vni`, the address of the far shard as `remote`, the port of the tunnels as `dst-port`,
+and the id of its own port as `vars.port`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +27,7 @@ import yaml
 
 from heddle.base.families import Address
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
+from heddle.base.untrusted import PATH_LENGTH, UNPACKED_BYTES, UNPACKED_FILES, inflated, is_safe_name
 
 HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
 _LEFT_ALONE: Final = frozenset(
@@ -96,7 +104,7 @@ class LinkDef:
 
 @dataclass(frozen=True, slots=True)
 class CutDef:
-    """The end of a link whose other end is in another shard (shardtopology.py). number, far: ids of both ports.
+    """The end of a link whose other end is in another shard (`write_part`). number, far: ids of both ports.
 
     remote: the address of the other shard, where its tunnel listens. mtu in bytes.
     """
@@ -225,7 +233,7 @@ class _TopologyReader:
         return LinkDef(a, b, int(item.get("mtu", DEFAULT_MTU)))
 
     def cut(self, number: int, item: Mapping[str, Any], nodes: Mapping[str, NodeDef]) -> CutDef | None:
-        """The end of a cut link: a VXLAN link as heddle/runtimes/shardtopology.py writes it."""
+        """The end of a cut link: a VXLAN link as heddle/runtimes/netns_topology.py writes it."""
         end = _end(item.get("endpoint"))
         try:
             remote, port = ip_address(str(item["remote"])), int(item["dst-port"])
@@ -256,3 +264,103 @@ def _end(raw: Any) -> End | None:
 
 def _merged(layers: list[Mapping[str, Any]], key: str) -> dict[str, str]:
     return {str(k): str(v) for layer in layers for k, v in (layer.get(key) or {}).items()}
+
+
+def start_timeout(nodes: int) -> float:
+    """Seconds: 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine."""
+    return 120 + 10 * nodes
+
+
+_FILES: Final = "utf-8"
+
+
+def write_part(
+    topology: Path,
+    shards: Mapping[str, Sequence[str]],
+    shard: str,
+    addresses: Mapping[str, str],
+    ids: Mapping[tuple[str, str], int],
+    tunnel_port: int,
+) -> None:
+    """Replace the whole topology in a file by the part of one shard."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
+    home = {node: name for name, nodes in shards.items() for node in nodes}
+    part = data["topology"]
+    part["nodes"] = {name: own for name, own in part["nodes"].items() if home[name] == shard}
+    links = []
+    for link in part.get("links") or []:
+        ends = [_long_form(each) for each in link["endpoints"]]
+        here = [end for end in ends if home[end["node"]] == shard]
+        if len(here) == len(ends):
+            links.append(link)
+        elif here:
+            (own,), (far,) = here, [end for end in ends if end not in here]
+            number, other = (ids[end["node"], end["interface"]] for end in (own, far))
+            links.append({
+                "type": "vxlan", "endpoint": own, "remote": addresses[home[far["node"]]], "vni": other,
+                "dst-port": tunnel_port, "vars": {"port": number}, **({"mtu": link["mtu"]} if "mtu" in link else {}),
+            })  # fmt: skip
+    part["links"] = links
+    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
+
+
+def change_addresses(topology: Path, moved: Mapping[str, str]) -> None:
+    """Replace the addresses of far shards in the topology of a shard. moved: old address -> new one."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
+    for link in data["topology"]["links"]:
+        if link.get("type") == "vxlan":
+            link["remote"] = moved.get(str(link["remote"]), link["remote"])
+    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
+
+
+def _long_form(raw: Any) -> dict[str, Any]:
+    if isinstance(raw, str):
+        node, _, interface = raw.partition(":")
+        return {"node": node, "interface": interface}
+    return {key: raw[key] for key in ("node", "interface", "mac") if key in raw}
+
+
+def packed(directory: Path) -> str:
+    """The files of a directory as text: a compressed tar in base85."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                tar.add(path, path.relative_to(directory).as_posix(), recursive=False)
+    return base64.b85encode(content.getvalue()).decode()
+
+
+def unpack(text: str, directory: Path, most: int = UNPACKED_BYTES) -> int:
+    """Write the files of `packed` into a directory: plain files below it only, and not executable.
+
+    The text may come from a pod: ValueError for anything else, and for more than `most` bytes, before a file is
+    written. Returns their bytes.
+    """
+    whole, found = (
+        inflated(base64.b85decode(text), min(most, UNPACKED_BYTES), gzip=True),
+        dict[tuple[str, ...], slice](),
+    )
+    try:
+        with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
+            for member in tar:
+                names, end = tuple(member.name.split("/")), member.offset_data + member.size
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
+                safe = len(member.name) <= PATH_LENGTH and all(map(is_safe_name, names)) and names not in found
+                if not (plain and safe and 0 <= member.size <= end <= len(whole)):
+                    raise ValueError(f"has a file that is not plain, whole and alone: {member.name[:PATH_LENGTH]!r}")
+                if len(found) >= UNPACKED_FILES:
+                    raise ValueError(f"has more than {UNPACKED_FILES} files")
+                found[names] = slice(member.offset_data, end)
+    except (tarfile.TarError, EOFError, RecursionError) as error:
+        raise ValueError(f"is not an archive: {error}") from None
+    ordered = sorted(found)  # what is below a name follows it
+    if both := next((one for one, other in pairwise(ordered) if other[: len(one)] == one), None):
+        raise ValueError(f"has a file that is also a directory: {'/'.join(both)!r}")
+    for names, part in found.items():
+        path = directory.joinpath(*names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(whole[part])
+        path.chmod(0o644)  # whatever the umask is: daemons read them as another user
+    return len(whole)

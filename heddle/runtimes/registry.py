@@ -7,6 +7,7 @@ not depend on the runtime.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.base.process import Journal
+from heddle.base.process import Journal, attached, run
 from heddle.kernel.handle import NodeHandle
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class Runtime(Protocol):
 
     def shards(self, lab: str) -> Shards | None:
         """The shards of a lab; None when its nodes are on this machine."""
+        return None
 
     def exists(self, lab: str) -> bool:
         """True when this machine has any object of that lab (a namespace, a container, a process, a file)."""
 
     def name_conflict(self, lab: str) -> Problem | None:
         """The problem of an object on this machine with the lab's name that is not Heddle's; None if there is none."""
+        return None
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
         """Check that this machine can run the fabric, and choose options that rendering needs (a free subnet).
@@ -64,13 +67,16 @@ class Runtime(Protocol):
         """Record the commands of create and start, without running them."""
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
-        """Run argv in the node with this terminal's streams and return its exit code."""
+        """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
+        return attached(self.command(lab, topology, node, argv))
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
-        """Run argv in the node and return its standard output; MachineError when it fails."""
+        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
+        words = self.command(lab, topology, node, argv)
+        return run(words, timeout=timeout, called=f"{node}: {shlex.join(argv)}").out
 
     def destroy(self, lab: str, observer: Observer) -> int:
         """End every process and remove every namespace and file of that lab. Returns the number of objects."""
@@ -80,7 +86,7 @@ class Runtime(Protocol):
 RUNTIMES: Final[dict[str, str]] = {
     "netns": "heddle.runtimes.netns:NetnsRuntime",
     "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
-    "kubernetes": "heddle.runtimes.kube.kuberuntime:KubernetesRuntime",
+    "kubernetes": "heddle.runtimes.kube.kubecluster:KubernetesRuntime",
 }
 HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 

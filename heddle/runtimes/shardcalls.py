@@ -33,7 +33,7 @@ OBSERVER: Final = {"observer": True}  # in place of an Observer among the argume
 _COMPARED: Final = 5
 _END_S: Final = 5.0
 _EVENTS: Final = ("say", "warn")
-_ANSWER_S: Final = 900.0  # for a call; a pod that sends and never answers is ended, too
+_ANSWER_S: Final = 900.0  # for the work of a call; a pod that sends and never answers is ended, too
 _CLOCK_S: Final = 60.0  # for the first one, which waits for the start of the agent
 _MOST_EVENTS: Final = 10_000  # of one call
 _MOST_SAID: Final = 1 << 16  # bytes of a text
@@ -68,10 +68,12 @@ class Shards(Protocol):
         """The command of this machine that runs a module of Heddle in a shard, with its streams."""
 
     def call(
-        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
+        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any],
+        wait_s: float = 0.0,
+    ) -> list[Any]:  # fmt: skip
         """Call an operation in all shards at the same time, or in those that have one of the nodes.
 
+        wait_s: how long it may wait for something, in addition to its work.
         Its results, in the order of the shards. Errors of its kind, with the shard; MachineError for one that is lost.
         """
 
@@ -254,13 +256,15 @@ def removed(lab: str) -> Problem | None:
 
 
 def call_all(
-    agents: Sequence[AgentCall], request: Callable[[AgentCall], Mapping[str, Any]], observer: Observer | None = None
-) -> list[Any]:
+    agents: Sequence[AgentCall], request: Callable[[AgentCall], Mapping[str, Any]], observer: Observer | None = None,
+    wait_s: float = 0.0,
+) -> list[Any]:  # fmt: skip
     """Call several agents at the same time; errors of one kind are raised together. request: what each is sent."""
+    within = _ANSWER_S + wait_s
     if len(agents) == 1:
-        return [agents[0].call(request(agents[0]), observer)]
+        return [agents[0].call(request(agents[0]), observer, within)]
     with ThreadPoolExecutor(max(1, len(agents)), thread_name_prefix="shards") as pool:
-        futures = [pool.submit(agent.call, request(agent), observer) for agent in agents]
+        futures = [pool.submit(agent.call, request(agent), observer, within) for agent in agents]
         errors = [error for each in futures if isinstance(error := each.exception(), HeddleError)]
         if errors:
             kind = type(errors[0])

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import json
 import secrets
-import shlex
 import sys
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from heddle.base import state, values
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
-from heddle.base.process import Journal, attached, run
+from heddle.base.process import Journal, attached
 from heddle.base.tables import some_of
 from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
@@ -35,10 +34,9 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
-from heddle.runtimes.netns_topology import known_node, read_topology
-from heddle.runtimes.registry import RUNTIMES
+from heddle.runtimes.netns_topology import known_node, packed, read_topology, start_timeout
+from heddle.runtimes.registry import RUNTIMES, Runtime
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
-from heddle.runtimes.shardtopology import packed
 from heddle.spec.plain import load_spec
 
 _NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended
@@ -93,10 +91,9 @@ class ShardPlan:
         raise InputError(Problem("", node, "is not a node of a shard"))
 
 
-class ShardedRuntime(ABC):
-    """Implements heddle.runtimes.registry.Runtime. A subclass says which cluster runs the shards of a lab."""
+class ShardedRuntime(Runtime):
+    """A subclass says which cluster runs the shards of a lab."""
 
-    name: ClassVar[str]
     daemons_here = False
     here = False
 
@@ -114,7 +111,6 @@ class ShardedRuntime(ABC):
         """The shards of a fabric. options: of its record. InputError for a fabric that cannot be cut so."""
 
     def shards(self, lab: str) -> Shards:
-        """The shards of a lab that is up."""
         if lab not in self._calls:
             self._calls[lab] = _Calls(lab, self.cluster(lab))
         return self._calls[lab]
@@ -124,7 +120,6 @@ class ShardedRuntime(ABC):
         return self._calls[lab]
 
     def exists(self, lab: str) -> bool:
-        """True when the lab is one of this runtime, and its cluster has anything of it."""
         return self.place_of(lab) is not None and self.cluster(lab).exists(lab)
 
     def place_of(self, lab: str) -> Mapping[str, str] | None:
@@ -148,12 +143,7 @@ class ShardedRuntime(ABC):
             raise MachineError(*error.problems, Problem("", f"lab {lab}", "may be in a cluster", hint)) from None
         return plan.target if plan.runtime == self.name else None
 
-    def name_conflict(self, lab: str) -> Problem | None:
-        """Always None: objects of other users carry their owner."""
-        return None
-
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
-        """Check that the fabric can be cut."""
         if options.dialect == "c9s":
             hint = "leave --dialect out"
             raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
@@ -218,17 +208,15 @@ class ShardedRuntime(ABC):
     def start_in(self, lab: str, shards: Collection[str], observer: Observer) -> None:
         """Run the start scripts in some shards."""
         request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
-        self._called(lab).each(dict.fromkeys(shards, request), observer)
+        wait_s = start_timeout(max(map(len, ShardPlan.read(lab).shards.values())))
+        self._called(lab).each(dict.fromkeys(shards, request), observer, wait_s)
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
-        """Run the start scripts in all shards."""
-        request = {"call": f"{_BUILDING}:start", "args": [lab, OBSERVER], "kwargs": {}}
         observer.begin("start")
-        self._called(lab).every(request, observer)
+        self.start_in(lab, list(ShardPlan.read(lab).shards), observer)
         observer.end("start", f"{len(read_topology(topology).nodes)} nodes")
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
-        """Handles of all nodes; each namespace is in the node's shard."""
         return {name: NodeHandle(name, NETNS_DIR / f"heddle-{lab}-{name}") for name in read_topology(topology).nodes}
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
@@ -244,28 +232,20 @@ class ShardedRuntime(ABC):
         if lost:
             return lost
         request = {"call": f"{_BUILDING}:missing", "args": [lab], "kwargs": {}}
-        return [problem for each in self._called(lab).every(request) for problem in each]
+        return [each for found in self._called(lab).each(dict.fromkeys(plan.shards, request)) for each in found]
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
         """Always None: no file of a node is on this machine."""
         return None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
-        """The calls, as comments."""
         journal.comment("Each shard runs the commands of the namespace runtime for its nodes.")
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
-        """Run argv in the node with this terminal's streams and return its exit code."""
         return attached(self._argv(lab, topology, node, argv, tty=sys.stdin.isatty() and sys.stdout.isatty()))
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
-        """The argument list that runs argv in the node, without a terminal."""
         return self._argv(lab, topology, node, argv)
-
-    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
-        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
-        words = self.command(lab, topology, node, argv)
-        return run(words, timeout=timeout, called=f"{node}: {shlex.join(argv)}").out
 
     def _argv(self, lab: str, topology: Path, node: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
         known_node(lab, topology, node)
@@ -274,7 +254,6 @@ class ShardedRuntime(ABC):
         return cluster.argv(lab, ShardPlan.read(lab).of(node), inside, tty=tty)
 
     def destroy(self, lab: str, observer: Observer) -> int:
-        """Remove the shards, and so everything in them."""
         if self.place_of(lab) is None:
             return 0
         if lab in self._calls:
@@ -286,8 +265,8 @@ def _texts(data: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(each) for name, each in data.items()}
 
 
-class _Calls:
-    """Implements Shards. Its agents end with it: a program that lives long, as the page, has many handles in turn."""
+class _Calls(Shards):
+    """Its agents end with it: a program that lives long, as the page, has many handles in turn."""
 
     def __init__(self, lab: str, cluster: Cluster) -> None:
         self._lab, self._cluster = lab, cluster
@@ -334,29 +313,24 @@ class _Calls:
             return list(pool.map(self._agent, names))
 
     def of(self, node: str) -> str:
-        """See Shards."""
         return ShardPlan.read(self._lab).of(node)
 
     def module(self, shard: str, words: Sequence[str]) -> list[str]:
-        """See Shards."""
         return self._cluster.argv(self._lab, shard, [*self._cluster.python, *words])
 
     def clocks(self) -> Mapping[str, ClockOffset]:
-        """See Shards."""
         return {each.shard: each.clock for each in self._of(list(ShardPlan.read(self._lab).shards))}
 
-    def every(self, request: Mapping[str, Any], observer: Observer | None = None) -> list[Any]:
-        """The same call in all shards."""
-        return call_all(self._of(list(ShardPlan.read(self._lab).shards)), lambda _: request, observer)
-
-    def each(self, requests: Mapping[str, Mapping[str, Any]], observer: Observer | None = None) -> list[Any]:
-        """A call of its own for each shard."""
-        return call_all(self._of(list(requests)), lambda agent: requests[agent.shard], observer)
+    def each(
+        self, requests: Mapping[str, Mapping[str, Any]], observer: Observer | None = None, wait_s: float = 0.0
+    ) -> list[Any]:
+        """A call of its own for each shard. wait_s: as in `call`."""
+        return call_all(self._of(list(requests)), lambda agent: requests[agent.shard], observer, wait_s)
 
     def call(
-        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        """See Shards."""
+        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any],
+        wait_s: float = 0.0,
+    ) -> list[Any]:  # fmt: skip
         plan, record = ShardPlan.read(self._lab), state.read_record(self._lab)
         names = list(plan.shards) if nodes is None else list(dict.fromkeys(plan.of(node) for node in nodes))
         observer = next((each for each in (*args, *kwargs.values()) if isinstance(each, Observer)), None)
@@ -368,7 +342,7 @@ class _Calls:
             pairs = {key: _dumped(each, ahead) for key, each in kwargs.items()}
             return {**words, "args": [_dumped(each, ahead) for each in args], "kwargs": pairs}
 
-        return call_all(self._of(names), request, observer)
+        return call_all(self._of(names), request, observer, wait_s)
 
     def forget(self, shards: Collection[str]) -> None:
         """End the agents of shards that are gone."""

@@ -15,10 +15,10 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import Problem
 from heddle.base.process import Journal
 from heddle.lab.cutlinks import CARRIER_KEY, cut_ends, end_carrier, keep_carriers
+from heddle.lab.lifecycle import remove
 from heddle.lab.opening import lab_of, reopened, topology_path
-from heddle.lab.removal import remove
 from heddle.runtimes.netns import NetnsRuntime, cable_space
-from heddle.runtimes.shardtopology import change_addresses, unpack, write_part
+from heddle.runtimes.netns_topology import change_addresses, unpack, write_part
 from heddle.switch.links import cuts
 from heddle.switch.queues.portids import port_ids
 

@@ -219,7 +219,7 @@ class PortCarrier:
         """Until the namespace of the stubs is gone: `down` removes it."""
         self._look()
         beat = reported = 0.0
-        while self._there():
+        while _number_of(self._config.cables) == self._cables:
             now = time.monotonic()
             if now >= beat:
                 self._let_go()
@@ -239,9 +239,6 @@ class PortCarrier:
                 self._tell()
                 beat = time.monotonic() + BEAT_S
             self._set_stubs(now)
-
-    def _there(self) -> bool:
-        return _number_of(self._config.cables) == self._cables
 
     def _let_go(self) -> None:
         """Close the sockets of nodes that are gone: they would keep their namespaces, and so their links."""

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.units import format_duration, format_share, parse_duration, parse_share
-from heddle.spec.faulttimes import ALWAYS, TIMES, Times, read_times
+from heddle.spec.faultsettings import ALWAYS, TIMES, Times, read_times
 
 LONGEST_NS: Final = 10**6  # of a delay or jitter on hardware: 200 km of fibre
 _EXAMPLE: Final = "PORT,loss=1/256"

@@ -22,10 +22,11 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Node, Port
 from heddle.host import delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
@@ -37,9 +38,9 @@ from heddle.switch.links.portfaults import LineSpaces, file_faults, require_nete
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.attached import HOSTS, programs_of
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import OWNER, PortRef, row
+from heddle.switch.queues.portqueues import HOSTS, programs_of
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -132,7 +133,7 @@ def _apply_node(
 
 def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal) -> None:
     """Offloads, order, queues and programs of these ports. What is attached is pinned already."""
-    offloads.switch_off(handle.netns, (port.name for port in ports))
+    inorder.switch_off(handle.netns, (port.name for port in ports))
     numbers = {port.name: setup.ids[port.node, port.name] for port in ports}
     inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
     queues.apply(handle.netns, node, setup, journal, ports)
@@ -172,7 +173,7 @@ def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
     """Take these ports out of service for a with block. Packets that come there meanwhile are dropped. Afterwards the
     ports are empty, and as many bytes were counted out as in.
 
-    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/linkwatch.py).
+    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/agent.py).
     """
     from heddle.switch.queues.cells import LINK_DOWN
 

@@ -3,7 +3,8 @@
 In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
 Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
-paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/fitness.py).
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/results.py); which links packets took
+does not depend on processors. What was not counted never passes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, Problem, first_lines
 from heddle.base.tables import many
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.fitness import UnfitKind
-    from heddle.runs.results import RunResult
+    from heddle.runs.results import RunResult, UnfitKind
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
@@ -60,16 +60,31 @@ def run_text(result: RunResult) -> str:
     return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
 
 
+_FIT: Final = "right results, proven paths, processor time to spare"
+
+
+def _assert_right(paths: PathsResult) -> None:
+    """The run of these paths has the right results."""
+    __tracebackhide__ = True
+    if paths.wrong:
+        observed = many(paths.wrong, "wrong element")
+        failed("no verdict rests on this run", expected=_FIT, observed=observed, more=_PATHS)
+
+
+def _uncounted(run: RunResult, what: str) -> NoReturn:
+    __tracebackhide__ = True
+    failed(f"{what} were not counted", expected="a run that counts them", observed="no count", where=[run_text(run)])
+
+
 def _assert_fit(run: RunResult) -> None:
     """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
-    from heddle.runs.fitness import unfit
+    from heddle.runs.results import unfit
 
     found = unfit(run)
     if found is not None and found.kind not in ACCEPTED:
         more = "pytest --heddle-accept-unreliable accepts such runs" if found.kind == "unreliable" else _PATHS
-        expected = "right results, proven paths, processor time to spare"
-        failed("no verdict rests on this run", expected=expected, observed=found.why, where=[run_text(run)], more=more)
+        failed("no verdict rests on this run", expected=_FIT, observed=found.why, where=[run_text(run)], more=more)
 
 
 def assert_paths_agree(paths: PathsResult) -> None:
@@ -108,6 +123,7 @@ def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "
     Uplinks that were down or drained before the run do not count.
     """
     __tracebackhide__ = True
+    _assert_right(paths)
     value = paths.mmr.bytes if by == "bytes" else paths.mmr.flows
     if value is not None and value <= limit:
         return assert_paths_agree(paths)
@@ -144,6 +160,8 @@ def _lossless_run(result: RunResult) -> None:
     __tracebackhide__ = True
     _assert_fit(result)
     drops = result.lost
+    if drops is None or "queues" not in result.parts:
+        _uncounted(result, "lost packets")
     if drops:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
         failed(
@@ -171,6 +189,7 @@ def _lossless_queues(result: QueuesResult) -> None:
 
 def _lossless_paths(paths: PathsResult) -> None:
     __tracebackhide__ = True
+    _assert_right(paths)
     found = paths.delivery
     missing = found.counted - found.received if found is not None and found.received is not None else 0
     lost = dict(paths.lost) | ({"after the last counters": missing} if missing > 0 else {})
@@ -210,7 +229,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     from heddle.lab import facts, outages
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
-        return _lines(lost)
+        return list(first_lines(lost))
     late: tuple[Problem, ...] = ()
     try:
         if degraded:
@@ -222,17 +241,15 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     kinds = ("daemons", "route") if degraded else facts.FACTS
     now = lab.snapshot(facts.parts(lab))
     found = facts.as_set(lab, now, facts.facts(lab, now, kinds))
-    return [*(each.text for each in found), *_lines(late)]
-
-
-def _lines(problems: Sequence[Problem]) -> list[str]:
-    return [str(each).partition("\n")[0] for each in problems]
+    return [*(each.text for each in found), *first_lines(late)]
 
 
 def assert_no_wrong(result: RunResult) -> None:
     """Every rank has the right result: `#wrong` is 0 for all sizes."""
     __tracebackhide__ = True
-    bad = [row for row in result.rows if row.wrong]
+    if not result.rows:
+        _uncounted(result, "wrong elements")
+    bad = [row for row in result.rows if row.all_wrong]
     if bad:
         failed(
             "the collective gave wrong results",
@@ -240,7 +257,7 @@ def assert_no_wrong(result: RunResult) -> None:
             observed=f"{many(result.wrong, 'wrong element')} at {len(bad)} of {many(len(result.rows), 'size')}",
             where=[
                 run_text(result),
-                *_table(("size", "wrong"), [(f"{row.size:,}", f"{row.wrong:,}") for row in bad[:ROWS]], "size"),
+                *_table(("size", "wrong"), [(f"{row.size:,}", f"{row.all_wrong:,}") for row in bad[:ROWS]], "size"),
             ],
             more=f"./inv runs {result.lab} shows the runs; pytest --heddle-keep leaves the lab up for it",
         )
@@ -252,10 +269,11 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
     _assert_fit(result)
     rows = [row for row in result.rows if size is None or row.size == size]
     if not rows:
-        known = ", ".join(f"{row.size:,}" for row in result.rows)
-        failed("the run has no such size", expected=f"a row for {size:,} bytes", observed=f"rows for {known}")
+        known = ", ".join(f"{row.size:,}" for row in result.rows) or "no size"
+        wanted = "a size" if size is None else f"{size:,} bytes"
+        failed("the run has no such size", expected=f"a row for {wanted}", observed=f"rows for {known}")
     value = sum(row.busbw for row in rows) / len(rows)
-    if value < gb_per_s:
+    if not value >= gb_per_s:  # NaN
         failed(
             f"the bus bandwidth is below {gb_per_s:g} GB/s",
             expected=f"at least {gb_per_s:g} GB/s (emulated, k = {result.k:,})",
@@ -278,7 +296,9 @@ def assert_marked_below(result: RunResult, share: float) -> None:
     _assert_fit(result)
     packets = sum(flow.sent.packets for flow in result.flows)
     marked = sum(flow.ce for flow in result.flows)
-    if packets and marked / packets > share:
+    if not packets:
+        _uncounted(result, "packets")
+    if marked / packets > share:
         most = sorted((flow for flow in result.flows if flow.ce), key=lambda flow: -flow.ce)
         ends = [(flow.sent.flow, flow.ce, flow.sent.packets) for flow in most]
         rows = [(f"{at.src} to {at.dst}", str(at.qpn), f"{ce:,}", f"{packets:,}") for at, ce, packets in ends]
@@ -301,7 +321,9 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
     from heddle.runs.parts.queues import QueueUse
 
     used = result.part(QueueUse)
-    if used is not None and used.deepest > limit:
+    if used is None:
+        _uncounted(result, "depths of queues")
+    if used.deepest > limit:
         failed(
             f"a queue was deeper than {format_bytes(limit)}",
             expected=f"at most {format_bytes(limit)} in every queue of a switch",
@@ -318,7 +340,9 @@ def assert_no_pauses(result: RunResult) -> None:
     from heddle.runs.parts.queues import QueueUse
 
     used = result.part(QueueUse)
-    if used is not None and (used.pauses or used.paused_ports):
+    if used is None:
+        _uncounted(result, "pause frames")
+    if used.pauses or used.paused_ports:
         failed(
             "ports were paused",
             expected="no pause frame",
@@ -332,6 +356,10 @@ def assert_no_pauses(result: RunResult) -> None:
 def assert_reliable(result: RunResult) -> None:
     """The figures are those of the fabric: the host CPU was not the bottleneck of the run."""
     __tracebackhide__ = True
+    from heddle.runs.parts.machine import MachineUse
+
+    if result.part(MachineUse) is None:
+        _uncounted(result, "processor times")
     if result.limited:
         causes = [cause.text for cause in result.doubts]
         failed(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.craftresult import Crafted
+    from heddle.runs.craft import Crafted
     from heddle.runs.results import RunResult
     from heddle.runs.together import WorkloadResult
 

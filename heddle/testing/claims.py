@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
 
@@ -117,7 +117,6 @@ def _check_owner() -> None:
 
 
 def _base36(number: int, digits: int) -> str:
-    """The last `digits` digits."""
     text = ""
     for _ in range(digits):
         number, digit = divmod(number, len(_DIGITS))

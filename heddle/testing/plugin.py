@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,12 +29,13 @@ from heddle.base.problems import HeddleError, Problem
 from heddle.runtimes.registry import HERE
 from heddle.testing.assertions import ACCEPTED
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
-from heddle.testing.junit import record_runs
 from heddle.testing.pool import MOST, Pool
 from heddle.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, HeddleSession, fail
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+    from heddle.proof.verdict import PathsResult
+    from heddle.runs.results import RunResult
 
 _SESSION: Final = pytest.StashKey[HeddleSession]()
 _MARKER: Final = (
@@ -77,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--heddle-accept-unreliable"):
         ACCEPTED.add("unreliable")
     if session.pcap is not None:
-        from heddle.testing.testcapture import check_tcpdump
+        from heddle.testing.testsession import check_tcpdump
 
         try:
             check_tcpdump()
@@ -167,7 +168,9 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
     """Labs are not reset for a next test when there is none."""
     for config in _configs:
         config.stash[_SESSION].interrupted = True
-        end_undisturbed(config)
+        if is_worker(config):  # Ctrl-C reaches it directly, by its controller, and by xdist
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
         end_workers(config)
 
 
@@ -177,14 +180,14 @@ _configs: Final[list[pytest.Config]] = []  # of this process: the hook above get
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A session begins. A controller of workers handles signals from now on: labs may come up in its workers."""
     _configs.append(session.config)
-    if is_controller(session.config):
+    if session.config.pluginmanager.hasplugin("dsession"):  # it starts workers, and runs no test itself
         session.config.stash[_SESSION].signals.install()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker of pytest-xdist has ended: its notes are for this process's summary."""
-    node.config.stash[_SESSION].notes += notes_of(node)
+    node.config.stash[_SESSION].notes += getattr(node, "workeroutput", {}).get(_NOTES, ())  # none when it crashed
 
 
 @pytest.hookimpl(trylast=True)
@@ -192,7 +195,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Labs go down when all fixtures have ended."""
     ours = session.config.stash[_SESSION]
     ours.close()
-    send_notes(session.config, ours.notes)
+    if is_worker(session.config):  # it sends its lines of the summary with its last message
+        session.config.workeroutput[_NOTES] = list(ours.notes)  # type: ignore[attr-defined]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -273,22 +277,6 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def is_controller(config: pytest.Config) -> bool:
-    """Whether this process starts workers of pytest-xdist, and runs no test itself."""
-    return config.pluginmanager.hasplugin("dsession")
-
-
-def send_notes(config: pytest.Config, notes: Iterable[str]) -> None:
-    """Have a worker send its lines of the summary with its last message."""
-    if is_worker(config):
-        config.workeroutput[_NOTES] = list(notes)  # type: ignore[attr-defined]
-
-
-def notes_of(node: Any) -> list[str]:
-    """The notes of a worker that has ended; none when it crashed."""
-    return list(getattr(node, "workeroutput", {}).get(_NOTES, ()))
-
-
 def end_workers(config: pytest.Config) -> None:
     """Interrupt the workers of an interrupted controller now: a signal may have reached the controller alone.
 
@@ -306,11 +294,80 @@ def end_workers(config: pytest.Config) -> None:
                 os.kill(popen.pid, signal.SIGINT)
 
 
-def end_undisturbed(config: pytest.Config) -> None:
-    """Ignore further signals in an interrupted worker: Ctrl-C reaches it directly, by its controller, and by xdist.
+Properties = Iterator[tuple[str, str]]
 
-    The controller kills a worker that does not end.
-    """
-    if is_worker(config):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+
+def record_runs(item: pytest.Item, lab: Lab, runs: Sequence[RunResult], title: str = "") -> None:
+    """Add the properties of these runs to the test. title: the fabric and its overrides, where they are known."""
+    if not runs or not item.config.getoption("xmlpath", None):
+        return
+    shown = title.removeprefix(f"{item.config.rootpath}{os.sep}")
+    item.user_properties += fabric_properties(lab.runtime.name, runs[0].k, shown)
+    for number, run in enumerate(runs, 1):
+        item.user_properties += run_properties(f"heddle.run{number}", run)
+        item.user_properties += _proof_of(f"heddle.run{number}", lab, run)
+
+
+def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
+    """What all runs of a test have in common."""
+    if title:
+        yield "heddle.fabric", title
+    yield "heddle.runtime", runtime
+    yield "heddle.k", str(k)
+
+
+def run_properties(name: str, run: RunResult) -> Properties:
+    """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
+    from heddle.runs.parts.queues import QueueUse
+    from heddle.runs.results import unfit
+
+    options = run.options
+    yield f"{name}.id", run.run_id
+    yield f"{name}.collective", options.collective
+    yield f"{name}.ecmp", run.ecmp
+    yield f"{name}.ranks", str(len(run.ranks))
+    yield f"{name}.qps", str(options.qps)
+    yield f"{name}.sizes", ",".join(str(row.size) for row in run.rows)
+    yield f"{name}.busbw", f"{run.busbw:.6g}"
+    if len(run.rows) > 1:
+        yield from ((f"{name}.busbw.{row.size}", f"{row.busbw:.6g}") for row in run.rows)
+    yield f"{name}.wrong", str(run.wrong)
+    yield f"{name}.reliable", _word(not run.limited)
+    if (found := unfit(run)) is not None:
+        yield f"{name}.unfit", f"{found.kind}: {found.why}" + (" (accepted)" if found.kind in ACCEPTED else "")
+    yield f"{name}.packets", str(sum(flow.sent.packets for flow in run.flows))
+    yield f"{name}.marked", str(sum(flow.ce for flow in run.flows))
+    if (used := run.part(QueueUse)) is not None:
+        yield f"{name}.dropped", str(sum((run.lost or {}).values()))
+        yield f"{name}.pauses", str(used.pauses)
+        yield f"{name}.paused_ms", f"{used.paused_ms:.6g}"
+        yield f"{name}.deepest", str(used.deepest)
+        yield f"{name}.deepest_at", used.deepest_at
+
+
+def paths_properties(name: str, paths: PathsResult) -> Properties:
+    """The proof, the MMR, and the load of each uplink: bytes, queue pairs, and its use as a share of the run."""
+    yield f"{name}.paths_agree", _word(paths.agree)
+    for word, mmr in (("mmr", paths.mmr.bytes), ("mmr_flows", paths.mmr.flows)):
+        if mmr is not None:
+            yield f"{name}.{word}", f"{mmr:g}"
+    for link in paths.uplinks.links:
+        at = f"{name}.uplink.{link.port}"
+        yield f"{at}.bytes", str(link.bytes)
+        yield f"{at}.flows", str(link.flows)
+        if (share := link.utilisation) is not None:
+            yield f"{at}.utilisation", f"{share:.4f}"
+
+
+def _proof_of(name: str, lab: Lab, run: RunResult) -> Properties:
+    """The same of a run that was kept; a reason where its evidence is gone, as after many runs in one test."""
+    from heddle.runs.store import paths_of
+
+    try:
+        yield from paths_properties(name, paths_of(lab, run.run_id))
+    except HeddleError as error:
+        yield f"{name}.no_paths", str(error).partition("\n")[0]
+
+
+def _word(true: bool) -> str:
+    return "true" if true else "false"

@@ -1,5 +1,9 @@
 """A pool of running labs: tests with the same fabric share one, and each gets it as fresh as `up` leaves it.
 
+Undone between two tests without a warning: links that are down, drains, faults of links, hashing and thresholds that
+were set live, counters, kept runs. Reported: processes that were left, which are ended, and damage, after which the lab
+must be built again.
+
     pool = Pool(most=2)
     lab = pool.take("tiny", user="test_mine.py::test_one")              # brought up, or reset and given again
     lab = pool.take(FabricRequest("zone", ("routing.ecmp=e-ecmp",)))    # the same as `up zone --set ...`
@@ -17,17 +21,18 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.problems import HeddleError
+from heddle.base.problems import HeddleError, InputError, Problem, first_lines
+from heddle.base.process import end_all, start_of
+from heddle.base.tables import many
+from heddle.spec.load import settings_of, value_text
 from heddle.testing import claims
-from heddle.testing.fabricmarker import FabricRequest
-from heddle.testing.reset import LabProcess, ResetResult, lost_parts, processes_of, reset
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
@@ -219,3 +224,212 @@ def _state_in(directory: Path) -> Iterator[None]:
         os.environ.pop(_STATE_DIR)
         if before is not None:
             os.environ[_STATE_DIR] = before
+
+
+EXAMPLE: Final = '@pytest.mark.fabric("tiny")'
+_SUFFIXES: Final = (".yml", ".yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class FabricRequest:
+    """A fabric that a test asks for: a preset's name or a path, and overrides as `path=value` each."""
+
+    fabric: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`zone, routing.ecmp=e-ecmp`."""
+        return ", ".join((self.fabric, *self.overrides))
+
+    def load(self, name: str | None = None) -> LoadedFabric:
+        """The fabric, checked; name: of the lab. InputError with everything that is wrong."""
+        from heddle.fabric.fabricfile import load_fabric
+
+        return load_fabric(self.fabric, name=name, overrides=self.overrides)
+
+
+def request_of(
+    args: Sequence[object], keys: Mapping[str, object], *, where: str = "", directory: Path | None = None
+) -> FabricRequest:
+    """The marker's arguments as a request that can be loaded; InputError with every mistake.
+
+    where: `test_mine.py:7`, named in problems. directory: paths of fabric files are relative to it.
+    """
+    problems: list[Problem] = []
+    if len(args) != 1 or not isinstance(args[0], str | os.PathLike) or not os.fspath(args[0]):
+        shown = ", ".join(map(repr, args))
+        why = "needs one argument: a preset's name or the path of a fabric file"
+        problems.append(Problem(where, f"fabric({shown})", why, f"write {EXAMPLE}"))
+    if "name" in keys:
+        why = "cannot be set: the plugin chooses the names of its labs"
+        problems.append(Problem(where, f"name: {keys['name']}", why, "remove it"))
+    overrides = []
+    for path, value in settings_of({key: value for key, value in keys.items() if key != "name"}):
+        text = value_text(path, value)
+        if text is None:
+            why = f"is a Python {type(value).__name__}, which no fabric file can contain"
+            problems.append(Problem(where, f"{path}: {value!r}"[:120], why, "use texts, numbers, True, False or lists"))
+        elif not path or "=" in path or not all(path.split(".")):
+            problems.append(
+                Problem(where, repr(path), "is not a key of a fabric file", "docs/fabric-file.md lists them")
+            )
+        else:
+            overrides.append(f"{path}={text}")
+    if problems:
+        raise InputError(*problems)
+    request = FabricRequest(_located(os.fspath(args[0]), directory), tuple(overrides))  # type: ignore[call-overload]
+    try:
+        request.load()
+    except InputError as error:
+        raise InputError(*(replace(each, where=_shown(each.where, where)) for each in error.problems)) from None
+    return request
+
+
+def _located(fabric: str, directory: Path | None) -> str:
+    """A path is relative to the test file; a word without a slash or a suffix is a preset's name."""
+    path = Path(fabric)
+    if directory is None or path.is_absolute() or not ("/" in fabric or path.suffix in _SUFFIXES):
+        return fabric
+    return str((directory / path).resolve())
+
+
+def _shown(place: str, marker: str) -> str:
+    """Where a problem is: the marker in place of the command line's `--set`; a file as the user would type it."""
+    return marker if place in ("", "--set") else place.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+_PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL
+_COMMAND: Final = 60  # characters of a command that are shown
+_SECONDS: Final = 30.0  # for routes to come back after a fault
+_SHOWN: Final = 3
+# The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
+_CHECKED: Final = (
+    "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links", "daemons", "bgp",
+    "routes", "reachability", "pauses",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LabProcess:
+    """A process in a namespace of a lab. started: in clock ticks since boot, so that a reused ID is another process."""
+
+    node: str
+    pid: int
+    started: int
+
+    def text(self) -> str:
+        """`process 4711 in host1 (sleep 600)`."""
+        return f"process {self.pid} in {self.node}{self.command()}"
+
+    def command(self) -> str:
+        """` (sleep 600)`; empty when the process has ended."""
+        try:
+            words = Path("/proc", str(self.pid), "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return ""
+        line = b" ".join(words).decode(errors="replace").strip()
+        return f" ({line[:_COMMAND]}{'...' if len(line) > _COMMAND else ''})" if line else ""
+
+
+def processes_of(lab: Lab) -> frozenset[LabProcess]:
+    """All processes in the lab's namespaces, without this one, the PFC agent and its keeper."""
+    from heddle.switch.pfc import control as pfc
+
+    nodes: dict[tuple[int, int], str] = {}
+    for name, handle in lab.handles().items():
+        with suppress(OSError):
+            found = handle.netns.stat()
+            nodes[found.st_dev, found.st_ino] = name
+    agents = pfc.alive(lab.name)
+    beside = {os.getpid(), agents.agent, agents.keeper}
+    pids = [int(each.name) for each in os.scandir("/proc") if each.name.isdigit() and int(each.name) not in beside]
+    return frozenset(each for pid in pids if (each := _in_lab(pid, nodes)) is not None)
+
+
+def _in_lab(pid: int, nodes: dict[tuple[int, int], str]) -> LabProcess | None:
+    try:
+        space = Path("/proc", str(pid), "ns/net").stat()
+    except OSError:
+        return None
+    node = nodes.get((space.st_dev, space.st_ino))
+    started = start_of(pid) if node is not None else None
+    return LabProcess(node, pid, started) if node is not None and started is not None else None
+
+
+def end_processes(lab: Lab, processes: Collection[LabProcess]) -> None:
+    """Send SIGTERM to each, then SIGKILL to those that still run; processes that have left the lab are not touched."""
+    end_all(_opened(processes, processes_of(lab)), _PATIENCE_S)
+
+
+def _opened(processes: Iterable[LabProcess], now: Collection[LabProcess]) -> Iterable[int]:
+    for each in processes:
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(each.pid)
+            if each in now and start_of(each.pid) == each.started:
+                yield fd
+            else:
+                os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """ended: processes that were left in the lab's nodes, as texts. damage: what could not be undone, a line each."""
+
+    ended: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+
+
+def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
+    """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
+    from heddle.checks.validate import validate
+    from heddle.lab.health import restore_configured
+
+    try:
+        if lost := lost_parts(lab, fresh):
+            return ResetResult(damage=tuple(lost))
+        extra = sorted(processes_of(lab).difference(fresh), key=lambda each: (each.node, each.pid))
+        texts = tuple(each.text() for each in extra)
+        end_processes(lab, extra)
+        restore_configured(lab, _SECONDS)
+        if wrong := [f"{each.name}: {each.detail}" for each in validate(lab, _CHECKED) if not each.ok]:
+            return ResetResult(texts, tuple(wrong))
+        _clear(lab)
+    except HeddleError as error:
+        return ResetResult(damage=tuple(first_lines(error.problems)))
+    return ResetResult(texts)
+
+
+def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
+    """Parts that were destroyed by hand, one line each: the lab, some of its nodes, or processes of a fresh lab."""
+    from heddle.base import state
+
+    record = state.read_record(lab.name)
+    if record is None or record.phase != "running":
+        return [f"lab {lab.name} was taken down"]
+    if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
+        return list(first_lines(lost))
+    gone = frozenset(fresh) - processes_of(lab)
+    return [_ended_text(gone)] if gone else []
+
+
+def _clear(lab: Lab) -> None:
+    """Counters and kept runs. An error when a run is still in progress: it holds the lock."""
+    from heddle.base import mounts as trees
+    from heddle.base import owners
+    from heddle.base.userfiles import as_caller
+    from heddle.switch import counters
+    from heddle.switch.queues.cells import LabQueues
+
+    with owners.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
+        live.forget()
+        counters.clear(lab.fabric)
+        if (lab.dir / "runs").is_dir():
+            with as_caller(lab.dir):
+                trees.remove(lab.dir / "runs")
+
+
+def _ended_text(gone: Collection[LabProcess]) -> str:
+    nodes = sorted({each.node for each in gone})
+    some = ", ".join(nodes[:_SHOWN]) + (f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else "")
+    return f"{many(len(gone), 'process')} of the lab ended, in {some}"

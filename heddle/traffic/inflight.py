@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from heddle.base.units import format_bytes
-from heddle.fabric.model import BACKEND, Fabric
+from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
+from heddle.fabric.wiring import BACKEND
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS

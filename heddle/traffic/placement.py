@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Port
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 

@@ -7,11 +7,12 @@ QP numbers, source ports and packet sequence numbers depend only on the fabric a
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,18 +21,30 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.admission import Admission
-from heddle.traffic.bound import bound_steps
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.communicators import AUTO, Communicators, between_hosts, check_paths, communicators_of, hosted
-from heddle.traffic.flow import Endpoint, Flow
+from heddle.traffic.collectives.pattern import MAX_STEPS, DType
+from heddle.traffic.communicators import (
+    AUTO,
+    Communicators,
+    between_hosts,
+    check_paths,
+    colors_of,
+    communicators_of,
+    hosted,
+)
+from heddle.traffic.flow import Endpoint, Flow, QpNumbers, qpn_before_first, source_port
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
-from heddle.traffic.qpnumbers import QpNumbers, qpn_before_first, source_port
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
+from heddle.traffic.sequence import STEPS, Part, PartSequence, parts_text, pattern_of
 from heddle.traffic.tunables import Control
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import entropy_sports
+
+if TYPE_CHECKING:
+    from heddle.traffic.flow import Endpoint
+    from heddle.traffic.options import RunOptions
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
@@ -154,7 +167,9 @@ def build_plan(
     endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
     spread: UDP source ports that each queue pair uses in turn.
     """
-    _check_live(options)
+    problems = Problems()
+    options.check_live(problems)
+    problems.raise_if_any()
     endpoints = place(fabric, options) if endpoints is None else endpoints
     pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
@@ -198,12 +213,6 @@ def build_plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
         in_flight, admission, inside_bps=inside_bps,
     )  # fmt: skip
-
-
-def _check_live(options: RunOptions) -> None:
-    problems = Problems()
-    options.check_live(problems)
-    problems.raise_if_any()
 
 
 def grouped(
@@ -311,3 +320,103 @@ def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, p
         wait += 8 * packets * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
+
+
+def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> RunOptions:
+    """Options with parts (`parts_text`): groups as ranks, times multiplied by k. Without steps they are unchanged.
+
+    InputError with every step that cannot run, by its place in the file.
+    """
+    data = json.loads(options.steps) if options.steps else {}
+    if "steps" not in data:
+        return options
+    dtype: DType = dict(options.parameters).get("dtype", "float32")  # type: ignore[assignment]
+    problems: list[Problem] = []
+    parts: list[Part] = []
+    # By step: the part of a rank. Where a step of a file has none, the parts for which the step waits (`through`).
+    of_step: list[dict[int, set[int]]] = []
+    for number, step in enumerate(data["steps"]):
+        before: dict[int, set[int]] = {}
+        for each in step.get("after", ()):
+            for rank, found in of_step[each].items():
+                before.setdefault(rank, set()).update(found)
+        try:
+            groups = _groups(number, step, endpoints)
+            made = [_part(number, step, group, endpoints, dtype, k) for group in groups]
+        except InputError as error:
+            problems += error.problems
+            made = []
+        own: dict[int, set[int]] = {}
+        for part in made:
+            own |= {rank: {len(parts)} for rank in part.ranks}
+            after = {each for rank in part.ranks for each in before.get(rank, ())}
+            parts.append(replace(part, after=tuple(sorted(after))))
+        of_step.append(before | own if step.get("through") else own)
+    if not problems and not any(part.pattern is not None for part in parts):
+        problems.append(Problem("", STEPS, "have no collective, so no rank sends anything", "add a step that sends"))
+    if problems:
+        raise InputError(*problems)
+    bound = replace(options, steps=parts_text(parts, data.get("note", "")))
+    sequence = PartSequence(steps=bound.steps, dtype=dtype)
+    if (many := sequence.most_steps(len(endpoints))) > MAX_STEPS:
+        why = f"make {many:,} steps of one rank in an iteration; the limit is {MAX_STEPS:,}"
+        raise InputError(Problem("", STEPS, why, "use fewer parts, or algorithms with fewer steps"))
+    return replace(bound, sizes=(sequence.whole(len(endpoints), 0) * sequence.element_bytes,))
+
+
+def _problem(number: int, step: Mapping[str, Any], key: str, why: str, hint: str = "") -> Problem:
+    """A problem with a key of a step, or with the step as a whole."""
+    places = step.get("places", {})
+    where, path = places.get(key) or places.get("") or ("", f"step {number + 1} ({step['name']})")
+    return Problem(where, path, why, hint)
+
+
+def _groups(number: int, step: Mapping[str, Any], endpoints: Sequence[Endpoint]) -> list[tuple[int, ...]]:
+    """The ranks of each part of a step. InputError for ranks that the job does not have, and for lonely ones."""
+    groups = step.get("groups")
+    if isinstance(groups, list):
+        found, key = [tuple(group) for group in groups], "groups"
+    else:
+        found, key = [tuple(step["ranks"]) if "ranks" in step else tuple(range(len(endpoints)))], "ranks"
+    if beyond := [rank for group in found for rank in group if rank >= len(endpoints)]:
+        why = f"names rank {beyond[0]}, which this job does not have"
+        raise InputError(_problem(number, step, key, why, f"ranks are 0 to {len(endpoints) - 1}"))
+    if isinstance(groups, str):
+        colors, (ranks,), key = colors_of(groups, len(endpoints)), found, "groups"
+        by_color: dict[int, list[int]] = {}
+        for rank in ranks:
+            by_color.setdefault(colors[rank], []).append(rank)
+        found = [tuple(by_color[color]) for color in sorted(by_color)]
+    if "collective" in step and (lonely := [group for group in found if len(group) < 2]):
+        why = f"make a group of rank {lonely[0][0]} alone" if key == "groups" else "are one rank"
+        raise InputError(_problem(number, step, key, f"{why}, but a collective needs two", "use other ranks"))
+    return found
+
+
+def _part(
+    number: int, step: Mapping[str, Any], ranks: tuple[int, ...], endpoints: Sequence[Endpoint], dtype: DType, k: int
+) -> Part:
+    size, seconds = step.get("size", 0), step.get("seconds", 0.0) * k
+    asked = pattern_of(step, dtype)
+    if asked is None:
+        return Part(step["name"], ranks, seconds=seconds)
+    ends = [replace(endpoints[rank], rank=place) for place, rank in enumerate(ranks)]
+    try:
+        pattern = asked.bound(ends, (size,)).hosted([end.host for end in ends])
+    except InputError as error:
+        raise InputError(*(_located(number, step, each) for each in error.problems)) from None
+    if why := pattern.unfit(len(ranks)):
+        why, _, hint = why.partition("; ")
+        raise InputError(_problem(number, step, "collective", why, hint or "use other ranks"))
+    if not pattern.whole(len(ranks), size // pattern.element_bytes):
+        why = f"is rounded down to 0 bytes by {pattern.collective} over {len(ranks)} ranks"
+        raise InputError(_problem(number, step, "size", why, "use a larger size, or fewer ranks"))
+    return Part(step["name"], ranks, pattern, size, seconds)
+
+
+def _located(number: int, step: Mapping[str, Any], problem: Problem) -> Problem:
+    """A problem with a parameter, at the step's place; one that has a place of its own stays there."""
+    if problem.where:
+        return problem
+    own = _problem(number, step, "", problem.why, problem.hint)
+    return replace(own, what=f"{own.what} {problem.what}")

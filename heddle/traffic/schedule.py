@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from heddle.traffic.collectives.pattern import (
+    NEARLY_BYTES,
     Buffer,
     ComputeStep,
     LocalStep,
     Pattern,
+    Ranges,
     ReceiveStep,
     Reduction,
     SendStep,
     Span,
 )
-from heddle.traffic.collectives.ranges import Ranges
-from heddle.traffic.collectives.steps import NEARLY_BYTES
 
 MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS

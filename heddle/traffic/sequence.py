@@ -1,6 +1,8 @@
 """The pattern of a job that runs several parts in each iteration: it composes the programs of their patterns.
 
-In:  parts (parts.py), as text. Out: a Pattern of all ranks of the job.
+In:  parts, as a workload file's `steps`, or an importer of traces, states them. Their text is an option of a job
+     (`RunOptions.steps`): plain data. Its times are those of hardware until `bound_steps` multiplies them by k.
+Out: a Pattern of all ranks of the job.
 Each part has ranges of its own in the buffers of its ranks, and numbers of its own for its steps. Where a later part
 waits for it, a computation of no time marks its end at a rank: all its receives and computations are done, and its
 sends are posted. Sends of the later part wait for that mark. Computations of a rank never overlap, as on one stream of
@@ -9,15 +11,18 @@ a GPU: each also waits for the one before it in the list.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from heddle.base.declared import options_of
+from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size
-from heddle.traffic.collectives import Pattern, Piece
+from heddle.traffic.collectives import Pattern, Piece, find_pattern
 from heddle.traffic.collectives.pattern import (
     OFFSET_BITS,
     ComputeStep,
@@ -27,8 +32,82 @@ from heddle.traffic.collectives.pattern import (
     SendStep,
     Span,
     Step,
-)  # fmt: skip
-from heddle.traffic.parts import Part, note_of, parts_of
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that some ranks of a job do in an iteration: a collective or transfer, or a computation.
+
+    ranks: of the job; their order is that of the pattern's own ranks. pattern: what they run; None: each of them
+    computes for `seconds` (emulated time). size_bytes: of a rank's array, as --size. after: indices of earlier parts;
+    a rank begins its sends, or its computation, when it has done those of them in which it takes part. (Receives are
+    always posted.)
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    pattern: Pattern | None = None
+    size_bytes: int = 0
+    seconds: float = 0.0
+    after: tuple[int, ...] = ()
+
+
+def parts_text(parts: Sequence[Part], note: str = "") -> str:
+    """Parts as text. The type of elements is not in it: a job has one for all its parts. note: as in `steps_text`."""
+    return _dumped({"parts": [_plain(part) for part in parts], "note": note})
+
+
+def steps_text(steps: Sequence[Mapping[str, Any]] | Sequence[Part], note: str = "") -> str:
+    """The option `steps` of a job: parts, or the steps of a file, with times of hardware. note: for the run's head."""
+    plain = [_plain(each) if isinstance(each, Part) else each for each in steps]
+    return _dumped({"steps": plain, "note": note})
+
+
+def _dumped(data: object) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": part.name, "ranks": part.ranks}
+    if part.pattern is not None:
+        pattern = part.pattern
+        found |= {"collective": pattern.collective, "algorithm": pattern.algorithm, "size": part.size_bytes}
+        values = {each.name: (getattr(pattern, each.name), each.usual) for each in options_of(type(pattern))}
+        parameters = {name: value for name, (value, usual) in values.items() if name != "dtype" and value != usual}
+        found |= {"parameters": parameters} if parameters else {}
+    if part.seconds:
+        found["seconds"] = part.seconds
+    return found | ({"after": part.after} if part.after else {})
+
+
+@lru_cache(maxsize=8)
+def parts_of(text: str, dtype: DType) -> tuple[Part, ...]:
+    """The parts of a text of `parts_text`, with elements of a type. InputError for another text."""
+    try:
+        return tuple(
+            Part(
+                str(each["name"]), tuple(map(int, each["ranks"])), pattern_of(each, dtype), int(each.get("size", 0)),
+                float(each.get("seconds", 0.0)), tuple(map(int, each.get("after", ()))),
+            )
+            for each in json.loads(text)["parts"]
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(Problem("", "steps", f"are damaged: {error!r}", "run the workload again")) from None
+
+
+def note_of(text: str) -> str:
+    """What a user should know of the parts of a text; empty if nothing."""
+    return str(json.loads(text).get("note", ""))
+
+
+def pattern_of(step: Mapping[str, Any], dtype: DType) -> Pattern | None:
+    """The pattern of a step in plain data; None: it computes. InputError for wrong parameters."""
+    if "collective" not in step:
+        return None
+    parameters = {**step.get("parameters", {}), "dtype": dtype}
+    return find_pattern(step["collective"], step.get("algorithm", ""), **parameters)
+
 
 STEPS: Final = "steps"
 _ALIGN: Final = 16  # elements
@@ -111,9 +190,12 @@ class PartSequence(Pattern):
     def added(self, ranks: int) -> int:
         return max((p.pattern.added(len(p.ranks)) for p in self.parts if p.pattern is not None), default=1)
 
-    def unseen(self, ranks: int, count: int) -> int:
-        found = ((each.part.pattern, len(each.part.ranks), each.elements) for each in _placed(self))
-        return max((pattern.unseen(many, length) for pattern, many, length in found if pattern is not None), default=0)
+    def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
+        return [
+            Piece(at, at + elements, None, at, part.ranks, part.pattern.redop)
+            for part, elements, _, at, *_ in _placed(self)
+            if part.pattern is not None and part.pattern.redop != "none"
+        ]
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """The operations of all parts of this rank, in the order of the list."""

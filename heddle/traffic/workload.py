@@ -16,10 +16,9 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import MAX_SEATS, Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import is_order, place
-from heddle.traffic.qpnumbers import MAX_SEATS
 
 BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)( (?!(?:or|and|out)\b)(?=[^\s]))?")

@@ -20,7 +20,7 @@ from heddle.views.experimenttext import HEAD, cells, remarks
 if TYPE_CHECKING:
     from heddle.experiments.folders import FolderResult
     from heddle.experiments.loading import Variant
-    from heddle.experiments.outcome import ExperimentResult, Row
+    from heddle.experiments.outcome import ExperimentResult
     from heddle.fabric.model import Fabric
     from heddle.offline.demand import Traffic
     from heddle.runs.stored import StoredRun
@@ -195,9 +195,8 @@ class _Report:
 
     def _repeatability(self) -> Iterator[str]:
         rows = [
-            (result.experiment.name, row.name, str(len(sample.values)), _cv(row))
-            for result in self._results
-            for row in result.rows
+            (name, row.name, str(len(sample.values)), "-" if sample.cv is None else f"{sample.cv:.1f} %")
+            for name, row in ((result.experiment.name, row) for result in self._results for row in result.rows)
             if (sample := row.sample) is not None
         ]
         yield "CV: standard deviation / mean. Predictions are exact, and are made once."
@@ -221,7 +220,6 @@ def _shape(fabric: Fabric) -> tuple[str, ...]:
 
 
 def _point(result: ExperimentResult, call: Any) -> str:
-    """Where a figure was observed."""
     run = result.experiment.spec.runs[call.run]
     if run.measure is not None:
         from heddle.experiments.measures import MEASURES
@@ -239,12 +237,7 @@ def _point(result: ExperimentResult, call: Any) -> str:
     return next((where for where, names in found if figure in names), _AT_NICS)
 
 
-def _cv(row: Row) -> str:
-    return "-" if row.sample is None or row.sample.cv is None else f"{row.sample.cv:.1f} %"
-
-
 def _payload(traffic: Traffic) -> int:
-    """Bytes that all ranks send, without headers."""
     return int(traffic.volume.payload.sum(axis=1)[traffic.connections.kind].sum())
 
 

@@ -78,5 +78,4 @@ def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
 
 
 def _place(row: Row) -> str:
-    """The value of the last axis."""
     return "".join([*row.point.values()][-1:])

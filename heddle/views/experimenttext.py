@@ -1,16 +1,18 @@
-"""Experiments as text: the table of checks, and the claim above it."""
+"""Experiments as text: the table of checks, and the claim above it; `./inv check` as text and as JUnit XML."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
+from xml.sax.saxutils import escape, quoteattr
 
 from heddle.base.tables import many, some_of, table
 from heddle.experiments.outcome import State
 from heddle.experiments.running import Pods, plan_text
 
 if TYPE_CHECKING:
+    from heddle.experiments.changes import ChangeResult, Changes
     from heddle.experiments.folders import Folder, FolderResult
     from heddle.experiments.loading import Experiment, ExperimentCheck
     from heddle.experiments.outcome import ExperimentResult, Row
@@ -102,13 +104,13 @@ def checks_text(experiments: Sequence[Experiment]) -> str:
 
 
 def breaks_text(results: Sequence[ExperimentResult], left: Mapping[str, str]) -> str:
-    """Every check with its runs broken, and those that did not fail, with the reason."""
+    """Every check with its runs broken, and those whose value did not leave the claim, with the reason."""
     rows = [cells(row, f"{each.experiment.name}: ") for each in results for row in each.rows]
     more = [line for each in results for line in ([f"skipped: {each.skipped}"] if each.skipped else remarks(each))]
     lines = [*dict.fromkeys(more), *(f"NOT BROKEN: {name} {why}" for name, why in left.items())]
-    return "\n".join(
-        [*([table(HEAD, rows), ""] if rows else []), *lines, *([] if left else ["every check fails when it is broken"])]
-    )
+    if not left:
+        lines.append("every check that ran fails when it is broken" if rows else "no check was broken")
+    return "\n".join([*([table(HEAD, rows), ""] if rows else []), *lines])
 
 
 def remarks(result: ExperimentResult) -> Iterator[str]:
@@ -133,3 +135,69 @@ def _sum(result: FolderResult) -> str:
     skipped = sum(bool(each.skipped) for each in result.results)
     parts = [f"{count[state]} {state}" for state in get_args(State) if count[state]]
     return ", ".join([*parts, *([f"{many(skipped, 'experiment')} skipped"] if skipped else [])]) or "no check"
+
+
+_HEAD = ("fabric", "workload", "paths moved", "worst link", "MMR", "completion", "result")
+
+
+def changes_text(changes: Changes) -> str:
+    """A row for each pair and workload, and what is beyond a limit."""
+    rows = [_row(each) for each in changes.results]
+    lines = [table(_HEAD, rows), *_remarks(changes)]
+    return "\n".join(lines)
+
+
+def junit_xml(changes: Changes) -> str:
+    """A test case for each pair and workload."""
+    cases = []
+    for each in changes.results:
+        name = f"{each.name} {each.workload}"
+        text = "\n".join(each.beyond)
+        failed = f"<failure message={quoteattr(each.beyond[0])}>{escape(text)}</failure>" if each.beyond else ""
+        out = "\n".join(f"{head}: {cell}" for head, cell in zip(_HEAD, _row(each), strict=True))
+        said = f"<system-out>{escape(out)}</system-out>"
+        cases.append(f'  <testcase classname="heddle.check" name={quoteattr(name)}>{failed}{said}</testcase>\n')
+    for name in changes.removed:
+        failed = '<failure message="the file is gone"/>'
+        cases.append(f'  <testcase classname="heddle.check" name={quoteattr(name)}>{failed}</testcase>\n')
+    failures = sum(bool(each.beyond) for each in changes.results) + len(changes.removed)
+    head = f'<testsuite name="heddle check" tests="{len(cases)}" failures="{failures}" errors="0" skipped="0">'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{head}\n{"".join(cases)}</testsuite>\n'
+
+
+def _row(each: ChangeResult) -> tuple[str, ...]:
+    paths = each.paths
+    moved = "no fixed paths" if paths is None else f"{paths.moved:,} of {paths.common:,} ({paths.share:.1%})"
+    old, new = each.worst
+    at = f" ({old or '-'})" if old == new else f" ({old or '-'} -> {new or '-'})"
+    return (
+        each.name, each.workload, moved, f"{_both(each, 'worst-link', ' s')}{at}", _both(each, "mmr"),
+        _both(each, "completion"), "BEYOND A LIMIT" if each.beyond else "ok",
+    )  # fmt: skip
+
+
+def _both(each: ChangeResult, name: str, unit: str = "") -> str:
+    base, head = each.figure(name)
+    if base is None or head is None:
+        return " -> ".join("-" if value is None else f"{value:.4g}{unit}" for value in (base, head))
+    if base == head:
+        return f"{base:.4g}{unit}"
+    grown = f" ({head / base - 1:+.1%})" if base else ""
+    return f"{base:.4g} -> {head:.4g}{unit}{grown}"
+
+
+def _remarks(changes: Changes) -> Iterator[str]:
+    for each in changes.results:
+        yield from (f"{each.name}, {each.workload}: {line}" for line in each.beyond)
+        paths, (before, after) = each.paths, each.links
+        if before != after:
+            why = "the MMR is relative to their mean, so compare the time of the worst link"
+            yield f"{each.name}, {each.workload}: {before} links upwards, then {after}: {why}"
+        if paths is not None and (paths.added or paths.removed or paths.lost):
+            lost = f", {many(paths.lost, 'flow')} lost their path" if paths.lost else ""
+            counts = f"{many(paths.added, 'flow')} only after the change, {paths.removed:,} only before"
+            yield f"{each.name}, {each.workload}: {counts}{lost}"
+    if changes.added:
+        yield f"only after the change: {', '.join(changes.added)}"
+    if changes.removed:
+        yield f"only before the change: {', '.join(changes.removed)}: a fabric file that is gone is an error"

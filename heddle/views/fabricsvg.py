@@ -16,7 +16,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from heddle.fabric.model import Fabric, Link
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Link
 from heddle.views.linkloads import LinkLoad, amount, use_text
 from heddle.views.picturelayout import PictureLayout, thickest_of, thinned, width_of
 
@@ -59,11 +60,6 @@ svg.fabric .link:hover .reach, svg.fabric .link:focus .reach, svg.fabric .link.c
 """
 
 
-def link_id(link: Link, prefix: str = "") -> str:
-    """The element of a link: `link-rtsw1:eth3-ctsw1:eth1`. prefix: where a page has several pictures."""
-    return f"{prefix}link-{':'.join(link.a)}-{':'.join(link.b)}"
-
-
 def load_text(load: LinkLoad) -> str:
     """The numbers of a link, in a sentence for each end."""
     said = []
@@ -73,11 +69,6 @@ def load_text(load: LinkLoad) -> str:
         of = f"{use} of the run" if load.run_s else f"{use} at its rate"
         said.append(f"{port} sent {amount(size)} in {packets:,} packets, {of}" if packets else f"{port} sent nothing")
     return "; ".join(said)
-
-
-def use_class(part: float) -> str:
-    """The class of a half by its use relative to the busiest port, 0 to 1."""
-    return f"u{min(USE_STEPS - 1, int(part * USE_STEPS))}"
 
 
 def fabric_svg(fabric: Fabric, loads: Sequence[LinkLoad] = (), *, title: str = "", prefix: str = "") -> Markup:
@@ -162,21 +153,21 @@ def _link(
     points = [(_x(layout, x), _y(layout, y)) for x, y in (a, middle, b)]
     refs = ":".join(link.a), ":".join(link.b)
     label = f"link {refs[0]} to {refs[1]}" + (f": {load_text(load)}" if load else "")
+    classes = [f"u{min(USE_STEPS - 1, int(part * USE_STEPS))}" if part else "idle" for part in parts]
     halves = [
         Markup('<line class="half {}" x1="{}" y1="{}" x2="{}" y2="{}" stroke-width="{:.1f}"/>').format(
-            use_class(part) if part else "idle", *one, *other, max(_THINNEST, width_of(part, thickest))
+            use_class, *one, *other, max(_THINNEST, width_of(part, thickest))
         )
-        for part, (one, other) in zip(parts, pairwise(points), strict=True)
+        for part, use_class, (one, other) in zip(parts, classes, pairwise(points), strict=True)
     ]
     reach = Markup('<line class="reach" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(*points[0], *points[2])
     head = Markup('<g class="link" id="{}" data-a="{}" data-b="{}" tabindex="{}" role="img" aria-label="{}">').format(
-        link_id(link, prefix), *refs, tab, label
+        f"{prefix}link-{refs[0]}-{refs[1]}", *refs, tab, label
     )
     return head + reach + Markup("").join(halves) + Markup("</g>")
 
 
 def _nodes(layout: PictureLayout, prefix: str) -> Iterator[Markup]:
-    """Boxes with names; where names do not fit, the first and every so many more, beside their box."""
     for level, members in layout.members.items():
         if not members:
             continue

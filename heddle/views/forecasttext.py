@@ -76,7 +76,6 @@ def _head(result: Prediction) -> Iterator[str]:
 
 
 def _job(traffic: Traffic, fabric: Fabric) -> str:
-    """What a job runs, on how many ranks, with how many flows."""
     job, options = traffic.job, traffic.job.options
     what = " ".join(job.runs) if job.runs[0] in ("matrix", "msccl") else f"{options.algorithm} {options.collective}"
     what = "its steps" if options.steps else what
@@ -96,7 +95,6 @@ def _job(traffic: Traffic, fabric: Fabric) -> str:
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
-    """Directions between switches."""
     return [d for d in mode.mmr if not wires.at_hosts(d)]
 
 
@@ -115,7 +113,7 @@ def _modes(result: Prediction) -> Iterator[str]:
         busiest = result.wires.ports[mode.busiest] if mode.seconds else "-"
         yield (
             f"{mode.mode:<12}{seconds_text(mode.seconds):>11}{ratio:>10}  {busiest:<14}"
-            + "".join(f"{_two(mode.mmr[d]):>{width}}" for d in between)
+            + "".join(f"{'-' if (mmr := mode.mmr[d]) is None else f'{mmr:.2f}':>{width}}" for d in between)
         ).rstrip()
 
 
@@ -197,10 +195,6 @@ def _remarks(result: Prediction) -> Iterator[str]:
 def wrapped(text: str, indent: int = 2) -> list[str]:
     """Lines of the report's width."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def seconds_text(value: float) -> str:

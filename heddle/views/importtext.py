@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from heddle.base.printable import printable
+from heddle.base.problems import printable
 from heddle.base.tables import table
 
 if TYPE_CHECKING:

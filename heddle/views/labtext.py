@@ -1,24 +1,33 @@
-"""Results of labs, checks, images and setup as text; `inspect`: nodes and ports; `fault`: faults of links."""
+"""Results of labs, checks, images and setup as text; `inspect`: nodes and ports; `fault`: faults of links; the cut of a
+fabric into shards.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import place_flag
-from heddle.base.tables import many, table
+from heddle.base.tables import many, some_of, table
 from heddle.base.units import format_rate
+from heddle.fabric.cutting import MARGIN
 from heddle.spec.impairments import COUNTS
+from heddle.views.forecasttext import wrapped
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
+    from heddle.fabric.cutting import Cut
+    from heddle.fabric.model import Fabric
     from heddle.host.engine.images import Image
     from heddle.host.engine.setup import SetupStep
     from heddle.lab.impairments import PortFault
     from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
     from heddle.lab.lifecycle import DownResult, UpResult
     from heddle.lab.status import LabStatus
+    from heddle.offline.sharding import ShardingForecast
 
+_NO_ROUTING: Final = "no routing program runs, so there is nothing to converge"
 _LINES: Final = 12  # missing BGP sessions, or gaps, that `status LAB` shows
 _FAULT_COLUMNS: Final = ("port", "to", "fault", *COUNTS)
 _FAULT_LEGEND: Final = (
@@ -55,7 +64,10 @@ def up_text(done: UpResult) -> str:
         return "\n".join(_repaired_lines(done, size))
     # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
-    up = f"{name} is up: {size}, converged in {done.seconds['total']:.1f} s\n"
+    time = f"in {done.seconds['total']:.1f} s"
+    up = (
+        f"{name} is up: {size}, " + (f"{time}; {_NO_ROUTING}" if done.converged is None else f"converged {time}") + "\n"
+    )
     if place := place_flag():  # it is long and every command needs it, so fewer commands are shown
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
@@ -72,7 +84,11 @@ def _repaired_lines(done: UpResult, size: str) -> Iterator[str]:
         yield f"left      {line}"
     count = len(done.repaired.done)
     what = f"{count} repair{'' if count == 1 else 's'}" if count else "nothing to repair"
-    routes = "all routes are in the kernels" if done.converged else "routes avoid what is down or drained on purpose"
+    routes = {
+        True: "all routes are in the kernels",
+        False: "routes avoid what is down or drained on purpose",
+        None: _NO_ROUTING,
+    }[done.converged]
     yield f"{done.lab.name} is up: {size}; {what}; {routes}"
 
 
@@ -126,7 +142,8 @@ def _first_rows(name: str, lines: Sequence[str], lab: str) -> list[tuple[str, st
 def _value_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_value_text(each) for each in value) or "none"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    words = {True: "yes", False: "no", None: "no routing program"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def checks_text(checks: Sequence[CheckResult]) -> str:
@@ -225,7 +242,6 @@ def _link(node: NodeEntry, port: PortEntry) -> str:
 
 
 def _address(node: NodeEntry) -> str:
-    """One word, or `-`."""
     if node.role == "host" and len(node.ports) == 1:
         return " ".join(node.ports[0].addresses) or "-"
     return node.loopback or " ".join(node.others.get("lo", ())) or "-"
@@ -248,3 +264,74 @@ def _cells(each: PortFault, k: int) -> tuple[str, ...]:
     if found is None:
         return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * len(COUNTS)
     return each.port, each.peer, what, *(f"{found[word]:,}" if found[word] else "-" for word in COUNTS)
+
+
+_NODES = 4  # of a shard that are listed
+
+
+def cut_json(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> dict[str, Any]:
+    """`shards`, `cut_links`, `tunnels`, `imbalance`, and `up`: the seconds of its phases."""
+    ends = Counter(name for each in found.links for name in each.shards)
+    shards = [
+        {
+            "name": each.name,
+            "switches": each.switches,
+            "hosts": len(each.nodes) - each.switches,
+            "cut_links": ends[each.name],
+            "memory_bytes": each.memory_bytes,
+            "line_rate_cpus": round(each.cpus, 2),
+            "nodes": list(each.nodes),
+        }
+        for each in found.shards
+    ]
+    links = [
+        {"a": ":".join(each.link.a), "b": ":".join(each.link.b), "shards": list(each.shards)} for each in found.links
+    ]
+    seconds = {phase: round(value, 1) for phase, value in ahead.seconds.items()}
+    return {
+        "lab": fabric.name,
+        "shards": shards,
+        "cut_links": links,
+        "tunnels": [{"shards": sorted(pair), "cut_links": count} for pair, count in found.tunnels.items()],
+        "imbalance": round(found.imbalance, 3),
+        "up": {"cpus": ahead.cpus, "seconds": seconds, "api_calls": ahead.api_calls},
+        "limits": list(ahead.limits),
+    }
+
+
+def cut_text(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> str:
+    """The same as lines of at most 100 columns, without the list of cut links."""
+    return "\n".join(_lines(fabric, found, ahead))
+
+
+def _lines(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> Iterator[str]:
+    between = len(fabric.links) - len(fabric.host_ports)
+    shards, tunnels = many(len(found.shards), "shard"), many(len(found.tunnels), "tunnel")
+    yield f"{fabric.name} in {shards}: {len(found.links):,} of {between:,} links between switches are cut; {tunnels}"
+    ends = Counter(name for each in found.links for name in each.shards)
+    rows = [
+        [
+            each.name,
+            f"{each.switches:,}",
+            f"{len(each.nodes) - each.switches:,}",
+            f"{ends[each.name]:,}",
+            f"{each.memory_bytes / (1 << 20):,.0f} MiB",
+            f"{each.cpus:.1f}",
+            some_of(each.nodes, _NODES),
+        ]
+        for each in found.shards
+    ]
+    yield table(["shard", "switches", "hosts", "cut links", "memory", "CPUs", "nodes"], rows)
+    memory = sum(each.memory_bytes for each in found.shards)
+    yield from wrapped(
+        f"memory: {memory / (1 << 20):,.0f} MiB, {MARGIN - 1:.0%} more than measured costs; the largest shard is "
+        f"{found.imbalance:.1%} above the mean"
+    )
+    yield "CPUs: while all NICs send at line rate"
+    phases = ", ".join(f"{phase} {value:.1f} s" for phase, value in ahead.seconds.items())
+    yield from wrapped(
+        f"up: about {ahead.total:.0f} s with {many(ahead.cpus, 'CPU')} a shard ({phases}), and "
+        f"{many(ahead.api_calls, 'API call')}"
+    )
+    for limit in ahead.limits:
+        yield from wrapped(f"limit: {limit}")

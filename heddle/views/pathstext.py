@@ -168,7 +168,7 @@ def _bars(links: Sequence[LinkUse], most: float) -> list[str]:
 
 
 def entropy_text(result: PathsResult) -> str:
-    """How many of the QPs a hash of 5-tuples can distinguish; empty without QPs."""
+    """How many of the QPs the switches' hash can distinguish; empty without QPs."""
     return result.entropy.text if result.entropy.flows else ""
 
 

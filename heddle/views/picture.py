@@ -128,7 +128,6 @@ def _colours() -> Colormap:
 
 
 def _nodes(axes: Axes, layout: PictureLayout) -> None:
-    """Boxes with names. When names do not fit, only some nodes are named, beside their boxes."""
     from matplotlib.patches import Rectangle
 
     for level, members in layout.members.items():

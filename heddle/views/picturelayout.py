@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from heddle.fabric.model import Fabric, Link, Node, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Link, Node
 
 Point = tuple[float, float]
 WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
@@ -65,7 +66,8 @@ class PictureLayout:
             nodes = [node for node in members if (node.group(self.fabric.area) or 0) == area]
             left, width = 0.0, self.width
             if len(areas) > 1:
-                inside = [self.box[box] for box, nodes in self.boxes.items() if self._area_of(nodes) == area]
+                areas_of = {box: {node.group(self.fabric.area) for node in each} for box, each in self.boxes.items()}
+                inside = [self.box[box] for box, numbers in areas_of.items() if numbers == {area}]
                 width = self.width / len(areas)
                 left = turn * width
                 if inside:
@@ -78,11 +80,6 @@ class PictureLayout:
                 self.at[node.name] = (x, self.rows[level])
             self.pitch[level] = min(self.pitch.get(level, span), span / len(nodes))
         self.pitch.setdefault(level, self.width)
-
-    def _area_of(self, nodes: Sequence[Node]) -> int | None:
-        """The area of all nodes of a box; None when they are in several areas, or in none."""
-        numbers = {node.group(self.fabric.area) for node in nodes}
-        return numbers.pop() if len(numbers) == 1 else None
 
     def _box(self, box: int, nodes: Sequence[Node], x: float) -> None:
         margin = 0.06 * self.box_width

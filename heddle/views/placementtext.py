@@ -87,7 +87,6 @@ def _table(ranking: Ranking) -> Iterator[str]:
 
 
 def _places(ranking: Ranking, chosen: Candidate) -> Iterator[str]:
-    """The ranks of each box."""
     fabric = ranking.fabric
     box, _ = _words(ranking)
     found: dict[str, list[int]] = {}

@@ -211,7 +211,6 @@ def paused_ms(recorded: Recorded, panel: Panel) -> float:
 
 
 def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
-    """One queue over time, with its thresholds."""
     edges = np.concatenate([[0.0], recorded.series.ends_s])
     colour = DEPTH if panel.side == "egress" else HELD
     top = max(most, 1.0) * 1.12
@@ -239,7 +238,6 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
 
 
 def _frame(axes: Axes, title: str, recorded: Recorded, top: float) -> None:
-    """The limits of a panel's axes, their look, and the title above them."""
     axes.set_ylim(0, top)
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
@@ -278,7 +276,6 @@ def _fault(axes: Axes, recorded: Recorded, what: str, spans: Sequence[TimeSpan])
 
 
 def _lane(axes: Axes, recorded: Recorded, top: float) -> None:
-    """The limits of a lane's axes, and their look."""
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_ylim(0, top)
     axes.set_xticks([])
@@ -288,23 +285,17 @@ def _lane(axes: Axes, recorded: Recorded, top: float) -> None:
 
 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
-    """The time axis, below the last lane."""
     axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_yticks([])
     axes.tick_params(labelsize=8, colors=INK)
+    ns = 1e6 / recorded.k
     axes.set_xlabel(
-        f"seconds since the run began, emulated (k = {recorded.k}: "
-        f"a link carries in 1 ms here what hardware carries in {_on_hardware(recorded.k)})",
+        f"seconds since the run began, emulated (k = {recorded.k}: a link carries in 1 ms here what hardware carries "
+        + (f"in {ns / 1e3:.3g} us)" if ns >= 1e3 else f"in {ns:.3g} ns)"),
         fontsize=8.5, color=INK,
     )  # fmt: skip
     axes.spines[["top", "left", "right"]].set_visible(False)
-
-
-def _on_hardware(k: int) -> str:
-    """The time that hardware, whose rates are k times higher, needs for the bytes of one millisecond here."""
-    ns = 1e6 / k
-    return f"{ns / 1e3:.3g} us" if ns >= 1e3 else f"{ns:.3g} ns"
 
 
 def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
@@ -335,12 +326,6 @@ def drawn(rates: Rates) -> list[RateCourse]:
     return (slowed or sent)[:DRAWN]
 
 
-def rates_title(rates: Rates, shown: list[RateCourse]) -> str:
-    """The title: how many of how many."""
-    sent = sum(1 for each in rates.courses if len(each.times_s))
-    return f"{rates.controller}: sending rates of {len(shown)} of {sent} QPs that sent, Mb/s (emulated)"
-
-
 def _draw_rates(axes: Axes, rates: Rates, recorded: Recorded) -> None:
     """Draw the rates as steps. The axis ends at the largest one, so that rates far below the line rate differ, too."""
     shown, last_s = drawn(rates), _last(recorded)
@@ -360,4 +345,6 @@ def _draw_rates(axes: Axes, rates: Rates, recorded: Recorded) -> None:
     )
     if 0 < len(shown) <= _NAMED:
         axes.legend(fontsize=6.5, loc="upper right", bbox_to_anchor=(1.0, 0.88), frameon=False)
-    _frame(axes, rates_title(rates, shown), recorded, top * 1.12)
+    sent = sum(1 for each in rates.courses if len(each.times_s))
+    title = f"{rates.controller}: sending rates of {len(shown)} of {sent} QPs that sent, Mb/s (emulated)"
+    _frame(axes, title, recorded, top * 1.12)

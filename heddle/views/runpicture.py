@@ -169,7 +169,6 @@ def _look(axes: Axes, title: str, pad: int = 6, font: float = 9.5) -> None:
 
 
 def _bandwidth(axes: Axes, shown: Sequence[Drawn]) -> None:
-    """busbw over size; the bars are the range of single iterations."""
     sizes = sorted({row.size for each in shown for row in each.run.record.measured})
     place = {size: at for at, size in enumerate(sizes)}
     for number, each in enumerate(shown):
@@ -227,7 +226,6 @@ def _uplinks(axes: Axes, shown: Sequence[Drawn]) -> None:
 
 
 def _timeline(axes: Axes, each: Drawn) -> Axes:
-    """A row for each rank, a bar for each iteration."""
     _look(axes, f"run {each.label}: timed iterations of each rank, without the warm-up", pad=16)
     its = each.iterations
     if its is None:
@@ -257,7 +255,6 @@ def _timeline(axes: Axes, each: Drawn) -> Axes:
 
 
 def _queue(axes: Axes, each: Drawn, panel: Panel) -> Axes:
-    """The depth of the hottest queue."""
     series: Any = each.recorded.series if each.recorded is not None else None
     edges = np.concatenate([[0.0], series.ends_s])
     axes.stairs(panel.level, edges, fill=True, color=each.colour, alpha=0.4, linewidth=0)

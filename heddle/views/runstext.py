@@ -1,4 +1,4 @@
-"""The runs of labs as tables of at most 100 columns, and as JSON; and the comparison of two of them.
+"""The runs of labs as tables of at most 100 columns, and as JSON; the comparison of two; the choices of a tuner run.
 
 In:  for each lab its kept runs, oldest first, and the limits; or a Comparison.
 Out: one table per lab, and below it why runs failed, were interrupted or cannot be read; for a comparison settings that
@@ -17,8 +17,10 @@ from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison, Ratio
+    from heddle.runs.curve import Shapes
     from heddle.runs.store import Limits
     from heddle.runs.stored import StoredRun
+    from heddle.runs.tuning import Tuning
 
 _HEADER: Final = (
     "id", "when (UTC)", "collective", "ranks", "size", "qps", "hashing", "busbw", "wrong", "agree", "bytes",
@@ -126,11 +128,10 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
 
 
 def _results(run: StoredRun) -> tuple[str, str, str]:
-    """busbw, wrong, agree."""
     record, outcome = run.record, run.record.outcome
     if record.interrupted:
         largest = max(record.rows, key=lambda row: row.size)
-        return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
+        return (f"{largest.busbw:.4g}", str(record.wrong), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     proof = outcome.proof  # of no flow, when a program sent nothing: that is no proof
@@ -203,14 +204,10 @@ def how_judged() -> str:
     )
 
 
-def equal_text(found: Comparison) -> str:
-    """How many runs, with A and B themselves, show the spread of equal runs."""
-    names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
-    return ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
-
-
 def compare_text(found: Comparison) -> str:
     """All of it."""
+    from heddle.runs.compare import DESPITE
+
     lines = [_which("A", found.a), _which("B", found.b), ""]
     if found.settings:
         lines.append(f"{'setting':<34} {'A':<{_CELL}} B")
@@ -225,11 +222,13 @@ def compare_text(found: Comparison) -> str:
     lines.append("")
     whys: dict[tuple[str, str], list[str]] = {}
     for row in found.ratios:
-        if row.verdict in ("unknown", "differs"):
+        if row.verdict in ("unknown", "differs") or row.why.startswith(DESPITE):
             whys.setdefault((VERDICTS[row.verdict], row.why), []).append(ratio_name(row))
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
-    said.append(f"equal runs in the history: {equal_text(found)}")
+    names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
+    equal = ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
+    said.append(f"equal runs in the history: {equal}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
     said += [f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in whys.items()]
@@ -247,3 +246,63 @@ def _which(name: str, run: StoredRun) -> str:
 
 def _setting(text: str) -> str:
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
+
+
+def shapes_text(found: Shapes) -> str:
+    """All of it."""
+    lines = []
+    for name, curve in (("A", found.a), ("B", found.b)):
+        ranks = f", {curve.ranks} ranks" if curve.ranks else ""
+        scale = f", emulated, k = {curve.k}" if curve.k else ""
+        lines.append(f"{name} = {curve.name}: {curve.collective or 'collective not known'}{ranks}{scale}")
+    lines += ["", f"{'size':>10} {'A GB/s':>12} {'B GB/s':>12} {'A share':>9} {'B share':>9} {'B - A':>8}"]
+    lines += [
+        f"{format_size(each.size):>10} {each.a:>12.4g} {each.b:>12.4g} {each.a_share:>9.1%} {each.b_share:>9.1%} "
+        f"{100 * each.apart:>+8.1f}"
+        for each in found.points
+    ]
+    halves, most = found.half_sizes, found.farthest
+    said = [
+        "Only the shapes are compared: a share is of the largest busbw of its own curve. Heights are of different "
+        "machines. B - A is in percentage points.",
+        f"Half of the largest busbw: A from {format_size(halves[0])} on, B from {format_size(halves[1])} on.",
+        f"The shapes differ most at {format_size(most.size)}: {100 * abs(most.apart):.1f} points.",
+    ]
+    if found.left_out:
+        sizes = ", ".join(map(format_size, found.left_out))
+        said.append(f"not compared, because only one of them has it: {sizes}")
+    said += [f"note: {each}" for each in found.notes]
+    lines.append("")
+    for text in said:
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+_VERDICTS: Final = {
+    "differs": "better", "noise": "no difference beyond noise", "same": "no difference", "unknown": "not known",
+}  # fmt: skip
+
+
+def tuning_text(found: Tuning) -> str:
+    """One table; below it which number of QPs the file is for, and reasons."""
+    lines = [f"{found.collective} on {found.fabric}: {found.nodes} nodes, {found.ranks} ranks, hashing {found.hashing}"]
+    lines.append(f"{'size':>10} {'time (us)':>12} {'busbw':>9}  {'best':<28} {'margin':>8}  verdict")
+    whys: dict[str, list[str]] = {}
+    for each in found.best():
+        row, margin = each.best.row, "-" if each.margin is None else f"{each.margin:.1%}"
+        figures = f"{format_size(each.size):>10} {row.time_us:>12,.1f} {row.busbw:>9.4g}"
+        lines.append(f"{figures}  {each.best.setting.text:<28} {margin:>8}  {_VERDICTS[each.verdict]}")
+        if each.verdict == "unknown":
+            whys.setdefault(each.why, []).append(format_size(each.size))
+    lines.append("")
+    said = [
+        f"emulated, k = {found.k}: {emulated_words(found.k)}. The margin is what the second best takes longer.",
+        f"NCCL sets QPs for the whole job: the file is for NCCL_IB_QPS_PER_CONNECTION={found.qps}, "
+        + ("the best over all sizes." if found.decided else "which is not decided: no difference beyond noise."),
+        *(f"not known at {', '.join(sizes)}: {why}" for why, sizes in whys.items()),
+    ]
+    if len({(each.setting.algorithm, each.setting.channels) for each in found.points}) == 1:
+        said.append("The file has no lines: one algorithm with one number of channels is no choice; use --channels.")
+    for text in said:
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)

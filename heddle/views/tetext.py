@@ -45,7 +45,6 @@ def _ports(ports: tuple[str, ...]) -> str:
 
 
 def _directions(plan: TePlan) -> Iterator[str]:
-    """Least, mean and most use of the links of each direction."""
     lines = []
     for name, (before, after) in plan.spreads().items():
         for when, spread in (("before", before), ("after", after)):

@@ -7,16 +7,185 @@ A capture has one point of view: what was lost before the port is a gap, what wa
 
 from __future__ import annotations
 
+import zlib
+from array import array
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from heddle.wire import layout as wire
 from heddle.wire.capturefile import CapturedPacket
-from heddle.wire.copies import Copies, CountedSender, OriginalPacket
 from heddle.wire.dissect import ROCE_CUT, Dissected
 from heddle.wire.icrc import verdict
-from heddle.wire.psnorder import PsnOrder, Range
+from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV6_BYTES, UDP_BYTES, psn_after
+
+_RESTART: Final = 1 << 16  # a jump that far is a new connection on the same number, not a loss
+_NEAR: Final = 1 << 12  # so is a shorter one, to the start of a message: no sender has that many packets under way
+_numbers = partial(array, "q")
+
+Range = tuple[int, int]  # how far its start is ahead of the last number, and how many numbers it has
+
+
+@dataclass(slots=True)
+class PsnOrder:
+    """The packet sequence numbers of one direction, in the order in which they passed.
+
+    gaps: jumps ahead, and missing: numbers that have not passed at all so far; late: numbers of a gap that passed later
+    (reordered before this port, or lost before it and sent again); repeated: numbers that passed before; restarts:
+    jumps, in either direction, that look like another connection on the same QP number. A hole among the last 65,536
+    numbers takes 16 bytes.
+    """
+
+    first: int | None = None
+    last: int = 0
+    gaps: int = 0
+    missing: int = 0
+    late: int = 0
+    repeated: int = 0
+    restarts: int = 0
+    _at: int = 0  # `last`, without its wraps
+    _starts: array[int] = field(default_factory=_numbers)  # of the holes, ascending and without wraps
+    _sizes: array[int] = field(default_factory=_numbers)
+
+    def between(self, psn: int) -> int:
+        """How many numbers are between the last one and this; negative when this is not ahead."""
+        return 0 if self.first is None else psn_after(psn, self.last) - 1
+
+    def add(self, psn: int, lost: Sequence[Range] | None = None, *, starts: bool = True, span: int = 1) -> bool:
+        """Take the next number; whether it is ahead of all before.
+
+        lost: the numbers in between that had to pass here; None: all. starts: the packet starts a message.
+        span: the numbers that it takes if it is late.
+        """
+        if self.first is None:
+            self.first = self.last = psn
+            return True
+        step, far = psn_after(psn, self.last), _NEAR if starts else _RESTART
+        if step > 0:
+            lost = [(1, step - 1)] if lost is None else lost
+            count = sum(numbers for _, numbers in lost)
+            if count > far:
+                self._restart()
+            elif count:
+                self._skipped(lost, count)
+        elif self._filled(self._at + step, span):
+            return False
+        elif -step > far:
+            self._restart()
+        else:
+            self.repeated += 1
+            return False
+        self.last, self._at = psn, self._at + step
+        return True
+
+    def _restart(self) -> None:
+        self.restarts += 1
+        del self._starts[:], self._sizes[:]
+
+    def _skipped(self, lost: Sequence[Range], count: int) -> None:
+        self.gaps += 1
+        self.missing += count
+        old = bisect_right(self._starts, self._at - _RESTART)  # a number that far behind is a new connection's
+        del self._starts[:old], self._sizes[:old]
+        for start, numbers in lost:
+            self._starts.append(self._at + start)
+            self._sizes.append(numbers)
+
+    def _filled(self, at: int, span: int) -> bool:
+        index = bisect_right(self._starts, at) - 1
+        if index < 0 or at >= self._starts[index] + self._sizes[index]:
+            return False
+        before = at - self._starts[index]
+        span = min(span, self._sizes[index] - before)
+        after = self._sizes[index] - before - span
+        rest = [(start, size) for start, size in ((at - before, before), (at + span, after)) if size]
+        self._starts[index : index + 1] = _numbers([start for start, _ in rest])
+        self._sizes[index : index + 1] = _numbers([size for _, size in rest])
+        self.missing -= span
+        self.late += 1
+        return True
+
+
+_REMEMBERED: Final = 8192  # packets of the capture
+_SOON_NS: Final = 50_000  # less than a NIC's timers, more than a packet takes through a switch
+_BTH_MASKED: Final = 4  # the byte of the BTH that switches may change
+
+Identity = tuple[object, int, bytes, bytes]  # queue pair, PSN, IP ID, ICRC
+
+
+@dataclass(slots=True)
+class OriginalPacket:
+    """A packet that was seen. where: its TTL, tunnel and VLAN tags; marked: whether it or a copy of it was CE."""
+
+    where: tuple[object, ...]
+    time_ns: int
+    marked: bool
+
+
+@dataclass(slots=True)
+class CountedSender:
+    """One direction of a queue pair. last: its last packet; ids: the last IP ID of data, and of answers."""
+
+    last: Identity | None = None
+    ids: dict[bool, bytes] = field(default_factory=dict)
+    counts: bool = False  # its IP IDs differ
+
+
+@dataclass(slots=True)
+class Copies:
+    """The last packets of a capture, and the ports at which it has packets more than once that were sent once.
+
+    A mirror of both directions of a switch has a routed packet before and after it, with one TTL less and other
+    Ethernet addresses. A capture on all devices of a host has it at a bond and at a member, byte for byte. The ICRC
+    covers what no switch changes, and the IP ID. A sender that counts its packets in the IP ID gives a retransmission
+    another one, so packets that are equal in both are copies. IPv6 has no ID, and some NICs send a constant one. There,
+    an equal packet is a copy only directly behind the other one, since no sender can know a loss that soon.
+    """
+
+    _seen: dict[Identity, OriginalPacket] = field(default_factory=dict)
+    _ports: set[str] = field(default_factory=set)
+
+    def original(
+        self, key: tuple[str, str, str, int], sender: CountedSender, frame: bytes, what: Dissected, time_ns: int
+    ) -> OriginalPacket | None:
+        """The packet of which this one is a copy; None for a new packet. key: port, addresses and queue pair."""
+        at, data = what.ip_at, what.kind == "RoCE data"
+        four = frame[at] >> 4 == 4
+        number = frame[at + 4 : at + 6] if four else b""
+        where = frame[at + 8 if four else at + 7], what.tunnel, what.fields.get("pcp")
+        identity = key, int(what.fields["psn"]), number, _digest(frame, at, four=four)
+        seen = self._seen.get(identity)
+        if seen is not None:
+            soon = sender.last == identity and time_ns - seen.time_ns <= _SOON_NS
+            directly = soon and (data or key[0] in self._ports)  # equal answers may be two answers
+            if seen.where != where or (number and sender.counts) or directly:
+                self._ports.add(key[0])
+                return seen
+        sender.counts = sender.counts or sender.ids.get(data, number) != number
+        sender.ids[data], sender.last = number, identity
+        self._seen.pop(identity, None)
+        self._seen[identity] = OriginalPacket(where, time_ns, what.fields["ecn"] == "ce")
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return None
+
+
+def _digest(frame: bytes, at: int, *, four: bool) -> bytes:
+    """The ICRC; of a packet without one, a checksum over what the capture has of it and no switch changes."""
+    if four:
+        size, bth = int.from_bytes(frame[at + 2 : at + 4], "big"), at + 4 * (frame[at] & 0x0F) + UDP_BYTES
+    else:
+        size = IPV6_BYTES + int.from_bytes(frame[at + 4 : at + 6], "big")
+        bth = at + IPV6_BYTES + UDP_BYTES
+    icrc = frame[at + size - ICRC_BYTES : at + size]
+    if len(icrc) == ICRC_BYTES and any(icrc) and at + size >= bth + BTH_BYTES + ICRC_BYTES:
+        return icrc
+    head = zlib.crc32(frame[bth : bth + _BTH_MASKED])
+    return zlib.crc32(frame[bth + _BTH_MASKED + 1 : at + size], head).to_bytes(ICRC_BYTES, "big")
+
 
 UNTAGGED: Final = "untagged"
 _FEW: Final = 10  # packet numbers that a list names
@@ -43,7 +212,7 @@ class QpConversation:
 
     data: requests, which have PSNs of their own; responses: those of RDMA READs. naks: by reason; reserved: answers
     whose syndrome has no meaning. ce: marked packets. dscps, pcps: packets by DSCP, and by the PCPs of their VLAN tags.
-    copies: see copies.py. They are in no other sum but packets, bytes, dscps and pcps.
+    copies: see Copies. They are in no other sum but packets, bytes, dscps and pcps.
     """
 
     port: str

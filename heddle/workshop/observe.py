@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
+from heddle.base.tables import flat
 from heddle.lab.snapshot import LabPart
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.queues import QueueUse
@@ -176,19 +177,15 @@ def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
     upper_uplinks: links that lead up from a switch above the edge, where ranks are below.
     """
     links = paths.uplinks.links
-    upper = [link for link in paths.links if link.ranked and link.usable and _leads_up_from_upper(fabric, link.port)]
+    nodes = {link: fabric.by_name[link.port.partition(":")[0]] for link in paths.links if link.ranked and link.usable}
+    inner = [(link, node) for link, node in nodes.items() if not fabric.level_of(node).is_edge]
+    upper = [link for link, node in inner if fabric.leads_up(node.port(link.port.partition(":")[2]))]
     tuples = {(proof.flow.src_ip, proof.flow.dst_ip, proof.flow.sport) for proof in paths.flows}
     return {
         "agree": paths.agree, "mmr_flows": paths.mmr.flows or 0.0, "mmr_bytes": paths.mmr.bytes or 0.0,
         "uplinks": len(links), "uplinks_used": sum(1 for link in links if link.flows), "five_tuples": len(tuples),
         "upper_uplinks": len(upper), "upper_used": sum(1 for link in upper if link.flows),
     }  # fmt: skip
-
-
-def _leads_up_from_upper(fabric: Fabric, ref: str) -> bool:
-    name, _, port = ref.partition(":")
-    node = fabric.by_name[name]
-    return not fabric.level_of(node).is_edge and fabric.leads_up(node.port(port))
 
 
 def _bgp(where: UnitLab, step: StepSpec) -> Seen:
@@ -226,7 +223,7 @@ def _lab(where: UnitLab, _: StepSpec) -> Seen:
     return Seen(
         {
             "sessions": row.bgp.established, "sessions_expected": row.bgp.expected, "missing": missing or "none",
-            "links_down": len(now.down), "drained": len(now.drained), "converged": row.converged,
+            "links_down": len(now.down), "drained": len(now.drained), "converged": bool(row.converged),
         },
         where.lab.name,
     )  # fmt: skip
@@ -302,26 +299,22 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
 
 def _fabric(where: UnitLab, step: StepSpec) -> Seen:
     """Keys of the fabric file that runs, by their dotted paths."""
-    flat = flattened(where.lab.blueprint.spec_data())
+    data = flattened(where.lab.blueprint.spec_data())
     facts: dict[str, Fact] = {}
     for key in step.facts:
-        if key not in flat:
-            raise InputError(Problem("lab.yml", key, "is not a key of this fabric file", did_you_mean(key, flat)))
-        facts[key] = flat[key]
+        if key not in data:
+            raise InputError(Problem("lab.yml", key, "is not a key of this fabric file", did_you_mean(key, data)))
+        facts[key] = data[key]
     return Seen(facts, f"the fabric file that {where.lab.name} runs")
 
 
-def flattened(data: Mapping[str, Any], before: str = "") -> dict[str, Fact]:
+def flattened(data: Mapping[str, Any]) -> dict[str, Fact]:
     """`queues.ecn.kmin` -> its value; lists as text with commas, and keys without a value left out."""
-    flat: dict[str, Fact] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{before}{key}.")
-        elif isinstance(value, list):
-            flat[before + key] = ",".join(map(str, value))
-        elif value is not None:
-            flat[before + key] = value
-    return flat
+    return {
+        key: ",".join(map(str, value)) if isinstance(value, list) else value
+        for key, value in flat(data).items()
+        if value not in (None, {})
+    }
 
 
 def _same(values: Sequence[Fact]) -> Fact:

@@ -88,7 +88,6 @@ def _verdict(unit: WorkshopUnit, name: str, step: StepSpec, where: UnitLab, begu
 
 
 def _judged(name: str, step: StepSpec, seen: Seen, begun: Facts | None) -> StepVerdict:
-    """The verdict that facts give."""
     known = {key: seen.facts[key] for key in sorted(step.facts) if key in seen.facts}
     missed = {key: Condition(each) for key, each in step.expect.items() if not _holds(Condition(each), known.get(key))}
     if not missed:

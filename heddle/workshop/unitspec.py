@@ -207,7 +207,6 @@ class StepSpec(Strict):
 
 
 def _runtime(name: str) -> str:
-    """A runtime of the registry."""
     if name not in RUNTIMES:
         raise wrong("is not a runtime", did_you_mean(name, RUNTIMES))
     return name

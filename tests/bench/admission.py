@@ -15,7 +15,7 @@ from heddle.base.events import Observer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Port
+from heddle.fabric.wiring import Port
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab

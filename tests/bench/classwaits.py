@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle.fabric.model import Node
+from heddle.fabric.wiring import Node
 from heddle.kernel.namespace import inside
 from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import HeddleError
+from heddle.engineering.diagnosis.case import Finding
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
-from heddle.engineering.diagnosis.finding import Finding
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab

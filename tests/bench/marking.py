@@ -17,8 +17,8 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.events import Observer
 from heddle.base.process import run
 from heddle.fabric.fabricfile import load_fabric
+from heddle.kernel.libbpf import run_on
 from heddle.kernel.namespace import THIS_NAMESPACE, nameless
-from heddle.kernel.testrun import run_on
 from heddle.lab import lifecycle as labs
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import KINDS, LINK_HOST, POLICY_ECN, LabQueues

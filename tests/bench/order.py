@@ -17,7 +17,7 @@ from heddle.base.events import Observer, Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.hashmodes import MODES, SPREADING
 from heddle.fabric.policy import HashOptions
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
@@ -101,7 +101,7 @@ def figures(observer: Observer, runs: int) -> Iterator[Figure]:
             yield Figure(f"{load.name}, {count} runs: packets out of order", found.late, "", "", "0", found.late == 0)
             if load is _LOADS[-1]:
                 for node in lab.fabric.nodes:
-                    offloads.set_gro(lab.handle(node.name).netns, [port.name for port in node.ports], on=False)
+                    inorder.set_gro(lab.handle(node.name).netns, [port.name for port in node.ports], on=False)
                 few = min(count, len(turns()))
                 share = _tally(lab, load, few).late_runs / few
                 yield Figure(f"{load.name}, GRO off: runs out of order", share, "of all")

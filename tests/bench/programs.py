@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.endpoints.programs import ProgramOptions, Seat
+from heddle.endpoints.programruns import ProgramOptions, Seat
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from heddle.base.events import Observer
-from heddle.kernel import offloads
+from heddle.kernel import inorder
 from heddle.lab.lab import Lab
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
@@ -98,4 +98,4 @@ def _run(lab: Lab, name: str, options: RunOptions, observer: Observer) -> RunRes
 
 def _set_gro(lab: Lab, *, on: bool) -> None:
     for node in lab.fabric.nodes:
-        offloads.set_gro(lab.handle(node.name).netns, [port.name for port in node.ports], on=on)
+        inorder.set_gro(lab.handle(node.name).netns, [port.name for port in node.ports], on=on)

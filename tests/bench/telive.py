@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.events import Observer, Silent
-from heddle.engineering.te import PARTS, plan_for
-from heddle.engineering.tedemand import of_run
+from heddle.engineering.te import PARTS, of_run, plan_for
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
-from heddle.lab.engineered import put_in_force, take_out
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.rehash import set_hashing
+from heddle.lab.rehash import put_in_force, set_hashing, take_out
 from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of

@@ -24,9 +24,9 @@ from heddle.places.call import Call
 from heddle.places.session import Session
 from heddle.places.ssh import connection
 from heddle.places.vm import guest as guests
-from heddle.places.vm.hardware import KVM, TCG
-from heddle.places.vm.kernels import DEFAULT
 from heddle.places.vm.place import ssh_place
+from heddle.places.vm.qemu import KVM, TCG
+from heddle.places.vm.recipe import DEFAULT
 
 from . import Figure, at_least, at_most
 

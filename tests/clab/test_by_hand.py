@@ -21,7 +21,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.run import run
-from heddle.runtimes.clab_containers import CLAB_DIR
+from heddle.runtimes.clab_deploy import CLAB_DIR
 from tests.conftest import Up
 from tests.machine import child
 

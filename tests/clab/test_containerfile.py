@@ -18,7 +18,7 @@ from heddle.base.process import Done
 from heddle.base.version import VERSION
 from heddle.host.engine.docker import docker
 from heddle.host.engine.images import OWN_BASE, present
-from heddle.render.imagenames import PUBLIC_BASE
+from heddle.render.dialects import PUBLIC_BASE
 
 pytestmark = pytest.mark.deep
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from heddle.base.problems import CheckError, MachineError
 from heddle.base.process import start_of
 from heddle.host.engine import docker, images, setup
 from heddle.host.engine.docker import docker as ask
-from heddle.render import imagenames
+from heddle.render import dialects
 from tests.machine import child, until
 
 pytestmark = pytest.mark.needs("mount", "procps")
@@ -122,15 +122,15 @@ def test_images_are_built_from_the_base_that_is_there_and_old_ones_are_pruned(
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
     try:
         daemon.start()
-        _scratch_image(place, imagenames.PUBLIC_BASE, "")
-        monkeypatch.setattr(imagenames, "TEMPLATES", templates)
+        _scratch_image(place, dialects.PUBLIC_BASE, "")
+        monkeypatch.setattr(dialects, "TEMPLATES", templates)
         text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
         (templates / "node.sh").write_text("")
         (templates / "switch.Dockerfile").write_text(text)
         (templates / "host.Dockerfile").write_text(text + 'RUN ["/none"]\n')
         with pytest.raises(MachineError, match=r"could not be built(?s:.*)/none"):
             images.ensure_images()
-        assert images.missing() == [imagenames.image_names()["host"]]
+        assert images.missing() == [dialects.image_names()["host"]]
         _nothing_unfinished()
         (templates / "host.Dockerfile").write_text(text)
         assert [each.built for each in images.ensure_images()] == [False, True]
@@ -142,7 +142,7 @@ def test_images_are_built_from_the_base_that_is_there_and_old_ones_are_pruned(
         assert images.prune() == []
         assert images.missing() == []
         assert images.present("heddle/switch:used")
-        assert images.present(imagenames.PUBLIC_BASE)
+        assert images.present(dialects.PUBLIC_BASE)
 
         ask(["container", "prune", "--force"])
         (templates / "node.sh").write_bytes(b"x" * (16 << 20))
@@ -166,16 +166,16 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from heddle.host.engine import images
-from heddle.render import imagenames
-imagenames.TEMPLATES = Path(sys.argv[1])
-imagenames.PUBLIC_BASE = sys.argv[2]
+from heddle.render import dialects
+dialects.TEMPLATES = Path(sys.argv[1])
+dialects.PUBLIC_BASE = sys.argv[2]
 images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 """
     with tempfile.TemporaryDirectory() as name:
         Path(name, "switch.Dockerfile").write_text(
             'ARG BASE\nFROM ${BASE}\nLABEL heddle=trial\nRUN touch /half\nRUN echo "waits"; sleep 600\n'
         )
-        argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
+        argv = [sys.executable, "-c", code, name, dialects.image_names()["host"]]
         root = Path(images.__file__).parents[3]
         with child(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
             until(lambda: "sleep 600" in _commands(), seconds=120)
@@ -189,7 +189,7 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 
 @pytest.mark.parametrize("role", ["switch", "host"])
 def test_a_node_has_no_way_out_but_its_fabric_and_also_runs_without_rights_or_network(engine: None, role: str) -> None:
-    image, network = imagenames.image_names()[role], f"heddle-trial-{os.getpid()}"
+    image, network = dialects.image_names()[role], f"heddle-trial-{os.getpid()}"
     routes = subprocess.run(["ip", "route"], capture_output=True, check=True).stdout
     for other in ("none", "host"):  # on the machine's own network it has no right to touch the routes, and must not
         assert ask(["run", "--rm", "--network", other, image, "echo", "well"]).out == "well\n"
@@ -212,7 +212,7 @@ def test_a_node_has_no_way_out_but_its_fabric_and_also_runs_without_rights_or_ne
 
 
 def test_a_switch_has_what_frr_needs_with_three_capabilities_and_no_more(engine: None) -> None:
-    image = imagenames.image_names()["switch"]
+    image = dialects.image_names()["switch"]
     with pytest.raises(MachineError, match=r"docker inspect failed .*no-such-thing"):
         ask(["inspect", "no-such-thing"])
     script = """

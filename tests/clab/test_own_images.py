@@ -13,7 +13,7 @@ from heddle.host.engine.docker import docker
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.snapshot import LabPart
-from heddle.render.imagenames import image_names
+from heddle.render.dialects import image_names
 from heddle.runtimes.containerlab import ContainerlabRuntime
 from tests.own_topologies import mini_clos
 

@@ -24,8 +24,7 @@ from heddle.host.engine.docker import docker
 from heddle.render.dialects import FRR_KIND, RenderOptions
 from heddle.render.render import render
 from heddle.spec.load import presets
-from heddle.spec.routingspec import RoutingSpec
-from heddle.spec.schema import FabricSpec
+from heddle.spec.schema import FabricSpec, RoutingSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
 from tests.machine import until

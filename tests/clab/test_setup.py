@@ -18,7 +18,7 @@ from heddle.base.events import Silent
 from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
 from heddle.host.engine.setup import setup_containerlab
-from heddle.render import imagenames
+from heddle.render import dialects
 from tests.machine import child, until
 
 pytestmark = pytest.mark.needs("procps")
@@ -48,7 +48,7 @@ def test_where_all_is_there_setup_changes_nothing(engine_of_this_run: daemon.Doc
     now = daemon.record()
     assert now is None or not now.temporary, "an engine that the user has set up stays"
     found = _inv("image")["images"]
-    assert {each["role"]: each["name"] for each in found} == dict(imagenames.image_names())
+    assert {each["role"]: each["name"] for each in found} == dict(dialects.image_names())
     assert not any(each["built"] for each in found)
 
 
@@ -59,7 +59,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
     found = binary.find()
     assert found is not None
     assert binary.version_text(found) in checks["containerlab"].detail
-    monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:none")
+    monkeypatch.setattr(dialects, "PUBLIC_BASE", "debian:none")
     check = doctor.CHECKS["images"]()
     assert not check.ok
     assert check.fix == "./inv image"

@@ -27,12 +27,12 @@ from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.render.imagenames import image_names
+from heddle.render.dialects import image_names
 from heddle.render.render import mgmt_subnet
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.runtimes import clab_deploy
-from heddle.runtimes.clab_containers import marker
+from heddle.runtimes.clab_deploy import marker
 from heddle.runtimes.containerlab import free_subnet
 from tests.conftest import Up
 

@@ -15,9 +15,7 @@ from pydantic_core import PydanticUndefined
 from heddle.base.units import format_duration, format_rate, format_size, shown
 from heddle.base.variables import VARIABLES
 from heddle.cli.endings import EXIT_CODES
-from heddle.cli.examples import example_line, examples
-from heddle.cli.program import help_rows
-from heddle.cli.renamed import old_words
+from heddle.cli.program import example_line, examples, help_rows
 from heddle.cli.verbs import GROUPS, Command
 from heddle.spec.keys import Duration, Rate, Size, Takes
 from heddle.spec.schema import FabricSpec
@@ -47,9 +45,6 @@ def verbs_page(commands: dict[str, Command]) -> str:
     for group in GROUPS:
         verbs = ((f"[`{n}`](#{n})", _first(each)) for n, each in commands.items() if each.verb.group == group)
         lines += [f"**{group}**", "", *_table(("verb", "does"), verbs), ""]
-    lines += ["Words of the last version work in this one, and stderr names the new ones:", ""]
-    old = old_words({name: each.verb for name, each in commands.items()})
-    lines += _table(("old", "new"), ((f"`{word}`", f"`{new}`") for word, new in old.items()))
     for name, command in commands.items():
         text = command.text.split("\n", 1)
         lines += ["", f"## {name}", "", "```text", command.verb.usage, "```", "", _prose(text[0])]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from heddle.runtimes.kube import manifests
-from heddle.runtimes.kube.podtemplate import read_pod
+from heddle.runtimes.kube.manifests import read_pod
 from heddle.runtimes.kube.target import KubeTarget
 from tests.unit.test_kube_manifests import SHARDS
 from tests.unit.test_pod_template import WHOLE

@@ -7,14 +7,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+from heddle.base.problems import Problem
 from heddle.base.tables import table
-from heddle.checks import labchecks
-from heddle.checks.subject import Subject
+from heddle.checks import validate
+from heddle.checks.queuechecks import Answer, Subject
 from heddle.checks.validate import result_of
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Node, Role
+from heddle.fabric.model import Role
+from heddle.fabric.wiring import Node
 from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.fabricstate import FabricReading
+from heddle.lab.fact import Fact
 from heddle.lab.facts import facts
 from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
 from heddle.lab.lab import Lab
@@ -97,7 +100,7 @@ def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[st
     now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED | LabPart.UNROUTED, nodes)
     known = facts(lab, now, ("route",))
     found, lines = [each.problem for each in known], tuple(each.text for each in known)
-    result = result_of("routes", lambda: labchecks.routes(Subject(lab, {}, now)), lambda _: known)
+    result = result_of("routes", lambda: validate.routes(Subject(lab, {}, now)), lambda _: known)
     texts = [
         "\n".join(map(str, found)),
         status_text([LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(4, 4), "tiny", lines)], detail=True),
@@ -105,6 +108,20 @@ def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[st
         degraded_line("before", FabricReading(lines)),
     ]
     golden("labs/foreign-routes.log", "\n\n\n".join(texts) + "\n")
+
+
+def test_a_failed_check_has_a_hint_for_each_command() -> None:
+    repair, by_hand = "./inv up --repair --name x sets it again", "run ./inv exec --lab x r1 sysctl -w a.b=0"
+    other = by_hand.replace("r1", "r2")
+    found = tuple(
+        Fact("sysctl", Problem(node, "a.b", "is 1", hint))
+        for node, hint in (("r1", by_hand), ("r2", other), ("h1", repair), ("h2", repair), ("h3", ""))
+    )
+    result = result_of("sysctls", lambda: Answer("5 as rendered", [], ()), lambda _: found)
+    assert not result.ok
+    assert result.detail.endswith(f"; {by_hand}; {repair}") and other not in result.detail
+    result = result_of("sysctls", lambda: Answer("5 as rendered", [], ()), lambda _: ())
+    assert (result.ok, result.detail) == (True, "5 as rendered")
 
 
 def test_the_ports_column_wraps_on_a_narrow_terminal() -> None:

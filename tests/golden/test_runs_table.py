@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord

@@ -28,8 +28,8 @@ from heddle.lab.cutlinks import cut_counts
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runtimes.kube import manifests
+from heddle.runtimes.kube.kubecluster import KubernetesRuntime
 from heddle.runtimes.kube.kubeprobe import probe
-from heddle.runtimes.kube.kuberuntime import KubernetesRuntime
 from heddle.runtimes.kube.target import KubeTarget
 from heddle.runtimes.sharded import ShardPlan
 from tests.kube.api import eventually

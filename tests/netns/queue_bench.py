@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.fabric.shapes import clos
-from heddle.kernel.libbpf import ensure_bpffs
-from heddle.kernel.testrun import TestRun, run_on
+from heddle.kernel.libbpf import TestRun, ensure_bpffs, run_on
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.switch.hashing.hashing import PINS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from heddle.base.process import run
-from heddle.fabric.model import Port
+from heddle.fabric.wiring import Port
 from heddle.kernel.fib import read_names
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes

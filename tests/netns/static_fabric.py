@@ -17,12 +17,12 @@ from typing import Any
 from heddle.base.events import Silent
 from heddle.base.process import Journal, run
 from heddle.base.units import parse_size
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import clos
+from heddle.fabric.wiring import Node
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.lab.reading import take
-from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.traffic.flow import Flow, Sent

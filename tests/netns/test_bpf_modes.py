@@ -18,10 +18,9 @@ import pytest
 from heddle.base.process import run
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
-from heddle.kernel.libbpf import Program
+from heddle.kernel.libbpf import Program, TestRun, run_on
 from heddle.kernel.namespace import inside
-from heddle.kernel.testrun import TestRun, run_on
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
 from heddle.switch.hashing import swap
 from heddle.switch.hashing.hashing import hashing_of, pin_dir

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.kernel.libbpf import Map, Object, Program, ensure_bpffs, loaded
-from heddle.kernel.testrun import run_on
-from heddle.switch.stackcounts import StackKey
+from heddle.kernel.libbpf import Map, Object, Program, ensure_bpffs, loaded, run_on
+from heddle.switch.counters import StackKey
 from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import roce_frame
 from tests.objects import bpf as build

@@ -12,10 +12,10 @@ from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
+from heddle.lab.capture import find_ports
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.tapped import find_ports
 from heddle.runs.explain import explain
 from heddle.runs.run import run
 from heddle.runs.store import paths_of

@@ -282,8 +282,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
     assert leftovers(name) == []
 
 
-@pytest.mark.deep
-def test_hosts_alone_are_a_lab_too(
+def test_hosts_alone_are_a_lab_that_does_not_claim_to_have_converged(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heddle.views.labtext.place_flag", lambda: "")  # with a place fewer commands are shown
@@ -299,6 +298,10 @@ def test_hosts_alone_are_a_lab_too(
         ["exec: test -d / (h1, h2): runs as root of this machine: it reads all files; what it writes stays in the node"]
     ]
     assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
+    assert "no routing program runs, so there is nothing to converge" in up_text(done) and done.converged is None
+    assert "converged" not in up_text(done) and status(name)[0].converged is None
+    again = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime, repair=True)
+    assert again.converged is None and "nothing to repair; no routing program" in up_text(again)
     assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
     assert all(check.ok for check in validate(done.lab))
     life.down(name)
@@ -390,14 +393,26 @@ def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: s
     assert found.notes == notes
     assert found.detail.endswith("; ".join(notes))
     assert found.to_json()["notes"] == list(notes)
+    (row,) = lab.snapshot(LabPart.ADJACENCIES).adjacencies
+    before = status(name)[0]
+    assert row.text() == "r1:eth2 IS-IS has no neighbour yet", "it is at one end only"
+    assert (before.converged, before.faults, before.gaps) == (True, (), ())
     for node, change in (("r1", f"{IPV6}=1"), ("r2", f"{IPV4}=0"), ("h1", f"{NO_IPV6}=1")):
         run_command(["nsenter", f"--net={lab.handle(node).netns}", "sysctl", "-w", change])
-    found = sysctls(lab)
-    assert not found.ok
-    assert found.detail.split("; ")[:3] == [
+    wrong = (
         f"r1  {IPV6} is 1, and the topology sets 0 (frr.conf: no ipv6 forwarding)",
         f"r2  {IPV4} is 0, not 1",
         f"h1  {NO_IPV6} is 1, not 0",
-    ]
-    (row,) = lab.snapshot(LabPart.ADJACENCIES).adjacencies
-    assert row.text() == "r1:eth2 IS-IS has no neighbour yet" and not status(name)[0].gaps, "it is at one end only"
+    )
+    by_hand = f"run ./inv exec --lab {name} r1 sysctl -w {IPV6}=0"
+    found = sysctls(lab)
+    assert not found.ok
+    assert found.detail.split("; ") == [*wrong, by_hand, f"./inv up --repair --name {name} sets it again"]
+    after = status(name)[0]
+    assert (after.converged, after.faults, after.gaps) == (False, wrong, ()), "a fault, and routes are as they were"
+    # Repair leaves what the topology sets to its own hint, which works.
+    repaired = typed("up", "--repair", "--name", name)
+    assert repaired.returncode == 0, repaired.stderr
+    assert sysctls(lab).detail.split("; ") == [wrong[0], by_hand]
+    assert typed(*by_hand.split()[2:]).returncode == 0
+    assert sysctls(lab).ok and status(name)[0].converged

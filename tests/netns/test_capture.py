@@ -23,9 +23,8 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, capture, read_filter
+from heddle.lab.capture import Bounds, capture, find_ports, read_filter
 from heddle.lab.lab import Lab
-from heddle.lab.tapped import find_ports
 from heddle.runs.store import paths_of
 from heddle.switch.pfc.gates import Gates
 from heddle.wire import layout as wire

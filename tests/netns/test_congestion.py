@@ -12,7 +12,7 @@ import pytest
 from heddle.base.arrays import I64
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
-from heddle.endpoints import crewmembers
+from heddle.endpoints import crew
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab import thresholds
@@ -255,7 +255,7 @@ def test_a_slow_receiver_holds_its_senders_back(net: Lab) -> None:
 
 
 def test_a_receiver_that_never_grants_ends_the_run(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crewmembers, "_WORKER", silentreceiver.__name__)
+    monkeypatch.setattr(crew, "_WORKER", silentreceiver.__name__)
     why = rf"{FAILED}no clear-to-send \(CTS\) for 2 s.*none has"
     with pytest.raises(CheckError, match=why):
         admitted(net, admission_set=(("cts_timeout", 2.0),))

@@ -18,8 +18,8 @@ from typing import Any, Final
 import pytest
 
 from heddle.base.process import run
+from heddle.kernel.libbpf import run_on
 from heddle.kernel.namespace import inside
-from heddle.kernel.testrun import run_on
 from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts

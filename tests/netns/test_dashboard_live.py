@@ -26,11 +26,11 @@ from heddle.dashboard.metrics import INSPECTOR_P2P, NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.engineered import put_in_force, take_out
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of, undo_all
 from heddle.lab.queues import read_queues
+from heddle.lab.rehash import put_in_force, take_out
 from heddle.lab.status import status
 from heddle.lab.thresholds import set_queues
 from heddle.runs.run import run

@@ -16,8 +16,8 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.base.process import run
 from heddle.base.units import parse_rate
-from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Port
 from heddle.kernel.namespace import inside
 from heddle.lab import facts
 from heddle.lab.snapshot import LabPart

@@ -19,8 +19,7 @@ from heddle.base.problems import Problem
 from heddle.base.process import run
 from heddle.checks.validate import CHECKS, validate
 from heddle.engineering.diagnosis import case
-from heddle.engineering.diagnosis.causes import CAUSES
-from heddle.engineering.diagnosis.diagnosis import diagnose
+from heddle.engineering.diagnosis.diagnosis import CAUSES, diagnose
 from heddle.lab import agents, fabricstate, facts, outages
 from heddle.lab import status as statuses
 from heddle.lab.fabricstate import FabricReading, FabricState

@@ -29,8 +29,8 @@ from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
-from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.classes import held_bps
+from heddle.switch.queues.portqueues import read_closed
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.listener import Listener

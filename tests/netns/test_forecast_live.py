@@ -24,9 +24,11 @@ from heddle.offline.result import Prediction
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run, run_workload
+from heddle.traffic.workload import Workload
+from heddle.wire.layout import AETH_BYTES, LAYOUTS
 from tests.conftest import FabricLab
 from tests.marks import deep
-from tests.netns.collectives import proven
+from tests.netns.collectives import proven, total
 
 pytestmark = pytest.mark.root
 
@@ -160,6 +162,25 @@ jobs:
     assert result.wrong == 0
     assert not any(flow.counters.get("retransmitted", 0) for job in result.jobs for flow in job.flows)
     assert_carried(proven(lab), forecast(lab.fabric, workload, Ask(mode="e-ecmp"), Silent()), "e-ecmp", times=2)
+
+
+def test_the_bytes_beyond_a_prediction_with_admission_are_the_acks_of_cts_that_the_run_names(sixteen: Lab) -> None:
+    options = run_options(
+        collective="all-reduce", size="300000", iters=1, warmup=0, local_ack_timeout=22, admission="on"
+    )
+    result = run(sixteen, options, Silent())
+    acks = total(result, "cts_acks")
+    assert result.wrong == total(result, "retransmitted") == total(result, "cts_resent") == 0 < acks
+    assert f"#admission: {acks:,} ACKs of CTS are counted with the data, and not predicted" in result.table()
+    ahead = forecast(sixteen.fabric, Workload.of(options), Ask(), Silent())
+    mode, ids = ahead.modes[0], ahead.wires.id_of
+    beyond = {link.port: link.bytes - round(mode.bytes[ids[link.port]]) for link in proven(sixteen).links}
+    ack = LAYOUTS[4].overhead_bytes + AETH_BYTES
+    assert all(each >= 0 and each % ack == 0 for each in beyond.values()), beyond
+    # Each of them leaves by the port to its host, once.
+    hosts = {port.peer_ref for host in sixteen.fabric.hosts for port in host.ports}
+    assert sum(each for port, each in beyond.items() if port in hosts) == acks * ack
+    assert sum(beyond.values()) < 0.01 * sum(mode.bytes)
 
 
 @pytest.mark.deep

@@ -22,7 +22,7 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing import swap

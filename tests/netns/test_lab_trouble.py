@@ -34,7 +34,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run
-from heddle.runtimes.clab_containers import CLAB_DIR
+from heddle.runtimes.clab_deploy import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import get_runtime
 from heddle.spec.shapes.clos import ClosSpec

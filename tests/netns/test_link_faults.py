@@ -15,11 +15,10 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.kernel.namespace import inside
-from heddle.lab.capture import Bounds, capture
+from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.lab import Lab
-from heddle.lab.tapped import find_ports
 from heddle.spec.impairments import NO_FAULT, LinkFault
-from heddle.switch.links import delaylines, portfaults
+from heddle.switch.links import portfaults
 from heddle.switch.links.portfaults import FaultCounts, LineSpaces
 from heddle.wire.pcapng import Frame
 from tests.machine import patience
@@ -27,7 +26,7 @@ from tests.netns.queue_traffic import Arrivals, Rack, rack
 
 pytestmark = pytest.mark.root
 
-NO_NETEM: Final = delaylines.missing()
+NO_NETEM: Final = portfaults.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 COUNT: Final = 400
 ROCE: Final = 4791
@@ -217,7 +216,7 @@ def test_a_delay_changes_and_ends_without_loss(made: Rack) -> None:
             wire.send(made.frame(number))
         found.wait(60)
     assert sorted(found.numbers) == list(range(60))
-    assert delaylines.read(made.lab.handle(made.target.node).netns) == {}
+    assert portfaults.read(made.lab.handle(made.target.node).netns) == {}
 
 
 @needs_netem
@@ -225,6 +224,6 @@ def test_a_delay_line_that_was_removed_by_hand_is_noticed(made: Rack) -> None:
     fault = {made.egress.ref: LinkFault(delay_ns=1000)}
     give(made, fault[made.egress.ref])
     number = made.queues.ids[made.egress.node, made.egress.name]
-    delaylines.remove(made.lab.handle(made.target.node).netns, {number: made.target.name})
+    portfaults.remove(made.lab.handle(made.target.node).netns, {number: made.target.name})
     said = portfaults.differences(made.lab.fabric, LineSpaces(made.lab.nodes), made.queues, fault)
     assert said == {made.egress.ref: f"has lost its delay line, line{number} at the other end of the link"}

@@ -21,8 +21,8 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
-from heddle.switch.links import delaylines
-from heddle.testing.reset import ResetResult, processes_of, reset
+from heddle.switch.links import portfaults
+from heddle.testing.pool import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.machine import patience, rc_timeout
@@ -32,7 +32,7 @@ from tests.typed import typed
 
 pytestmark = pytest.mark.root
 
-NO_NETEM: Final = delaylines.missing()
+NO_NETEM: Final = portfaults.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 CABLES: Final = ("link.length={host: 200m, fabric: 2km}", "link.delay_at=link")  # 1 us and 10 us: 4 ms and 40 ms here
 SHARES: Final = {"loss.fabric": "1/32", "duplicate.fabric": "1/32", "corrupt.host": "1/64"}
@@ -103,7 +103,7 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     assert {found["host1:eth1"], found["ctsw1:eth1"]} == {LinkFault(delay_ns=1_000), fabric}
     assert len(found) == sum(len(node.ports) for node in lab.fabric.nodes)
     for node in lab.fabric.nodes:
-        lines = delaylines.read(lab.handle(node.name).netns).values()
+        lines = portfaults.read(lab.handle(node.name).netns).values()
         assert sorted(line.values["delay"] for line in lines) == sorted(
             k * found[port.peer_ref].delay_ns for port in node.ports
         )
@@ -216,7 +216,7 @@ def test_wrong_words_are_explained_and_nothing_is_set(tiny: Lab, golden: Callabl
     golden("runs/fault_verb.log", "\n".join(said))
 
 
-@pytest.mark.skipif(not delaylines.missing(), reason="this kernel has sch_netem")
+@pytest.mark.skipif(not portfaults.missing(), reason="this kernel has sch_netem")
 def test_without_netem_a_delay_ends_with_exit_code_3_and_the_place_that_has_it(tiny: Lab) -> None:
     done = typed("fault", "rtsw1:eth1", "--delay", "10us", "--lab", tiny.name)
     assert (done.returncode, done.stdout) == (3, "")

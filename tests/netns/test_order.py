@@ -17,7 +17,7 @@ from heddle.base.process import run as command
 from heddle.checks.validate import CheckResult, validate
 from heddle.fabric.policy import HashOptions
 from heddle.host.delivery import Delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.inorder import net_devices
 from heddle.kernel.namespace import inside
 from heddle.lab.lab import Lab
@@ -127,11 +127,11 @@ def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) ->
 @pytest.mark.deep
 def test_settings_that_break_a_ports_order_are_named(demo: Lab) -> None:
     netns = demo.handle("rtsw2").netns
-    offloads.set_gro(netns, ["eth3"], on=False)
+    inorder.set_gro(netns, ["eth3"], on=False)
     try:
         assert checked(demo).detail == "rtsw2:eth3 has GRO off, so packets of one link wait on several CPUs"
     finally:
-        offloads.set_gro(netns, ["eth3"], on=True)
+        inorder.set_gro(netns, ["eth3"], on=True)
     with inside(demo.handle("host3").netns):
         command(["ip", "link", "set", "dev", "eth1", "gro_max_size", "20000"])
     try:

@@ -15,7 +15,7 @@ from heddle.base.mounts import mount_points
 from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
-from heddle.runtimes.netns_root import why_read_only
+from heddle.runtimes.netns_space import why_read_only
 from tests.listener import Listener
 from tests.marks import deep
 

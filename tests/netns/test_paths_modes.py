@@ -14,9 +14,8 @@ import pytest
 from heddle.fabric import hashmodes
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
-from heddle.kernel.libbpf import Program
+from heddle.kernel.libbpf import Program, run_on
 from heddle.kernel.namespace import inside
-from heddle.kernel.testrun import run_on
 from heddle.predict.walk import ports_of
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import PathsResult, prove

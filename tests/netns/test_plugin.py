@@ -89,7 +89,7 @@ from heddle.lab.rehash import live_hashing, set_hashing
 from heddle.lab.thresholds import own_queues, set_queues
 from heddle.runs.store import has_run
 from heddle.testing import assert_converged
-from heddle.testing.reset import processes_of
+from heddle.testing.pool import processes_of
 
 pytestmark = pytest.mark.fabric("tiny")
 

@@ -23,8 +23,7 @@ from heddle.lab.status import status
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.runtimes.registry import on_machine
 from heddle.testing import claims
-from heddle.testing.fabricmarker import FabricRequest
-from heddle.testing.pool import Pool, sweep
+from heddle.testing.pool import FabricRequest, Pool, sweep
 from tests.machine import child, patience, until
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace

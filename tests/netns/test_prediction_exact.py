@@ -13,11 +13,9 @@ from heddle.fabric.hashmodes import POLICY_CUSTOM
 from heddle.kernel.fib import read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import forwarding_of
+from heddle.predict.forwarding import FlowArrays, forwarding_of
 from heddle.predict.hashes import kernel_hash
-from heddle.predict.selftest import examine
-from heddle.predict.trial import MAX_PACKETS, Trial, some_flows, trial
+from heddle.predict.selftest import MAX_PACKETS, Trial, examine, some_flows, trial
 
 pytestmark = pytest.mark.root
 

@@ -15,7 +15,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.endpoints import programruns
-from heddle.endpoints.programs import ProgramOptions, Seat
+from heddle.endpoints.programruns import ProgramOptions, Seat
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.program import ProgramResult, run_program

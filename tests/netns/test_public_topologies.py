@@ -156,10 +156,12 @@ def test_switches_whose_scripts_run_later_are_not_waited_for(up: Up) -> None:
             f"{n}  the configuration was not run: there is neither an address nor a BGP session" for n in ("sw1", "sw2")
         ),
     )
+    assert life.repair_lab(lab.name).converged is None, "no switch routes yet"
     for switch in ("sw1", "sw2"):
         for script in ("01-initial.sh", "02-bgp.sh"):
             lab.output(switch, ["sh", f"/etc/config/{script}"])
-    until(lambda: shown(lab).converged)
+    until(lambda: shown(lab).converged is True)
+    assert life.repair_lab(lab.name).converged is True
     assert (shown(lab).bgp.established, shown(lab).bgp.expected, shown(lab).gaps) == (1, 1, ())
     later = open_lab(lab.name)
     assert run(later, run_options(size="64K", qps=2, iters=1), Silent()).wrong == 0

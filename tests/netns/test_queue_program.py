@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle.kernel.testrun import run_on
+from heddle.kernel.libbpf import run_on
 from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import (

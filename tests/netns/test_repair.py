@@ -19,7 +19,10 @@ from heddle.endpoints.runoptions import run_options
 from heddle.lab import convergence, outages
 from heddle.lab import lifecycle as life
 from heddle.lab.convergence import revive
+from heddle.lab.facts import known_facts, parts
+from heddle.lab.faults.orders import clear, lost_faults, set_kind
 from heddle.lab.lab import Lab
+from heddle.lab.outages import state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
@@ -120,6 +123,41 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     again = up(whole.name, repair=True)
     assert again.repaired is not None and again.repaired.done == again.repaired.left == ()
     assert "nothing to repair" in labtext.up_text(again)
+
+
+def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: Up) -> None:
+    """`maximum-paths 1` takes next hops from every route; the configuration file of the switch gets it, too."""
+    bgp = ["-c", "configure terminal", "-c", "router bgp"]
+    family = ["-c", "address-family ipv4 unicast", "-c", "maximum-paths 1", "-c", "end", "-c", "write memory"]
+    whole.output("rtsw1", ["vtysh", *bgp, *family])
+    until(lambda: len(convergence.gaps(whole.fabric, whole.snapshot(LabPart.FIBS).fibs)) >= 1)
+    assert "up --repair" in str(known_facts(whole, whole.snapshot(parts(whole)))[0].problem)
+    whole.output("ctsw2", ["vtysh", *bgp, "-c", "neighbor eth1 shutdown"])
+    done = up(whole.name, repair=True)
+    assert done.repaired is not None and done.converged
+    assert [line.partition(":")[0] for line in done.repaired.done] == ["rtsw1", "ctsw2"]
+    assert "address-family ipv4 unicast / maximum-paths 1" in done.repaired.done[0]
+    assert "neighbor eth1 shutdown" in done.repaired.done[1]
+    assert failed(whole) == {}
+    again = up(whole.name, repair=True)
+    assert again.repaired is not None and again.repaired.done == ()
+
+
+def test_a_drain_and_a_session_shut_by_a_fault_are_no_commands_by_hand(whole: Lab, up: Up) -> None:
+    """Both outlast a restart of FRR for another command."""
+    with outages.drain(whole, "ctsw2"):
+        set_kind(whole, "bgp-down", ["ctsw1:eth1"], {})
+        before = up(whole.name, repair=True).repaired
+        assert before is not None and before.done == ()
+        for switch in ("ctsw1", "ctsw2"):
+            words = ["-c", "configure terminal", "-c", "router bgp", "-c", "timers bgp 7 21"]
+            whole.output(switch, ["vtysh", *words])
+        done = up(whole.name, repair=True).repaired
+        assert done is not None and [line.partition(":")[0] for line in done.done][:2] == ["ctsw1", "ctsw2"]
+        assert all("timers bgp 7 21" in line for line in done.done[:2])
+        assert "ctsw2" in state_of(whole).drained
+        assert not lost_faults(whole)
+        clear(whole, ["ctsw1:eth1"])
 
 
 @pytest.mark.deep

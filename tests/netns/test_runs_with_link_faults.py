@@ -27,9 +27,9 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
-from heddle.switch.links import delaylines
+from heddle.switch.links import portfaults
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
-from heddle.testing.reset import ResetResult, processes_of, reset
+from heddle.testing.pool import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
 from tests.listener import Listener
 from tests.machine import child, patience, rc_timeout, until
@@ -38,7 +38,7 @@ from tests.typed import typed
 
 pytestmark = pytest.mark.root
 
-NO_NETEM: Final = delaylines.missing()
+NO_NETEM: Final = portfaults.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 RING: Final = RunOptions(sizes=(1 << 19,), iters=2, warmup=0)
 ROOT: Final = Path(__file__).parents[2]

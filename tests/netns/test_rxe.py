@@ -26,7 +26,7 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
-from heddle.switch import stackcounts
+from heddle.switch import counters
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import SourcePorts
@@ -78,7 +78,7 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
     assert sum(flow.sent.packets > 0 for flow in result.flows) >= len(result.flows) / 2  # a small message has one part
     assert {flow.sent.flow.qpn for flow in result.flows} >= {rdma.QPS_BEFORE_FIRST + 1} or collective == "incast"
     assert not devices(tiny)
-    assert not stackcounts.attached(tiny.name)
+    assert not counters.attached(tiny.name)
 
 
 def test_rxe_obeys_pauses_and_its_packets_are_marked(tiny: Lab) -> None:
@@ -136,7 +136,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one_and_by_down(tiny: Lab
     handle = tiny.handles()["host1"]
     name = rdma.link_name(tiny.name, "host1", "eth1")
     rdma.add_links([(handle.netns, name, "eth1")])
-    stackcounts.attach(tiny.name, [(handle.netns, "eth1")], 1)
+    counters.attach(tiny.name, [(handle.netns, "eth1")], 1)
     result = run(tiny, RunOptions(sizes=(1 << 14,), iters=1, warmup=0, transport="rxe", timeout=20), Silent())
     assert result.wrong == 0
     assert not devices(tiny)

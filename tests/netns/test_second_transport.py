@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import CheckError, InputError
-from heddle.endpoints import crewmembers
+from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
 from heddle.runs.results import RunResult
@@ -30,7 +30,7 @@ PACKETS = 2 * 3 * (1 << 16) // 4 // 4096  # of a rank in one ring all-reduce of 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, and in the workers that a run starts. Worker, NIC and results are those of Heddle."""
-    monkeypatch.setattr(crewmembers, "_WORKER", stopandwait.__name__)
+    monkeypatch.setattr(crew, "_WORKER", stopandwait.__name__)
     monkeypatch.setitem(TRANSPORTS, NAME, StopAndWait)
 
 
@@ -111,7 +111,7 @@ def test_the_reason_of_a_failed_queue_pair_ends_the_run(tiny: Lab, monkeypatch: 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 takes time to check each size, in a worker that knows both transports, one of two."""
-    monkeypatch.setattr(crewmembers, "_WORKER", slowcheck.__name__)
+    monkeypatch.setattr(crew, "_WORKER", slowcheck.__name__)
     monkeypatch.setattr("heddle.runs.run.worker_count", lambda plan: 2)
 
 

@@ -20,25 +20,22 @@ from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.dashboard.labwatch import LabWatch
-from heddle.endpoints.programs import ProgramOptions
-from heddle.engineering import controller
+from heddle.endpoints.programruns import ProgramOptions
+from heddle.engineering import te as controller
 from heddle.engineering.diagnosis.case import Case
-from heddle.engineering.diagnosis.diagnosis import judged
-from heddle.engineering.diagnosis.pathprobes import probe_paths
+from heddle.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity
 from heddle.lab import lifecycle, outages, rehash, thresholds
-from heddle.lab.capture import Bounds, capture
+from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.cutlinks import FarTrip, carriers, cut_counts, lost_carriers, tunnels
 from heddle.lab.faults import orders
-from heddle.lab.impairments import Requested, clear_faults, fault_differences, set_fault, wanted_faults
+from heddle.lab.impairments import Requested, clear_faults, down_of, fault_differences, set_fault, wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.nearnodes import down_of
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
-from heddle.lab.tapped import find_ports
 from heddle.proof.verdict import PathsResult
 from heddle.runs.craft import craft
 from heddle.runs.parts.effects import FaultEffects
@@ -50,7 +47,7 @@ from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
-from heddle.switch.links import delaylines
+from heddle.switch.links import portfaults
 from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
@@ -470,7 +467,7 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     assert not [*Path("/run/netns").glob(f"heddle-{name}*")]
 
 
-@pytest.mark.skipif(bool(delaylines.missing()), reason=delaylines.missing())
+@pytest.mark.skipif(bool(portfaults.missing()), reason=portfaults.missing())
 def test_a_cut_link_delays_each_direction_as_a_whole_link_does(lab: Lab) -> None:
     one_way_ns = 5_000
     set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from heddle.base.events import Silent
-from heddle.experiments.breaking import breaks, unbroken
 from heddle.experiments.folders import load_folder
+from heddle.experiments.outcome import breaks, unbroken
 from heddle.experiments.running import Running
 
 pytestmark = pytest.mark.root

@@ -17,8 +17,8 @@ from heddle.cli import te_live
 from heddle.cli.console import Console
 from heddle.cli.te_verb import TeWords
 from heddle.lab import rehash
-from heddle.lab.engineered import changes_of_run, engineered, put_in_force, take_out
 from heddle.lab.lab import Lab
+from heddle.lab.rehash import changes_of_run, engineered, put_in_force, take_out
 from heddle.lab.snapshot import LabPart
 from heddle.runs.store import load, paths_of
 from heddle.switch.hashing import swap

@@ -68,7 +68,7 @@ def test_up_names_a_tunnel_whose_port_is_dropped_and_another_port_works(
         finally:
             took.append(time.monotonic() - began)
 
-    monkeypatch.setattr("heddle.lab.shardswitch.wait_for_carriers", timed)
+    monkeypatch.setattr("heddle.lab.cutlinks.wait_for_carriers", timed)
     try:
         with pytest.raises(MachineError) as caught:
             up(name)

@@ -19,7 +19,7 @@ from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
-from heddle.lab import reading
+from heddle.lab import snapshot as reading
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues

@@ -18,10 +18,10 @@ from heddle.endpoints.fastpath import fastloop, library
 from heddle.endpoints.nic import framebuffer, nic
 from heddle.endpoints.transports import rc
 from heddle.fabric.hashmodes import MODES
-from heddle.kernel import ringbuffer
+from heddle.kernel import libbpf
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps, steering
-from heddle.switch.pfc import agent, frame, gates, loop, pauses, rows, watchdog
+from heddle.switch.pfc import agent, frame, gates, loop, rows
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 from tests.objects.shared import HEADERS
@@ -92,7 +92,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "STATS": len(maps.STATS),
         "MAX_MEMBERS": steering.MAX_MEMBERS,
     },
-    "switch/queues/cells.py, kernel/ringbuffer.py": {
+    "switch/queues/cells.py, kernel/libbpf.py": {
         **{f"DROP_{name.upper()}": index for index, name in enumerate(cells.CAUSES)},
         "CAUSES": len(cells.CAUSES),
         "LINK_HOST": cells.LINK_HOST,
@@ -104,7 +104,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "POLICY_RED": cells.POLICY_RED,
         "ALPHA_SHIFT": cells.ALPHA.bit_length() - 1,
         "WATCHDOG_DROP": cells.ACTIONS["drop"],
-        **{f"EVENT_{name.upper()}": number for number, name in ringbuffer.KINDS.items()},
+        **{f"EVENT_{name.upper()}": number for number, name in libbpf.KINDS.items()},
     },
     "switch/pfc/, switch/compiled/layouts.py": {
         "ETH_P_MAC_CONTROL": frame.ETHERTYPE,
@@ -112,10 +112,10 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "FRAME_BYTES": frame.FRAME_BYTES,
         "ETH_P_KICK": gates.KICK_ETHERTYPE,
         "KICK_PRIORITY": gates.KICK_CLASS,
-        "PAUSED": _unsigned(pauses.PAUSED),
+        "PAUSED": _unsigned(agent.PAUSED),
         "ROUNDS": agent.ROUNDS,
-        "LEAST_NS": pauses.LEAST_NS,
-        "LOOKS": watchdog.LOOKS,
+        "LEAST_NS": agent.LEAST_NS,
+        "LOOKS": agent.LOOKS,
         "REACTION_STEP_NS": rows.REACTION_STEP_NS,
         "REACTION_BINS": rows.REACTION_BINS,
         "REFRESH": _unsigned(loop.REFRESH),

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.endpoints.admission.admitted import RankWants
-from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.grants import (
+from heddle.endpoints.admission.ctsends import (
     CTS_BYTES,
+    GatedSender,
     Grant,
     GrantGate,
+    GrantingReceiver,
+    Posted,
     Slots,
     pack_entry,
     read_entry,
@@ -24,7 +26,7 @@ from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merg
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
-from heddle.endpoints.pace import Pace
+from heddle.endpoints.ranks import Pace
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts.admission import WaitFigures

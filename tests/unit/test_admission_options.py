@@ -79,19 +79,9 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     """Through the record on disk."""
     waits = WaitFigures(756, 202, 0.00112, 0.0063, 0.4)
     use = AdmissionUse(
-        True,
-        {"channels": 1},
-        "",
-        "data",
-        49152,
-        "1 channel x 48 KiB",
-        761,
-        756,
-        5,
-        waits,
-        {"host3": 0.25},
-        "not proven",
-    )
+        True, {"channels": 1}, "", "data", 49152, "1 channel x 48 KiB", 761, 756, 5, waits, {"host3": 0.25},
+        "not proven", 758,
+    )  # fmt: skip
     record = samples.record()
     assert record.outcome is not None
     run = keep(tmp_path, record=replace(record, outcome=samples.having(record.outcome, admission=use)))
@@ -99,6 +89,14 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     text = report_html([run])
     for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text
+    assert use.lines() == [
+        "#admission: 1 channel x 48 KiB",
+        "#admission: 761 CTS sent, 5 of them again, 756 received, in the data class; their paths are not proven",
+        "#admission: 758 ACKs of CTS are counted with the data, and not predicted",
+        "#admission: wait for CTS: P50 1.12 ms, P90 6.3 ms, longest 400 ms; 202 of 756 messages did not wait",
+        "#slow     : processes data at this share of its NIC's rate: host3 at 0.25; senders wait for its CTS",
+    ]
+    assert not any("ACKs" in line for line in replace(use, on=False, waits=None).lines())
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,15 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import start_of
 from heddle.base.state import check_name
 from heddle.fabric.fabricfile import load_fabric
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
-from heddle.runs.fitness import UnfitKind
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import ProofSummary, RunResult
-from heddle.spec.overrides import value_text
+from heddle.runs.results import ProofSummary, RunResult, UnfitKind
+from heddle.spec.load import value_text
 from heddle.testing import (
     assert_busbw_above,
     assert_depth_below,
@@ -41,8 +40,8 @@ from heddle.testing import (
     assertions,
     claims,
 )
-from heddle.testing.fabricmarker import FabricRequest, request_of
-from heddle.testing.junit import fabric_properties, paths_properties, run_properties
+from heddle.testing.plugin import fabric_properties, paths_properties, run_properties
+from heddle.testing.pool import FabricRequest, request_of
 from tests.unit.run_samples import having, result, sent
 
 PREDICTED = ("rtsw1:eth3", "ctsw1:eth2", "rtsw2:eth1")
@@ -150,6 +149,45 @@ def test_a_good_result_passes() -> None:
     assert_depth_below(run, 60_000)
     assert_no_pauses(run)
     assert_reliable(run)
+
+
+NOT_COUNTED: Mapping[str, Callable[[RunResult], None]] = {
+    "lost packets": assert_lossless,
+    "depths of queues": lambda run: assert_depth_below(run, "1MB"),
+    "pause frames": assert_no_pauses,
+    "processor times": assert_reliable,
+    "wrong elements": lambda run: assert_no_wrong(replace(run, rows=())),
+    "packets": lambda run: assert_marked_below(replace(run, flows=()), 1),
+}
+
+
+@pytest.mark.parametrize("what", NOT_COUNTED)
+def test_what_was_not_counted_does_not_pass(what: str) -> None:
+    with pytest.raises(AssertionError, match=f"^{what} were not counted\nexpected  a run that counts them\n"):
+        NOT_COUNTED[what](having(calm(), queues=None, machine=None))
+
+
+def test_a_run_without_sizes_or_with_a_bandwidth_that_is_no_number_has_no_bandwidth() -> None:
+    with pytest.raises(AssertionError, match="expected  a row for a size\nobserved  rows for no size"):
+        assert_busbw_above(replace(calm(), rows=()), 0.01)
+    nan = tuple(replace(row, busbw=float("nan")) for row in calm().rows)
+    with pytest.raises(AssertionError, match="observed  nan GB/s"):
+        assert_busbw_above(replace(calm(), rows=nan), 0.01)
+
+
+def test_wrong_elements_in_place_count_too() -> None:
+    first, *others = calm().rows
+    run = replace(calm(), rows=(replace(first, in_place=replace(first.first, wrong=7)), *others))
+    with pytest.raises(AssertionError, match=r"7 wrong elements at 1 of 2 sizes(.|\n)*65,536 +7\n"):
+        assert_no_wrong(run)
+
+
+def test_no_figure_of_paths_passes_where_their_run_has_wrong_data() -> None:
+    wrong = replace(paths(proof(1), proof(2)), wrong=7)
+    assert_paths_agree(wrong)
+    for passes in (assert_lossless, lambda found: assert_mmr_below(found, 9)):
+        with pytest.raises(AssertionError, match=r"no verdict rests on this run\n.*\nobserved  7 wrong elements"):
+            passes(wrong)
 
 
 CASES: Mapping[str, Callable[[], None]] = {

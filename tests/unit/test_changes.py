@@ -14,7 +14,7 @@ from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
 from heddle.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
 from heddle.spec.load import presets
-from heddle.views.changetext import changes_text, junit_xml
+from heddle.views.experimenttext import changes_text, junit_xml
 
 TRAFFIC = {"ring": load_workload("ring,qps=4").workload, "mesh": load_workload("all-to-all").workload}
 BASE = "name: x\nshape: clos\nracks: 2\nhosts_per_rack: 4\nctsw: 4\n"
@@ -103,6 +103,18 @@ def test_a_wrong_limit_is_named(figure: str, text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_a_fabric_that_is_gone_fails_also_where_each_folder_has_one(tmp_path: Path) -> None:
+    for folder, name in (("old", "tiny"), ("new", "zone")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.yml").write_text(BASE)
+    old, new = tmp_path / "old", tmp_path / "new"
+    changes = compared(str(old), str(new))
+    assert (changes.results, changes.added, changes.removed, changes.ok) == ((), ("zone.yml",), ("tiny.yml",), False)
+    assert "tiny.yml: a fabric file that is gone is an error" in changes_text(changes)
+    assert compared(str(old / "tiny.yml"), str(new / "zone.yml")).ok, "two files are a pair, whatever their names"
+    assert compared(str(old), str(new / "zone.yml")).ok
+
+
 def git(where: Path, *words: str) -> None:
     user = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
     subprocess.run(["git", *user, *words], cwd=where, check=True, capture_output=True)
@@ -137,11 +149,11 @@ def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeyp
     with pytest.raises(InputError, match=r"fabrics/c.yml:3  rack"):
         compared("HEAD:fabrics", "fabrics")
     (folder / "c.yml").write_text(BASE)
-    with fabric_files("HEAD:fabrics/b.yml") as found:
+    with fabric_files("HEAD:fabrics/b.yml") as (found, _):
         assert [*found] == ["b.yml"]
     monkeypatch.chdir(folder)  # as git reads them: from the root, or from here
     for typed in ("HEAD:fabrics/b.yml", "HEAD:./b.yml", "HEAD:../fabrics/b.yml"):
-        with fabric_files(typed) as found:
+        with fabric_files(typed) as (found, _):
             assert [*found] == ["b.yml"]
     with pytest.raises(InputError, match="is not in that revision"), fabric_files("HEAD:../../b.yml"):
         pass

@@ -13,10 +13,9 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.base.units import parse_rate
-from heddle.fabric.buffers import buffer_bytes
 from heddle.fabric.fabricfile import checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy
+from heddle.fabric.policy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy, buffer_bytes
 from heddle.fabric.shapes import build
 from heddle.host.limits import at_once
 from heddle.lab.thresholds import changed

@@ -24,11 +24,13 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic import collectives
 from heddle.traffic.collectives import Pattern, Piece, find_pattern, patterns
+from heddle.traffic.collectives.all_reduce import double_tree
 from heddle.traffic.collectives.all_to_all import deltas
 from heddle.traffic.collectives.bases import ReducingPattern
 from heddle.traffic.collectives.pattern import (
     CREDIT_BYTES,
     MAX_STEPS,
+    NEARLY_BYTES,
     ComputeStep,
     DType,
     InPlace,
@@ -37,12 +39,10 @@ from heddle.traffic.collectives.pattern import (
     SendStep,
     Step,
 )
-from heddle.traffic.collectives.steps import NEARLY_BYTES
-from heddle.traffic.collectives.tree import double_tree
 from heddle.traffic.options import RunOptions
-from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Divisors, Receive, build_schedule
+from heddle.traffic.sequence import Part, steps_text
 
 ALL = [pytest.param(pattern, id="-".join(name)) for name, pattern in patterns().items()]
 REDUCING = [name for name, pattern in patterns().items() if isinstance(pattern, ReducingPattern)]

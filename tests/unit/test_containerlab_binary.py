@@ -19,9 +19,9 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import Done, find_program
 from heddle.base.resources import Installation
 from heddle.host import packages
-from heddle.host.engine import binary, docker, images, release, setup
+from heddle.host.engine import binary, docker, images, setup
 from heddle.host.engine.lockfile import locked
-from heddle.render import imagenames
+from heddle.render import dialects
 
 
 @pytest.fixture(autouse=True)
@@ -180,13 +180,13 @@ def test_the_release_comes_first_where_it_can_run_and_only_a_checkout_builds(
 
     def fetch(*_: object) -> Path:
         tried.append("release")
-        raise release.Unreachable("no route")
+        raise binary.Unreachable("no route")
 
     def make(directory: Path, *_: object) -> tuple[Path, str]:
         tried.append("build")
         return directory / "containerlab", "0.79.0"
 
-    monkeypatch.setattr(release, "fetch", fetch)
+    monkeypatch.setattr(binary, "fetch", fetch)
     monkeypatch.setattr(clabbuild, "build", make)
     monkeypatch.setattr(packages, "missing", lambda _: [])
     for modules, tries, why in (
@@ -216,28 +216,28 @@ def test_setup_refuses_unknown_words() -> None:
 
 def test_names_are_the_hash_of_all_that_goes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("switch.Dockerfile", "host.Dockerfile", "node.sh"):
-        (tmp_path / name).write_bytes((imagenames.TEMPLATES / name).read_bytes())
-    first = imagenames.image_names()
+        (tmp_path / name).write_bytes((dialects.TEMPLATES / name).read_bytes())
+    first = dialects.image_names()
     assert set(first) == {"switch", "host"}
     assert all(re.fullmatch(r"heddle/(switch|host):[0-9a-f]{12}", name) for name in first.values())
-    monkeypatch.setattr(imagenames, "TEMPLATES", tmp_path)
-    assert imagenames.image_names() == first, "where the files are does not matter"
+    monkeypatch.setattr(dialects, "TEMPLATES", tmp_path)
+    assert dialects.image_names() == first, "where the files are does not matter"
     (tmp_path / "switch.Dockerfile").write_text("FROM x\n")
-    assert imagenames.image_names()["switch"] != first["switch"]
-    assert imagenames.image_names()["host"] == first["host"]
+    assert dialects.image_names()["switch"] != first["switch"]
+    assert dialects.image_names()["host"] == first["host"]
     (tmp_path / "node.sh").write_text("exec true\n")
-    assert imagenames.image_names()["host"] != first["host"]
-    second = imagenames.image_names()
-    monkeypatch.setattr(imagenames, "PUBLIC_BASE", "debian:sid-slim")
-    assert not set(second.values()) & set(imagenames.image_names().values())
+    assert dialects.image_names()["host"] != first["host"]
+    second = dialects.image_names()
+    monkeypatch.setattr(dialects, "PUBLIC_BASE", "debian:sid-slim")
+    assert not set(second.values()) & set(dialects.image_names().values())
 
 
 @pytest.mark.parametrize(
     ("there", "pulls", "base", "asked"),
     [
-        ({imagenames.PUBLIC_BASE, images.OWN_BASE}, True, imagenames.PUBLIC_BASE, []),
+        ({dialects.PUBLIC_BASE, images.OWN_BASE}, True, dialects.PUBLIC_BASE, []),
         ({images.OWN_BASE}, True, images.OWN_BASE, []),
-        (set(), True, imagenames.PUBLIC_BASE, ["pull"]),
+        (set(), True, dialects.PUBLIC_BASE, ["pull"]),
         (set(), False, images.OWN_BASE, ["pull", "mmdebstrap"]),
     ],
 )
@@ -259,7 +259,7 @@ def test_the_base_is_local_then_from_a_registry_then_built_here(
     if "mmdebstrap" in asked:  # without it, both ways are named
         with pytest.raises(MachineError) as caught:
             images._base(Silent(), None, False, lambda _: False)
-        assert [p.what for p in caught.value.problems] == [imagenames.PUBLIC_BASE, "mmdebstrap"]
+        assert [p.what for p in caught.value.problems] == [dialects.PUBLIC_BASE, "mmdebstrap"]
         assert all(p.hint for p in caught.value.problems)
         done.clear()
     monkeypatch.setattr(images, "_have_mmdebstrap", lambda *_: None)

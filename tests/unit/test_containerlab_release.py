@@ -21,7 +21,7 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.base.resources import HERE, Installation
-from heddle.host.engine import binary, docker, release
+from heddle.host.engine import binary, docker
 from heddle.runtimes.clab_deploy import raise_failures
 
 
@@ -63,7 +63,7 @@ def _publish(where: Path, files: dict[str, bytes], tamper: Callable[[str], str] 
 def test_the_release_is_unpacked_when_its_checksum_is_right(server: tuple[str, Path], tmp_path: Path) -> None:
     address, where = server
     _publish(where, {"LICENSE": b"text", "containerlab": b"#!/bin/sh\n", "../evil": b"x"})
-    made = release.fetch((0, 79, 0), tmp_path, address)
+    made = binary.fetch((0, 79, 0), tmp_path, address)
     assert made.read_bytes() == b"#!/bin/sh\n"
     assert os.access(made, os.X_OK)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["containerlab", "www"]
@@ -82,7 +82,7 @@ def test_a_wrong_checksum_or_archive_is_an_error_and_nothing_else_is_tried(
     address, where = server
     _publish(where, files, tamper)
     with pytest.raises(MachineError, match=why):
-        release.fetch((0, 79, 0), tmp_path, address)
+        binary.fetch((0, 79, 0), tmp_path, address)
     assert not (tmp_path / "containerlab").exists()
 
 
@@ -90,20 +90,20 @@ def test_a_release_that_cannot_be_downloaded_is_reported_and_a_build_can_follow(
     server: tuple[str, Path], tmp_path: Path
 ) -> None:
     address, where = server
-    with pytest.raises(release.Unreachable, match="404"):
-        release.fetch((0, 79, 0), tmp_path, address)
-    with pytest.raises(release.Unreachable, match="refused"):
-        release.fetch((0, 79, 0), tmp_path, "http://127.0.0.1:9")
+    with pytest.raises(binary.Unreachable, match="404"):
+        binary.fetch((0, 79, 0), tmp_path, address)
+    with pytest.raises(binary.Unreachable, match="refused"):
+        binary.fetch((0, 79, 0), tmp_path, "http://127.0.0.1:9")
     (where / "checksums.txt").write_text("nothing\n")
-    with pytest.raises(release.Unreachable, match="does not name"):
-        release.fetch((0, 79, 0), tmp_path, address)
+    with pytest.raises(binary.Unreachable, match="does not name"):
+        binary.fetch((0, 79, 0), tmp_path, address)
 
 
 @pytest.mark.parametrize("head", [b"what is this?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
 def test_a_slow_server_or_one_without_http_is_not_waited_for(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "_WHOLE_S", 0.5)
+    monkeypatch.setattr(binary, "_WHOLE_S", 0.5)
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -116,8 +116,8 @@ def test_a_slow_server_or_one_without_http_is_not_waited_for(
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with pytest.raises(release.Unreachable, match=r"too slow|what is this"):
-                release.fetch((0, 79, 0), tmp_path, f"http://127.0.0.1:{listening.getsockname()[1]}")
+            with pytest.raises(binary.Unreachable, match=r"too slow|what is this"):
+                binary.fetch((0, 79, 0), tmp_path, f"http://127.0.0.1:{listening.getsockname()[1]}")
         finally:
             over.set()
             thread.join()

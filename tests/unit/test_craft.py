@@ -10,9 +10,8 @@ import pytest
 from scapy.layers.l2 import Ether
 
 from heddle.base.problems import HeddleError, InputError, MachineError
-from heddle.cli.craft_verb import crafted_text
-from heddle.runs.craft import _exchange
-from heddle.runs.craftresult import Crafted, ResponderSeen
+from heddle.cli.packet_verbs import crafted_text
+from heddle.runs.craft import Crafted, ResponderSeen, _exchange
 from heddle.wire import layout as wire
 from heddle.wire.crafted import PacketEnds, layers_as_data
 from heddle.wire.craftfields import bits_of, field_rows, read_recipe

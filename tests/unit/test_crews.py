@@ -10,13 +10,13 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
-from heddle.endpoints import crew, crewmembers
+from heddle.endpoints import crew
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_workload
 from heddle.runs.runtable import SizeRow
+from heddle.traffic.flow import SEAT_QPNS, qpns_of
 from heddle.traffic.options import RunOptions
-from heddle.traffic.qpnumbers import SEAT_QPNS, qpns_of
 from heddle.traffic.workload import BACKGROUND, Job, Workload
 from tests import lineworker
 
@@ -27,7 +27,7 @@ FIRST: Final = Job("first", OPTIONS, slots=(0, 1))
 
 @pytest.fixture(autouse=True)
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crewmembers, "_WORKER", lineworker.__name__)
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
     monkeypatch.setenv("LINEWORKER_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("LINEWORKER_CHECK_S", "0.02")
 
@@ -90,7 +90,7 @@ def test_a_repetition_becomes_part_of_the_row_of_its_size() -> None:
 
 
 def test_the_job_in_which_a_worker_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crewmembers, "_WORKER", "heddle.no_such_module")
+    monkeypatch.setattr(crew, "_WORKER", "heddle.no_such_module")
     planned, _ = plan_workload(TINY, Workload((FIRST,), "some"))
     triples = [(each.job, each.plan, find_transport("rc").of(each.plan)) for each in planned]
     with crew.crews_of(triples, {}, [1]) as running, pytest.raises(MachineError, match="job first  the worker of rank"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.program import main
-from heddle.runs.curve import BusbwCurve, shapes_of
+from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
 from heddle.runs.exports import EXPORTS
 from heddle.runs.exports.asked import Asked
-from heddle.runs.ncclfile import read_curve
+from heddle.runs.runtable import SizeRow
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 
@@ -68,6 +69,9 @@ def test_text_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
         "node-1.lab: ", "[0] ", "[default0]:", "launcher-1  | ",  # pdsh, hydra, torchrun, docker compose
         "Mar  4 05:06:07 ", "Mar 04 05:06:07 node1 srun[123]: ", "05:06:07 ",  # ts, journalctl
         "    ", "\t", "\x1b[32m", "\x1b[0;1m  ",
+        "Thu Nov 28 10:00:00 2026[1,0]<stdout>:", "nccl-launcher-x7 main ",  # mpirun --timestamp-output, stern
+        "2026-11-28T10:00:00.0Z stdout F ", "2026-11-28T10:00:00+0000 n1 run.sh[12]: ",  # CRI, journalctl -o short-iso
+        "1772600767.123 ", "     7\t", "INFO:root:", "bench\trun\t2026-03-04T05:06:07.1Z ",  # ts %.s, cat -n, a logger
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n"])
@@ -78,6 +82,35 @@ def test_lines_may_have_what_other_programs_write_before_them(tmp_path: Path, be
     assert (found.busbw, found.ranks, found.collective) == (CURVE, 2, "all-gather")
     cut = "".join(f"{before}{line}{end}" for line in TEXT[: TEXT.index("3 2.18 0")].splitlines())
     assert said_of(tmp_path, cut).startswith("out.txt:8  the row has 6 columns")
+
+
+@pytest.mark.parametrize("key", ["log", "message"])
+def test_lines_of_a_logger_that_writes_json_are_read(tmp_path: Path, key: str) -> None:
+    lines = [json.dumps({key: f"{line}\n", "stream": "stdout", "time": "2026"}) for line in TEXT.splitlines()]
+    found = read(tmp_path, "\n".join(lines))
+    assert (found.busbw, found.ranks, found.collective) == (CURVE, 2, "all-gather")
+
+
+def test_words_of_another_program_are_no_row_and_a_rank_counts_once(tmp_path: Path) -> None:
+    others = "\n".join(["12 GPUs on 2 nodes", "step 65536 8192 done", "10:00 1 2 3 4 5 6 7 8 9 10 11 12 13 14"])
+    found = read(tmp_path, "".join(f"1: {line}\n0: {line}\n" for line in f"{others}\n{TEXT}".splitlines()))
+    assert (found.busbw, found.ranks) == (CURVE, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a] " * (1 << 20), "has no table of nccl-tests"),
+        (f"{NAMES}\n" + "1 1 x x x x x x " * (1 << 18), "the row has no number for size or busbw"),
+        (f"{NAMES}\n" + "[a] " * (1 << 20) + ROWS[0], "has no measured size"),
+        (f"{NAMES}\n" + f"{ROWS[0]}\n" * (1 << 20), "has more than 1048576 lines"),
+        ('{"version":3,"results":[' + "[]," * (1 << 20) + "1]}", "has more than 2097152 values"),
+    ],
+)
+def test_a_file_that_is_made_to_take_time_or_memory_is_refused_soon(tmp_path: Path, text: str, said: str) -> None:
+    before = time.process_time()
+    assert said in said_of(tmp_path, text)
+    assert time.process_time() - before < 20  # with the square of the length it would be hours
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -134,6 +167,22 @@ def test_shapes_are_compared_at_the_common_sizes_and_heights_are_not() -> None:
         shapes_of(mine, replace(emulated, busbw={3: 1.0}))
 
 
+def in_place_wrong() -> tuple[SizeRow, ...]:
+    """Rows of which one has wrong elements in place, and none out of place."""
+    first, *others = samples.result().rows
+    return (replace(first, in_place=replace(first.first, wrong=14)), *others)
+
+
+def test_wrong_elements_in_json_are_read(tmp_path: Path) -> None:
+    outcome = replace(samples.result(), rows=in_place_wrong()).outcome
+    run = keep(tmp_path, 7, replace(samples.record(replace(samples.OPTIONS, in_place="both")), outcome=outcome))
+    text = EXPORTS["json"].written(run, Asked()).decode()
+    assert read(tmp_path, text).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"count":14', '"count":0')).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"nwrong":14', '"nwrong":0')).unfit == "14 wrong elements"
+    assert read(tmp_path, text.replace('"nwrong":14', '"nwrong":0').replace('"count":14', '"count":0')).unfit == ""
+
+
 def test_compare_takes_a_file_in_the_place_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 
@@ -148,6 +197,21 @@ def test_compare_takes_a_file_in_the_place_of_a_run(tmp_path: Path, capsys: pyte
     assert (code, "Only the shapes are compared" in said.out, "k = 4000" in said.out) == (0, True, True)
     code, said = inv(str(run.path), str(file), "--format", "json")
     assert (code, json.loads(said.out)["left_out"]) == (0, [131072, 1 << 22])
+    # Wrong data of either side are named, and fail.
+    bad = keep(tmp_path, 8, replace(samples.record(), outcome=replace(samples.result(), rows=in_place_wrong()).outcome))
+    for pair in ((str(file), str(bad.path)), (str(bad.path), str(file))):
+        code, said = inv(*pair)
+        assert (code, "note: no verdict rests on run 0008 of lab zone: 14 wrong elements" in said.out) == (1, True)
+    rows = file.read_text()
+    for text in (
+        rows.replace(" : 0 OK", " : 8 FAILED"),
+        rows.replace("1.11 0", "1.11 8"),
+        rows.replace(" 1.09 0 ", " 1.09 8e+00 "),
+    ):
+        file.write_text(text)
+        code, said = inv(str(file), str(run.path), "--format", "json")
+        document = json.loads(said.out)
+        assert (code, document["ok"], document["a"]["unfit"]) == (1, False, "8 wrong elements")
     code, said = inv(str(file), str(run.path), "--report")
     assert (code, "is for two runs" in said.err) == (2, True)
     code, said = inv("gone.json", str(run.path))

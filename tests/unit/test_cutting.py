@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from heddle.base.problems import InputError
 from heddle.fabric.builder import FabricBuilder
-from heddle.fabric.cutting import MARGIN, Cut, cut, fitting_cut, racks_of
+from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, Cut, cut, fitting_cut, footprints, racks_of
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.footprint import BUFFER_BYTES, footprints
-from heddle.fabric.model import Fabric, Level
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Level
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.sharding import sharding_forecast
 

@@ -16,14 +16,14 @@ import pytest
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError
 from heddle.base.resources import HERE, TEMPLATES
-from heddle.dashboard.actions import Actions, _run_flags
-from heddle.dashboard.labdesk import Viewers, message
+from heddle.dashboard.labdesk import Actions, Viewers, _run_flags, message
+from heddle.dashboard.labwatch import plan_json, plan_page
 from heddle.dashboard.metrics import METRICS, NAMES, MonotonicCounters
 from heddle.dashboard.news import NewsDesk
-from heddle.dashboard.pageplan import plan_json, plan_page
 from heddle.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE

@@ -11,8 +11,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
-from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
-from heddle.endpoints.congestion.profiles import PROFILES, CongestionProfile
+from heddle.endpoints.congestion.dcqcn import PROFILES, CongestionProfile, Dcqcn, DcqcnControl, DcqcnRule, power
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, NicFacts, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
 from heddle.endpoints.planning import job_plan

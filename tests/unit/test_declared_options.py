@@ -32,7 +32,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.runrecord import read_record, write_record
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
-from heddle.views.report.settingparts import run_commands
+from heddle.views.report.runparts import run_commands
 from heddle.wire.sport import SPORT_RULES
 from tests.unit import run_samples as samples
 

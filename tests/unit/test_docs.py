@@ -11,14 +11,13 @@ from pydantic import BaseModel
 
 from heddle.base.declared import options_of
 from heddle.endpoints.congestion.controlled import CONTROLLERS
-from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.profiles import PROFILES
+from heddle.endpoints.congestion.dcqcn import PROFILES, Dcqcn
 from heddle.endpoints.congestion.ratecontrol import NicFacts
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import clos, rail
-from heddle.host import saturation
-from heddle.predict.flowarrays import FlowArrays
+from heddle.host import capacity as saturation
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash_steps
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import MARK

@@ -13,7 +13,7 @@ import pytest
 
 from heddle.base.extras import EXTRAS, Extra
 from heddle.base.problems import MachineError
-from heddle.host import doctor, packages, probes, services
+from heddle.host import doctor, packages, preflight
 
 
 def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
@@ -41,7 +41,7 @@ def test_a_check_that_raises_fails_and_without_unshare_the_probes_say_so(
     assert not doctor.examine().ok
     # Without unshare the probes say so.
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
+    assert set(preflight.probe().values()) == {"unshare is missing (util-linux)"}
 
 
 def test_missing_frr_and_extras_have_a_row_with_the_command_that_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +160,15 @@ def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)
     (tmp_path / "ssh").write_text("")
-    service = replace(services.SERVICES["openssh-server"], script=str(tmp_path / "ssh"), pid_file=tmp_path / "pid")
-    monkeypatch.setattr(services, "SERVICES", {"openssh-server": service})
-    monkeypatch.setattr(services, "POLICY", tmp_path / "policy")
-    monkeypatch.setattr(services, "SYSTEMD", tmp_path if systemd else tmp_path / "none")
+    service = replace(packages.SERVICES["openssh-server"], script=str(tmp_path / "ssh"), pid_file=tmp_path / "pid")
+    monkeypatch.setattr(packages, "SERVICES", {"openssh-server": service})
+    monkeypatch.setattr(packages, "POLICY", tmp_path / "policy")
+    monkeypatch.setattr(packages, "SYSTEMD", tmp_path if systemd else tmp_path / "none")
     part = replace(packages.PARTS["openssh-server"], present=(tools / "sshd").exists)
     monkeypatch.setattr(packages, "PARTS", {"openssh-server": part})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    for module in (packages, services):
-        monkeypatch.setattr(module, "find_program", lambda name, *_: shutil.which(name, path=str(tools)))
+    monkeypatch.setattr(packages, "find_program", lambda name, *_: shutil.which(name, path=str(tools)))
     packages.ensure(["openssh-server"], yes=True)
     asked = [line for line in log.read_text().splitlines() if not line.startswith("apt-get")]
     units = "ssh.service ssh.socket"
@@ -184,7 +183,7 @@ def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
 
 def test_probing_leaves_nothing() -> None:
     before = subprocess.run(["cat", "/proc/net/dev", "/proc/mounts"], capture_output=True, check=True).stdout
-    probes.probe()
+    preflight.probe()
     after = subprocess.run(["cat", "/proc/net/dev", "/proc/mounts"], capture_output=True, check=True).stdout
     assert b"heddle0" not in after
     assert before.count(b"bpf") == after.count(b"bpf")

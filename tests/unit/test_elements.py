@@ -10,10 +10,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from heddle.endpoints.elements import Elements, Numbers
-from heddle.endpoints.expected import Expected
+from heddle.endpoints.elements import Elements, Expected, Numbers
 from heddle.traffic.collectives import Piece, find_pattern
-from heddle.traffic.collectives.pattern import Buffer, DType, Reduction
+from heddle.traffic.collectives.pattern import Buffer, DType, Pattern, Reduction
+from heddle.traffic.sequence import Part, PartSequence, parts_text
 
 RANKS = (2, 3, 5, 8, 17, 64, 128, 521, 1024, 2048)
 OPERATIONS: tuple[Reduction, ...] = get_args(Reduction)
@@ -113,6 +113,56 @@ def test_two_elements_in_a_row_tell_all_ranks_apart_where_nothing_is_reduced(dty
         # No rank's block is that of another rank at another place.
         blocks = np.concatenate([inputs[:, at : at + 4] for at in range(36)])
         assert len(np.unique(blocks, axis=0)) >= 0.999 * len(blocks)
+
+
+def of_groups(operation: Reduction, dtype: DType) -> Iterator[tuple[Pattern, int, int]]:
+    """A pattern, its ranks, its elements: a job of one group, and jobs of groups with other orders and sizes."""
+    pattern = find_pattern("all-reduce", "ring", operation=operation, dtype=dtype)
+    yield from ((pattern, 16, count) for count in (1, 7, 15, 16))
+    groups = [(0, 1), (9, 8, 7, 6, 5, 4), (3, 12, 30), tuple(range(31, 9, -2)), (0, 4, 8, 12)]
+    for count in (1, 2, 4, 6, 11, 31, 32, 200):
+        parts = [Part("", ranks, pattern, count * pattern.element_bytes) for ranks in groups]
+        yield PartSequence(dtype, parts_text(parts)), 32, 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_each_contribution_that_is_missing_in_a_group_changes_an_element_or_is_counted(
+    operation: Reduction, dtype: DType
+) -> None:
+    counts = []
+    for pattern, ranks, count in of_groups(operation, dtype):
+        elements, reductions, unseen = Elements.of(pattern, ranks), pattern.reductions(ranks, count), set[int]()
+        for whole in reductions:
+            inputs = {rank: elements.input(rank, whole.hi) for rank in whole.ranks}
+            pieces = [p for p in pattern.result(ranks, whole.ranks[0], count) if p.start == whole.start]
+            expected = Expected([replace(p, buffer="output") for p in pieces], elements, elements.total(whole.hi))
+            combine = {"max": np.maximum, "min": np.minimum}.get(operation, np.add)
+            for left in (None, *whole.ranks):
+                found = combine.reduce([each for rank, each in inputs.items() if rank != left])
+                array = elements.reduced(found.astype(inputs[whole.ranks[0]].dtype), 0, len(whole.ranks), operation)
+                if expected.wrong_elements({"output": array}, 0) == 0:
+                    unseen |= {-1 if left is None else left}
+        counts.append(elements.unseen(reductions))
+        assert counts[-1] == len(unseen - {-1}) and -1 in unseen
+    if operation in ("max", "min"):
+        assert counts[:4] == [15, 9, 1, 0], "of one group: those beyond the elements"
+        assert counts[4] > counts[6] and counts[-2:] == [0, 0], "of groups: none, with as many elements as ranks"
+    else:
+        assert any(counts) == (dtype == "bfloat16"), "an input can be 0, and quotients are rounded"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_that_are_exact_in_a_type_are_coded_as_numpy_does(dtype: DType) -> None:
+    """bfloat16 is the upper half of float32."""
+    elements, most = Elements.of(find_pattern("all-gather", dtype=dtype), 2), min(LIMITS[dtype], 1 << 16)
+    numbers = np.arange(-most, most + 1).astype(np.int32 if dtype == "int32" else np.float32)
+    coded = elements.coded(numbers)
+    assert coded.dtype == elements.stored
+    if dtype == "bfloat16":
+        assert ((coded.astype(np.uint32) << 16).view(np.float32) == numbers).all()
+    else:
+        assert coded.tobytes() == numbers.astype(elements.stored).tobytes()
 
 
 def test_a_changed_element_and_two_that_change_places_are_wrong_in_every_type() -> None:

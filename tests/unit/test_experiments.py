@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,20 +13,22 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
-from heddle.experiments.breaking import breaks, unbroken
 from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
 from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
 from heddle.experiments.folders import folders_shipped, load_folder
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
+from heddle.experiments.measuring import Measuring
 from heddle.experiments.needs import NEEDS
-from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
+from heddle.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle.experiments.running import Running, directory_name, plan_text
 from heddle.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
+from heddle.runs.results import ProofSummary
 from heddle.views.experimentpicture import draw
 from heddle.views.experimenttext import folder_text, result_text
 from heddle.views.report.page import report_html
+from tests.unit import run_samples as samples
 
 ROOT = Path(__file__).parents[2]
 SIGN = ", sign: below 1}"
@@ -299,8 +301,12 @@ def test_a_sign_holds_or_not_and_exact_values_do_not_vary(tmp_path: Path) -> Non
     assert judged(above, 0.2, 0.21, 0.22) == judged(below, 1.2, 1.21, 1.22) == ("out of band", "", True)
     assert judged(above, 1.0, 1.0, 1.0) == judged(below, 1.0, 1.0, 1.0) == ("out of band", "", True)  # not above
     assert judged(above, 0.9, 1.2, 1.4) == judged(above, 1.2) == ("not known", "too few repeats", True)
-    assert judged(zero, 0.0) == ("sign only", "", False)
-    assert judged(zero, 0.0, 1.0) == judged(zero, -1.0, 1.0) == ("out of band", "", True)
+    assert judged(zero, 0.0, 0.0, 0.0) == ("sign only", "", False)
+    assert judged(zero, 0.0) == judged(zero, 0.0, 0.0) == ("not known", "too few repeats", True)
+    assert judged(zero, 0.0, 1.0) == judged(zero, -1.0) == ("out of band", "", True)  # one that is not shows it
+    assert judged(above, *[1.7e308] * 3) == ("not known", "no value", True)  # their sum is no number
+    with pytest.raises(InputError, match=r"checks.mean.exact: true is of a check with a band or a sign"):
+        signed("exact: true")
     exact = signed("low: 1, high: 2, exact: true")
     assert judged(exact, 1.5, 1.5) == ("in band", "", False)
     assert judged(exact, 1.5) == ("not known", "too few repeats", True)  # nothing to compare it with
@@ -397,7 +403,7 @@ def test_a_check_must_fail_when_its_runs_are_broken(tmp_path: Path, capsys: pyte
     assert not Running(found, Silent()).run().failed
     assert main(vars(tasks), ["inv", "experiment", str(tmp_path / "x.yml"), "--break", "--format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document["not_broken"] == {
+    assert not document["ok"] and document["not_broken"] == {
         "x: held": "sign only, though it was broken", "x: loose": "sign only, though it was broken",
         "x: plain": "has no broken_by",
     }  # fmt: skip
@@ -405,10 +411,75 @@ def test_a_check_must_fail_when_its_runs_are_broken(tmp_path: Path, capsys: pyte
     assert (first["check"], first["state"], first["measured"]["mean"]) == ("even", "out of band", 2.0)
     assert main(vars(tasks), ["inv", "experiment", str(tmp_path / "x.yml"), "--break", "--only", "even"]) == 0
     text = capsys.readouterr().out
-    assert "one CTSW of two is up" in text and text.endswith("every check fails when it is broken\n")
+    assert "one CTSW of two is up" in text and text.endswith("every check that ran fails when it is broken\n")
     assert main(vars(tasks), ["inv", "experiment", str(tmp_path / "x.yml"), "--break", "--out", "x"]) == 2
     assert main(vars(tasks), ["inv", "experiment", str(tmp_path / "x.yml"), "--list"]) == 0
     assert "not shown: no broken_by" in capsys.readouterr().out
+
+
+def broken_results(tmp_path: Path, words: str, *values: float, **known: Any) -> dict[str, str]:
+    """The checks that were not broken by runs with these values, as `unbroken`."""
+    text = OWN.replace("published: 1.23, tolerance: 0.05", f"{words}, broken_by: {{runs: {{flows: {{repeats: 4}}}}}}")
+    found = loaded(tmp_path, text)
+    (made,) = breaks(found)
+    figures = [OwnFigures({"mmr_mean": each}, ("0001",), **known) for each in values]
+    done = tuple(Repeat(made.variants[0], number, each) for number, each in enumerate(figures, 1))
+    return unbroken(found, [ExperimentResult(made, done)])
+
+
+def test_a_check_is_broken_only_where_its_value_leaves_the_claim(tmp_path: Path) -> None:
+    band, exact = "low: 1, high: 3", "sign: above 1, exact: true"
+    stays, wrong = "but its value does not leave the claim", {"doubt": "7 wrong elements"}
+    assert broken_results(tmp_path, band, 5.0, 5.0, 5.1) == {}
+    assert broken_results(tmp_path, band, 2.0, 2.0, 2.1) == {"mean": "in band, though it was broken"}
+    for known, result in ((wrong, "WRONG DATA"), ({"proven": False}, "NOT KNOWN: unproven paths")):
+        assert broken_results(tmp_path, band, 2.0, 2.0, 2.1, **known) == {"mean": f"{result}, {stays}"}
+        assert broken_results(tmp_path, band, 5.0, 5.0, 5.1, **known) == {}
+    assert broken_results(tmp_path, "sign: is 0", 7.0, 7.0, 7.0, **wrong) == {}
+    assert broken_results(tmp_path, exact, 2.0, 2.0001, 2.0) == {"mean": f"OUT OF BAND, {stays}"}
+    assert broken_results(tmp_path, exact, 0.5, 0.5, 0.5) == {}
+
+
+def test_where_nothing_ran_nothing_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tasks
+
+    monkeypatch.setitem(NEEDS, "rxe", lambda: "this kernel has no rxe")
+    only = BREAKABLE.replace("  plain: {value: mmr(other), sign: below 9}\n", "")
+    (tmp_path / "index.yml").write_text("title: A paper\nsource: us\n")
+    skipped = only.replace("title:", "needs: [rxe]\ntitle:")
+    unclaimed = only[: only.index("checks:")] + "checks: {seen: mmr(other)}\n"
+
+    def inv(text: str, *words: str) -> tuple[int, bool | None, str]:
+        written(tmp_path, text)
+        code = main(vars(tasks), ["inv", *words])
+        said = capsys.readouterr().out
+        assert main(vars(tasks), ["inv", *words, "--format", "json"]) == code
+        return code, json.loads(capsys.readouterr().out)["ok"], said
+
+    for words in (("experiment", str(tmp_path / "x.yml")), ("reproduce", str(tmp_path))):
+        code, ok, said = inv(skipped, *words)
+        assert (code, ok, "skipped: this kernel has no rxe" in said) == (0, None, True)
+        for text in (skipped, unclaimed):
+            code, ok, said = inv(text, *words, "--break")
+            assert (code, ok, said.endswith("no check was broken\n")) == (1, False, True)
+
+
+def test_a_run_without_a_verdict_on_its_paths_is_not_proven(tmp_path: Path) -> None:
+    found = loaded(tmp_path, OWN)
+    (variant,) = found.variants
+    assert variant.measure is not None
+    proof = ProofSummary(True, 16, 0, ("prediction", "oracle", "counters"), 1.0, 1.0)
+    for proofs, wanted in (((), None), ((proof,), True), ((proof, None), False), ((None,), False)):
+
+        def call(at: Measuring, proofs: Sequence[ProofSummary | None] = proofs) -> Mapping[str, float]:
+            at.runs += [replace(samples.result(), proof=each) for each in proofs]
+            return {"mmr_mean": 1.23}
+
+        own = replace(variant, measure=replace(variant.measure, call=call))
+        done = Running(replace(found, variants=(own,)), Silent()).run().done
+        assert [each.figures.proven for each in done if each.figures is not None] == [wanted] * len(done)
 
 
 def test_a_folder_is_a_publication(tmp_path: Path) -> None:

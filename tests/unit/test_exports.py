@@ -18,9 +18,8 @@ from heddle.cli.program import main
 from heddle.runs.exports import EXPORTS
 from heddle.runs.exports.asked import Asked
 from heddle.runs.exports.sizes import COLUMNS
-from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import SizeRow, figures
+from heddle.runs.runtable import SizeRow, figures, stats_of
 from heddle.runs.stored import StoredRun
 from heddle.traffic.collectives.pattern import InPlace
 from heddle.traffic.options import RunOptions

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from heddle.dashboard.metrics import MonotonicCounters, ScrapedLab, families
+from heddle.dashboard.news import run_json
 from heddle.experiments.figures import LiveFigures
-from heddle.host.saturation import Cause
-from heddle.runs.fitness import Unfit, unfit
+from heddle.host.capacity import Cause
+from heddle.proof.linkuse import Mmr
+from heddle.proof.verdict import PathsResult
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import ProofSummary, RunResult
-from tests.unit.run_samples import having, result
+from heddle.runs.results import ProofSummary, RunResult, Unfit, unfit
+from heddle.runs.store import History, limits, paths_of
+from heddle.runs.stored import Stored, StoredRun
+from heddle.views.report import runparts
+from heddle.views.runstext import runs_text
+from tests.unit.history_runs import a_lab
+from tests.unit.history_runs import keep as keep_in
+from tests.unit.kept_runs import keep
+from tests.unit.run_samples import having, interrupted, record, result
 
 PROVEN = ProofSummary(True, 16, 0, ("prediction", "oracle", "counters"), 1.0, 1.0, 0)
 
@@ -61,3 +74,28 @@ def test_a_busy_machine_is_named_also_where_paths_need_no_proof() -> None:
     assert LiveFigures([proven(agree=False)], None).doubt == "paths are not proven"
     assert LiveFigures([proven(), wrong(busy(proven(), None))], None).doubt == "12 wrong elements"
     assert LiveFigures([proven()], None).doubt == ""
+
+
+def test_wrong_elements_in_place_are_seen_wherever_a_run_is_shown(tmp_path: Path) -> None:
+    first, *others = result().rows
+    rows = (replace(first, in_place=replace(first.first, wrong=7)), *others)
+    done = replace(record(), outcome=replace(result(), rows=rows).outcome)
+    stopped = replace(interrupted(), rows=rows[:1])
+    assert (done.wrong, stopped.wrong) == (7, 7)
+    assert done.unfit() == stopped.unfit() == Unfit("wrong data", "7 wrong elements")
+    runs = [keep(tmp_path, number, each) for number, each in enumerate((done, stopped), 1)]
+    for run in runs:
+        assert ("wrong elements", "7", "the result is wrong") in runparts.summary(run)["cards"]
+        assert run_json(run)["rows"][0][-1] == 7
+    lines = runs_text({"zone": runs}, limits(), []).splitlines()
+    assert [line.split()[-4] for line in lines if line.startswith(("0001", "0002"))][:2] == ["7", "7"]
+    scraped = families([ScrapedLab("zone", None, None, done, 0, 0)], MonotonicCounters())
+    assert sum(each.value for family in scraped for each in family.samples if "wrong" in each.name) == 7
+
+
+def test_paths_have_the_wrong_elements_of_their_run(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    proven = PathsResult(True, (), (), Mmr(None, None), {}, "rtsw", {}, ())
+    monkeypatch.setattr(StoredRun, "proof", Stored(proven))
+    for number, run in enumerate((record(), replace(record(), outcome=wrong(result()).outcome)), 1):
+        keep_in(history, run)
+        assert paths_of(a_lab(history), str(number)).wrong == run.wrong == (0, 12)[number - 1]

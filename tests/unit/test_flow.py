@@ -13,20 +13,18 @@ import pytest
 
 from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
 from heddle.endpoints.planning import job_plan
-from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
+from heddle.endpoints.reports import NicReport, QpReport, SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
-from heddle.host.saturation import WorkerUse
-from heddle.lab.reading import take
+from heddle.host.capacity import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
-from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot
-from heddle.predict.flowarrays import FlowTable
+from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
+from heddle.predict.forwarding import FlowTable
 from heddle.proof.evidence import Evidence
 from heddle.proof.evidence import _sent as read_sent
 from heddle.proof.verdict import prove

@@ -30,12 +30,11 @@ Inv = Callable[..., tuple[int, dict[str, Any]]]
 def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Inv:
     """Exit code and JSON document of a verb, run in an empty directory by a user who must not become root."""
     import tasks
-    from heddle.cli import privilege
 
     def refuse(verb: str) -> None:
         raise AssertionError(f"{verb} asks for root")
 
-    monkeypatch.setattr(privilege, "become_root", refuse)
+    monkeypatch.setattr("heddle.cli.verbs.become_root", refuse)
     monkeypatch.chdir(tmp_path)
 
     def typed(*words: str) -> tuple[int, dict[str, Any]]:

@@ -17,7 +17,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.offline.columns import Cutting, flows_of, of_lengths, of_pattern
 from heddle.offline.demand import Traffic, traffic_of
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
 from heddle.traffic.collectives.pattern import CREDIT_BYTES

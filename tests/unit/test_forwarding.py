@@ -20,12 +20,11 @@ from heddle.fabric.shapes import build
 from heddle.kernel.fib import NextHop
 from heddle.lab.rehash import label_of
 from heddle.predict import walk as engine
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import Forwarding, forwarding_of
+from heddle.predict.forwarding import FlowArrays, Forwarding, forwarding_of
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
 from heddle.predict.walk import Hops, walk
 from heddle.proof import lookups
-from heddle.runs.reordering import reordering
+from heddle.runs.run import reordering
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of

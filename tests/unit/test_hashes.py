@@ -19,8 +19,7 @@ from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, Udf
 from heddle.fabric.shapes import build, clos
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import forwarding_of
+from heddle.predict.forwarding import FlowArrays, forwarding_of
 from heddle.predict.hashes import (
     bounds,
     e_ecmp_hash,

@@ -15,14 +15,11 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli import run_verb
-from heddle.cli.argv import Verb, parse
+from heddle.cli.argv import Verb, parse, verb_hint
 from heddle.cli.checkout_verbs import bench
-from heddle.cli.examples import example_line, examples, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
-from heddle.cli.hints import verb_hint
 from heddle.cli.nccltests import NcclFlags, NcclSizes
-from heddle.cli.program import commands_in, main
-from heddle.cli.renamed import current
+from heddle.cli.program import commands_in, example_line, examples, examples_text, main
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
@@ -44,7 +41,7 @@ def verbs() -> dict[str, Verb]:
 
 
 def test_each_verb_has_two_examples_and_each_example_a_verb() -> None:
-    """A new verb gets its examples in heddle/cli/examples.py."""
+    """A new verb gets its examples in heddle/cli/program.py."""
     assert set(EXAMPLES) == set(verbs())
     assert {name: len(found) for name, found in EXAMPLES.items() if len(found) < 2} == {}
     assert [name for name in EXAMPLES if max(map(len, examples_text(name).splitlines())) > 80] == [], "they fit"
@@ -124,7 +121,7 @@ def test_a_word_that_no_verb_is_near_gets_the_list_and_no_guess(word: str) -> No
 
 def test_every_verb_that_a_hint_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
-    from heddle.cli.hints import _VERBS
+    from heddle.cli.argv import _VERBS
 
     named = [words.split()[1] for hint in _VERBS.values() for words in hint.split("./") if words.startswith("inv ")]
     assert {name for name in named if not name.startswith("-")} <= set(verbs())
@@ -251,10 +248,9 @@ def test_sizes_of_nccl_tests_that_are_not_possible_are_named_as_typed(
     line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import tasks
-    from heddle.cli import privilege
     from heddle.host import packages
 
-    monkeypatch.setattr(privilege, "become_root", lambda _: None)
+    monkeypatch.setattr("heddle.cli.verbs.become_root", lambda _: None)
     monkeypatch.setattr(packages, "ensure", lambda *_, **__: None)
     assert main(vars(tasks), ["inv", "run", *line.split()]) == 2
     assert said in capsys.readouterr().err
@@ -296,8 +292,7 @@ def test_an_entry_is_one_sentence_a_reason_a_command_and_a_page(entry: Term) -> 
     assert command is not None, "`see` begins with a command between backquotes"
     for line in re.findall(r"`(\./inv [^`]+)`", entry.see):
         _, name, *words = shlex.split(line)
-        now = current(name, words, verbs())
-        parse(verbs()[now.name], now.words)
+        parse(verbs()[name], words)
     page, _, anchor = entry.more.partition("#")
     assert (DOCS / page).is_file(), entry.more
     assert not anchor or anchor in anchors(DOCS / page), entry.more

@@ -17,8 +17,8 @@ from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.runtable import SizeRow, figures
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
-from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import Plan, build_plan
+from heddle.traffic.sequence import Part, steps_text
 from heddle.traffic.workload import Workload
 
 TINY = load_fabric("tiny").fabric

@@ -12,13 +12,12 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
-from heddle.dashboard.pageplan import plan_page
+from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of, files_of
-from heddle.lab.imported.copy import copied
-from heddle.lab.imported.decisions import settings_of
+from heddle.lab.imported.copy import copied, settings_of
 from heddle.lab.imported.description import BindDescription, NodeDescription
 from heddle.lab.imported.grammar import expand, lab_name, literal
 from heddle.lab.imported.imported import ImportedLab, import_topology

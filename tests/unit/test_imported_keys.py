@@ -12,9 +12,9 @@ from shlex import quote
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.lab.imported import frr, missing
-from heddle.lab.imported.commands import main_process
+from heddle.lab.imported import frr, imported
 from heddle.lab.imported.copy import copy_data
+from heddle.lab.imported.grammar import main_process, with_sh
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
 from heddle.render.dialects import RenderOptions
@@ -123,6 +123,20 @@ def test_a_namespace_runs_of_a_containers_command_what_is_not_waiting_and_not_th
     command: str, runs: str
 ) -> None:
     assert main_process(command) == runs
+
+
+@pytest.mark.parametrize(
+    ("command", "runs"),
+    [
+        ("ash -c 'date > /x'", "sh -c 'date > /x'"),
+        ("/bin/ash /start.sh", "sh /start.sh"),
+        ("/bin/busybox sh -c date", "sh -c date"),
+        ("busybox httpd -p 80", "busybox httpd -p 80"),
+        ("ashes -c x", "ashes -c x"),
+    ],
+)
+def test_the_shell_of_alpine_is_sh_in_a_namespace(command: str, runs: str) -> None:
+    assert with_sh(command) == runs
 
 
 @pytest.mark.parametrize(
@@ -403,7 +417,7 @@ def test_a_dry_run_says_what_the_kernel_does_not_have_and_a_vrf_reads_no_files(
     line = "ip link add red type vrf table 10"
     made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, exec: [{line}]}}}}}}\n"), "netns")
     assert made.warnings == ()
-    monkeypatch.setattr(missing, "missing", lambda *kind: f"this kernel has no {kind[0]}")
+    monkeypatch.setattr(imported, "missing", lambda *kind: f"this kernel has no {kind[0]}")
     assert f"# up fails here: exec: {line} is not possible here: this kernel has no vrf; nodes: a;" in script_of(made)
     beyond = write("name: x\ntopology: {nodes: {a: {kind: linux, exec: [ip vrf exec red reboot]}}}\n")
     assert "runs as root of this machine" in import_topology(beyond, "netns").warnings[0]

@@ -10,9 +10,9 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.endpoints.addressing import address_of, announced_by
-from heddle.endpoints.insidehost import InsideHost
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.worker import InsideHost
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
 from heddle.offline.ideal import ideal_seconds

@@ -161,7 +161,7 @@ def test_run_has_no_use_without_a_lab(words: list[str], why: str, capsys: pytest
 
 
 def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
-    from heddle.cli.privilege import KEPT
+    from heddle.cli.verbs import KEPT
     from heddle.places.session import PASSED
 
     assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)

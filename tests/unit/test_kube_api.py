@@ -16,9 +16,8 @@ from heddle.base.problems import InputError, MachineError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
 from heddle.runtimes.kube.api import KubeApi
-from heddle.runtimes.kube.kubecluster import KubeCluster
+from heddle.runtimes.kube.kubecluster import KubeCluster, KubernetesRuntime
 from heddle.runtimes.kube.kubeprobe import joined, probe
-from heddle.runtimes.kube.kuberuntime import KubernetesRuntime
 from heddle.runtimes.kube.podexec import LOST
 from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
 from heddle.runtimes.sharded import ShardPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heddle.runtimes.kube.apierrors import refused, unreachable
+from heddle.runtimes.kube.api import refused, unreachable
 from heddle.runtimes.kube.podstate import chosen_address, ended_before, pod_state
 
 QUOTA = (

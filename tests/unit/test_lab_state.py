@@ -21,11 +21,10 @@ from heddle.base.process import run
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
-from heddle.lab.opening import open_lab
-from heddle.lab.ownership import check_free, other_labs, other_owner
+from heddle.lab.opening import check_free, open_lab, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes import clab_cleanup
+from heddle.runtimes import containerlab
 from heddle.runtimes.netns_cleanup import remove_lab
 from heddle.runtimes.netns_topology import bind_target, read_topology
 from heddle.runtimes.registry import get_runtime
@@ -110,8 +109,11 @@ def test_what_is_about_to_be_set_is_recorded_first_and_undone_when_that_fails() 
 
 
 def test_a_record_of_another_version_is_recognised() -> None:
-    for version, by in (("", "an older Heddle"), ("99.1", "Heddle 99.1")):
-        state.write_record(state.Record("x", "netns", "running", {"name": "x"}, version=version))
+    for record, by in (
+        (state.Record("x", "netns", "running", {"name": "x"}, version="99.1"), "Heddle 99.1"),
+        (state.Record("x", "netns", "running", {"name": "x"}), "Heddle of unknown version"),
+    ):
+        state.write_record(record)
         with pytest.raises(InputError) as caught:
             open_lab("x")
         assert f"lab x was brought up by {by}, and this is Heddle {VERSION}" in str(caught.value)
@@ -245,10 +247,10 @@ def test_a_lock_that_every_user_can_make_does_not_stop_a_removal(
     hosts, lock = tmp_path / "hosts", tmp_path / "clab-hosts.lock"
     hosts.write_text("127.0.0.1 localhost\n###### CLAB-x-START ######\n10.0.0.1 a\n###### CLAB-x-END ######\n")
     for name, value in (("_HOSTS", hosts), ("_HOSTS_LOCK", lock), ("_SSH_CONFIGS", tmp_path), ("_HOSTS_S", 0.2)):
-        monkeypatch.setattr(clab_cleanup, name, value)
+        monkeypatch.setattr(containerlab, name, value)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        clab_cleanup._forget("x")
+        containerlab._forget("x")
     assert hosts.read_text() == "127.0.0.1 localhost\n"
 
 

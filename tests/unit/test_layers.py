@@ -21,8 +21,8 @@ import pytest
 
 import heddle
 from heddle.base.problems import MachineError
+from heddle.cli.checkout_verbs import ensure_tools
 from heddle.cli.console import Console
-from heddle.cli.lockedtools import ensure_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (

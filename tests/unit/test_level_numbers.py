@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The wiring gives levels their numbers, and files of it are checked by them.
-WIRING = {"heddle/fabric/wiring.py", "heddle/fabric/fabricdata.py"}
+WIRING = {"heddle/fabric/wiring.py", "heddle/fabric/policydata.py"}
 SHAPES = ROOT / "heddle/fabric/shapes"
 # No level of a fabric.
 OTHERS = {"heddle/cli/explain_verb.py": "headings of a page"}

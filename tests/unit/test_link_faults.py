@@ -10,10 +10,9 @@ import pytest
 
 from heddle.base.units import format_share, parse_share
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.faults.record import SetFault
-from heddle.lab.impairments import PortFault, Requested
+from heddle.lab.impairments import PortFault, Requested, SetFault
 from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault
-from heddle.switch.links.delaylines import DelayLine
+from heddle.switch.links.portfaults import DelayLine
 from heddle.views.labtext import faults_text
 
 TINY: Final = load_fabric("tiny").fabric

@@ -11,8 +11,8 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.base.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Port
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec
 from heddle.spec.yamlfile import MAX_BYTES

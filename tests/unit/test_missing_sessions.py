@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from heddle.base.families import Network
-from heddle.checks import labchecks
-from heddle.checks.subject import Subject
+from heddle.checks import validate
+from heddle.checks.queuechecks import Subject
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, NextHop
@@ -210,7 +210,7 @@ def test_foreign_routes_are_notes_with_words_and_a_hint() -> None:
     made = SimpleNamespace(rendered=False, routes_checked=lambda: "4 addresses", gaps=lambda now: [])
     lab = cast("Lab", SimpleNamespace(name="tiny", fabric=TINY, blueprint=made))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(TINY, {"rtsw1": {"10.0.0.1/32": ()}}).items()}
-    answer = labchecks.routes(Subject(lab, {}, Snapshot("tiny", LabPart.FIBS, nodes)))
+    answer = validate.routes(Subject(lab, {}, Snapshot("tiny", LabPart.FIBS, nodes)))
     assert answer == (
         "4 addresses",
         [],

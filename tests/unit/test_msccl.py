@@ -13,11 +13,10 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.bound import bound_steps
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import RunOptions, describe
 from heddle.traffic.placement import place
-from heddle.traffic.plan import build_plan
+from heddle.traffic.plan import bound_steps, build_plan
 from tests.unit.test_collectives import Exchange, exchanged
 
 Steps = Sequence[tuple[object, ...]]  # type, source, destination, and more: `("s", "i0", "o0", 1, (2, 0))`

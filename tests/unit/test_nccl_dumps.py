@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.engineering.candidates import free_hosts
+from heddle.engineering.mincut import free_hosts
 from heddle.engineering.nccldumps import on_hosts, read_dumps
 from heddle.fabric.fabricfile import load_fabric
 

@@ -16,10 +16,10 @@ from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
-from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
-from heddle.fabric.model import BACKEND, Fabric, Level
-from heddle.fabric.naming import NicNames
+from heddle.fabric.model import Fabric, NicNames
 from heddle.fabric.policy import NetworkPolicy, QueuePolicy
+from heddle.fabric.policydata import fabric_from_json, fabric_to_json
+from heddle.fabric.wiring import BACKEND, Level
 from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from heddle.predict.statistics import quantile, student_p
 from heddle.runs.compare import judged_once
-from heddle.runs.noise import LEVEL, STEADY, chance_of, outliers, rank_p
+from heddle.runs.noise import LEVEL, STEADY, chance_of, outliers
 
 Runs = list[float]
 Judge = Callable[[Runs, Runs], bool]
@@ -30,6 +29,13 @@ COUNTS: Final[Mapping[str, Callable[[int], Runs]]] = {
     "Poisson": lambda n: [*map(float, R.poisson(100, n))],
     "wide": lambda n: [*map(float, R.poisson(R.gamma(2, 50, n)))],
     "many zeros": lambda n: [*map(float, np.where(R.random(n) < 0.8, 0, R.poisson(500, n)))],
+}
+TAILS: Final[Mapping[str, Callable[[int], Runs]]] = {
+    "t3": lambda n: [*map(float, (1 + 0.01 * R.standard_t(3, n)).clip(0.1))],
+    "Cauchy": lambda n: [*map(float, np.exp(0.01 * R.standard_cauchy(n)))],
+    "one in ten": lambda n: [*map(float, R.normal(1, np.where(R.random(n) < 0.1, 0.1, 0.01)))],
+    "one side": lambda n: [*map(float, np.exp(0.05 * R.exponential(size=n)))],
+    "Pareto": lambda n: [*map(float, 1 + R.pareto(1.5, n))],
 }
 SIZES: Final = ((1, 5), (2, 2), (3, 3), (3, 8), (5, 5), (10, 10))
 
@@ -62,18 +68,47 @@ def test_of_runs_that_do_not_differ_at_most_1_in_20_is_said_to() -> None:
     assert false_alarms(range_alone, TIMES, 1500) > LEVEL, "this data would show a judgement that is too quick"
 
 
-def test_of_equal_runs_at_most_1_in_20_pairs_is_said_to_differ() -> None:
-    """Without the two modes: of few runs, the others are often all of one mode."""
-    draws = [TIMES[name] for name in ("normal, 1 %", "lognormal", "ties")]
-    wrong, few = 0, 0
-    for case in range(2400):
-        group = draws[case % len(draws)](8)
+def test_heavy_tails_do_not_differ_more_often() -> None:
+    assert false_alarms(differs, TAILS, 3000) <= LEVEL
+    singles = [differs(draw(1), draw(n)) for draw in TAILS.values() for n in (5, 10) for _ in range(200)]
+    assert fmean(singles) <= LEVEL * 1.2  # its deviation is 0.4 %; a single run has no spread of its own
+    assert false_alarms(range_alone, TAILS, 1500) > 2 * LEVEL
+
+
+@pytest.mark.parametrize(("few", "many"), [(2, 10), (3, 3), (3, 10), (5, 5), (5, 10)])
+def test_a_tight_set_beside_a_wide_one_of_equal_mean_does_not_differ(few: int, many: int) -> None:
+    """Of the two-sample tests with one spread, or of ranks, this is the known weakness (Behrens and Fisher)."""
+    wrong, ranked = 0, 0
+    for case in range(800):
+        wide = [*map(float, np.exp(R.normal(0, (0.02, 0.05, 0.2)[case % 3], few)))]
+        tight = [*map(float, np.exp(R.normal(0, 0.01, many)))]
+        wrong += differs(wide, tight)
+        ranked += range_alone(wide, tight)
+    assert wrong / 800 <= LEVEL * 1.5  # Welch's freedom is approximate for few runs; the deviation is 0.8 %
+    assert few > 3 or ranked / 800 > LEVEL * 1.5, "this data would show a judgement by ranks"
+
+
+@pytest.mark.parametrize("runs", [4, 7, 8, 12])
+def test_of_equal_runs_at_most_1_in_20_pairs_is_said_to_differ(runs: int) -> None:
+    """The p of a pair is exact for every distribution, so also for two modes."""
+    draws = [*TIMES.values(), *TAILS.values()]
+    wrong, others = 0, 0
+    for case in range(2000):
+        group = draws[case % len(draws)](runs)
         found = chance_of(group[0], group[1], [group], counted=False)
         wrong += found is not None and found.p <= LEVEL
-        spread = fmean([abs(each - fmean(group)) for each in group])
-        few += abs(group[0] - group[1]) > 2 * spread
-    assert wrong / 2400 <= LEVEL * 1.2  # the deviation of this share is 0.45 %
-    assert few / 2400 > LEVEL * 1.2, "this data would show a judgement that takes the mean deviation for the limit"
+        rest = group[2:]
+        others += abs(group[0] - group[1]) > quantile(runs - 3) * math.sqrt(2 * variance(rest))
+    assert wrong / 2000 <= LEVEL * 1.2  # the deviation of this share is 0.5 %
+    assert others / 2000 > LEVEL * 1.2, "this data would show a judgement by the normal spread of the others"
+
+
+def test_the_p_of_a_pair_is_its_share_of_all_pairs() -> None:
+    group = [0.90, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.15]
+    chances = {p: chance_of(*p, [group], counted=False) for p in ((0.9, 1.15), (1.0, 1.01), (0.9, 1.05))}
+    assert [found and round(28 * found.p) for found in chances.values()] == [1, 24, 2]
+    ends = chances[0.9, 1.15]
+    assert ends is not None and ends.p <= LEVEL and "1 of 28 pairs of equal runs" in ends.words
 
 
 @pytest.mark.parametrize("change", [1.05, 0.95])
@@ -87,7 +122,7 @@ def test_a_change_of_5_percent_is_found_with_five_runs_of_1_percent_spread(chang
 def test_ten_runs_of_each_with_little_spread_show_less_than_3_percent() -> None:
     for _ in range(100):
         one, other = ([*map(float, R.normal(mean, 0.0005, 10))] for mean in (1, 0.971))
-        assert math.log(one[0] / other[0]) < STEADY + 0.002 and differs(one, other)
+        assert math.log(one[0] / other[0]) < STEADY + 0.004 and differs(one, other)
 
 
 FAST, SLOW = [0.0100, 0.0116, 0.0104], [0.0011, 0.0011, 0.0046]
@@ -98,7 +133,8 @@ def test_all_of_one_above_all_of_the_other_by_a_factor_of_2_is_no_noise() -> Non
         for a in one:
             for b in other:
                 found = chance_of(a, b, [one, other], counted=False)
-                assert found is not None and found.p == pytest.approx(0.02, abs=0.001)
+                assert found is not None and found.p == pytest.approx(0.064, abs=0.001) and found.unsure
+                assert judged_once(a, b, [one, other], counted=False)[0] == "unknown"
                 assert f"all of {'A' if one is FAST else 'B'} are higher" in found.words
     assert not self_including(FAST[0], SLOW[2], [FAST, SLOW]), "without logarithms, the slow ones have no weight"
     single = chance_of(FAST[0], SLOW[0], [FAST[:1], SLOW], counted=False)
@@ -108,15 +144,18 @@ def test_all_of_one_above_all_of_the_other_by_a_factor_of_2_is_no_noise() -> Non
 
 
 @pytest.mark.parametrize("runs", range(3, 9))
-def test_two_equal_runs_are_judged_without_themselves(runs: int) -> None:
+def test_one_of_two_equal_runs_that_is_an_outlier_is_never_called_noise(runs: int) -> None:
     zeros = [0.0] * (runs - 1)
     verdict, why = judged_once(0, 1e6, [[*zeros, 1e6]])
-    assert verdict == ("differs" if runs == 8 else "unknown"), why  # six others without any spread are enough
+    assert verdict == "unknown", why
     assert not self_including(0, 1e6, [[*zeros, 1e6]]), "A and B in their own spread made it noise"
     if runs > 4:
         equal = [1.0 + 0.001 * at for at in range(runs - 1)]
         found = chance_of(1.0, 0.01, [[*equal, 0.01]], counted=False)
-        assert found is not None and found.p < 0.001
+        assert found is not None and found.unsure and found.p == pytest.approx(2 / runs)  # runs - 1 of all pairs
+        assert "A or B is an outlier" in found.words
+        usual = chance_of(equal[0], equal[1], [[*equal, 0.01]], counted=False)
+        assert usual is not None and not usual.unsure
         assert not self_including(1.0, 0.01, [[*equal, 0.01]])
 
 
@@ -128,20 +167,24 @@ def test_small_counts_have_at_least_the_spread_of_a_poisson_process() -> None:
 
 
 def test_an_outlier_of_eight_runs_is_named_and_is_not_called_noise() -> None:
-    named, wrong = 0, 0
-    for case in range(400):
+    named, near, wrong = 0, 0, 0
+    for case in range(1200):
         runs = [*map(float, R.normal(1, 0.01, 8))]
         wrong += bool(outliers(runs, counted=False))
-        runs[case % 8] *= (1.1, 0.9, 100, 0.01)[case % 4]
+        usual = runs[case % 8]
+        runs[case % 8] = usual * (1.1, 0.9, 100, 0.01)[case % 4]
         named += outliers(runs, counted=False) == [case % 8]
-    assert named / 400 >= 0.95 and wrong / 400 <= LEVEL
+        runs[case % 8] = usual * (1.05, 0.95)[case % 2]
+        near += outliers(runs, counted=False) == [case % 8]
+    # Grubbs' test, the best for one outlier, names 70 % of those of 5 deviations if it is wrong in 5 % of all groups.
+    assert named / 1200 >= 0.97 and near / 1200 >= 0.55 and wrong / 1200 <= LEVEL * 1.2
     two = outliers([1, 1.01, 0.99, 1.005, 1.002, 0.01, 0.011, 1.001, 0.997], counted=False)
     assert sorted(two) == [5, 6], "one does not hide the other"
     group = [1.0, 1.01, 0.99, 1.002, 0.998, 1.005, 0.995, 0.01]
     others = [1.001 * each for each in group[:-1]]
-    strange, usual = (chance_of(a, others[0], [group, others], counted=False) for a in (0.01, 1.0))
-    assert strange is not None and strange.unsure and strange.p > LEVEL and "A or B is an outlier" in strange.words
-    assert usual is not None and not usual.unsure
+    odd, plain = (chance_of(a, others[0], [group, others], counted=False) for a in (0.01, 1.0))
+    assert odd is not None and odd.unsure and odd.p > LEVEL and "A or B is an outlier" in odd.words
+    assert plain is not None and not plain.unsure
 
 
 def test_without_equal_runs_nothing_is_known() -> None:
@@ -152,22 +195,16 @@ def test_without_equal_runs_nothing_is_known() -> None:
         assert chance_of(1.0, 2.0, groups, counted=False) is None
 
 
-def test_the_ranks_decide_where_one_run_spoils_the_means() -> None:
-    one, other = [1.0, 1.01, 0.99, 1.02, 0.98], [0.9, 0.91, 0.89, 0.92, 1e-6]
-    assert differs(one, other)
-    assert not differs(one, [*other[:-1], 1.03])
+def test_one_run_that_spoils_a_mean_does_not_hide_a_difference() -> None:
+    one, other = [1.0, 1.01, 0.99, 1.02, 0.98, 1.005], [0.9, 0.91, 0.89, 0.92, 0.905, 1e-6]
+    assert differs(one, other) and differs(other, one)
+    five = chance_of(one[0], other[0], [one[:5], [*other[:4], 1e-6]], counted=False)
+    assert five is not None and five.unsure and "all of A are higher" in five.words, "outliers do not hide a gap"
+    assert not differs(one, [*other[:-1], 1.03, 1.04])
 
 
-def test_students_t_and_the_exact_ranks_are_as_printed() -> None:
-    """NIST/SEMATECH e-Handbook 1.3.6.7.2; Mann and Whitney by counting all choices."""
+def test_students_t_is_as_printed() -> None:
+    """NIST/SEMATECH e-Handbook 1.3.6.7.2."""
     printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 30: 2.042, 120: 1.980}
     assert {freedom: round(quantile(freedom), 3) for freedom in printed} == printed
     assert student_p(2.132, 4) == pytest.approx(0.1, rel=1e-3) and student_p(0, 3) == 1
-    assert rank_p([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
-    for one, other in (([1, 3, 3], [2, 3, 5, 7]), ([0, 0, 0], [0, 1, 1]), ([2, 2], [2, 2])):
-        every = np.array([*one, *other])
-        ranks = [float((every < each).sum() + ((every == each).sum() + 1) / 2) for each in every]
-        far = abs(sum(ranks[: len(one)]) - len(one) * (len(every) + 1) / 2)
-        chosen = [*combinations(ranks, len(one))]
-        count = sum(abs(sum(each) - len(one) * (len(every) + 1) / 2) >= far - 1e-9 for each in chosen)
-        assert rank_p(one, other) == pytest.approx(count / len(chosen))

@@ -12,13 +12,11 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.paths_verb import Shown
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import NicNames
+from heddle.fabric.model import Fabric, NicNames
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.fabric.wiring import ports_above
-from heddle.lab.engineered import RuleChange
-from heddle.lab.rehash import with_exact
+from heddle.lab.rehash import RuleChange, with_exact
 from heddle.lab.snapshot import Snapshot
 from heddle.predict import selftest
 from heddle.predict.predict import predict, predict_under

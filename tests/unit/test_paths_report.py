@@ -11,6 +11,7 @@ import pytest
 from heddle.base.families import Network
 from heddle.base.problems import CheckError
 from heddle.fabric.model import Fabric
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
@@ -144,7 +145,7 @@ FIRST = predict(FABRIC, fibs(), HASHING, [SENT[0].flow])[0][0]  # the port by wh
         (3, {3: 3}, ""),
         (3, {0: 3}, f"3 packets vanished after {FIRST}, whose queue dropped 0 of class 3"),
         (5, {3: 5}, "whose queue dropped 5 of class 3, perhaps of other traffic: not attributable"),
-        (3, None, "of which class is not recorded: not attributable"),  # as in runs that an older Heddle has kept
+        (3, None, "of which class is not recorded: not attributable"),
     ],
 )
 def test_a_loss_is_explained_by_as_many_drops_of_its_class(
@@ -255,24 +256,43 @@ def test_mmr_counts_idle_uplinks_and_entropy_what_a_hash_can_tell_apart() -> Non
     # What a hash of 5 tuples can tell apart is said: Sixteen QPs on four source ports: two bits of four.
     sent = [Sent(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
     result = judge(sent, evidence(sent))
-    assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0}
+    assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0, "of": "5-tuples"}
     assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in paths_text(result)
     assert "5-tuples" not in paths_text(judge([], evidence([])))
 
 
-def test_evidence_survives_json_also_of_the_format_before_source_ports() -> None:
+@pytest.mark.parametrize(
+    ("mode", "policy", "fields", "options", "text"),
+    [
+        ("flow", 3, 0x37, HashOptions(), "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits"),
+        ("flow", 0, 0x37, HashOptions(), "addresses: 1 distinct of 16, entropy 0.00 of 4.00 bits"),
+        ("flow", 3, 0x03, HashOptions(), "hash.fields: 1 distinct of 16, entropy 0.00 of 4.00 bits"),
+        ("e-ecmp", 1, 0x37, HashOptions(), "5-tuples and QPs: 16 distinct of 16, entropy 4.00 of 4.00 bits"),
+        ("e-ecmp", 1, 0x37, HashOptions(udf=Udf("l4", 2, 2)), "5-tuples and hash.udf: 4 distinct of 16, entropy 2.00"),
+        ("spray", 1, 0x37, HashOptions(), "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits"),
+        ("e-ecmp", 1, 0x37, HashOptions(udf=Udf("bth", 8, 4)), "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00"),
+    ],
+)
+def test_entropy_is_that_of_the_fields_that_switches_hash(
+    mode: str, policy: int, fields: int, options: HashOptions, text: str
+) -> None:
+    """Of 5-tuples where packets of one flow differ in the fields, and where switches have several rules."""
+    sent = [Sent(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
+    rows = {s.name: SwitchHashing(s.name, mode, 1, policy, fields, options) for s in FABRIC.switches}
+    result = judge(sent, with_routing(evidence(sent), hashing=rows))
+    assert text in paths_text(result)
+    mixed = judge(sent, with_routing(evidence(sent), hashing={**HASHING, "rtsw1": rows["rtsw1"]}))
+    assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in paths_text(mixed)
+
+
+def test_evidence_survives_json_and_another_format_is_refused() -> None:
     found = replace(evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3}), received=(7,), seconds=1.5, choices={"kernel": 3})
     again = Evidence.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
     assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
-    # Evidence of the format before source ports is read as it was judged.
-    found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
-    data = json.loads(json.dumps(found.to_json()))
-    data["format"] = 1
-    for node in data["before"]["nodes"] + data["after"]["nodes"]:
-        for row in node["counters"]["flows"]:
-            del row[3]
-    assert Evidence.from_json(data) == found
+    for other in (1, 3):
+        with pytest.raises(ValueError, match=f"it has format {other}, and this Heddle reads 2"):
+            Evidence.from_json({**found.to_json(), "format": other})
 
 
 def test_a_difference_of_counters_is_what_moved() -> None:

@@ -20,11 +20,11 @@ from heddle.base.process import is_stopped, start_of
 from heddle.fabric.shapes import clos
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import control, world
+from heddle.switch.pfc.agent import Watchdog
 from heddle.switch.pfc.control import AgentState, alive
 from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
 from heddle.switch.pfc.loop import DETECT
 from heddle.switch.pfc.rows import RowState
-from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
 from heddle.switch.queues.portids import port_ids
 from tests.machine import until

@@ -16,8 +16,9 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric, Link, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
+from heddle.fabric.wiring import Link, Node, Port
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions

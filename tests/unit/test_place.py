@@ -15,8 +15,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
-from heddle.engineering.placement import Candidate, PlacementAsk, Ranking, rank_placements
-from heddle.engineering.schedulers import EXPORTS, hostlist
+from heddle.engineering.placement import EXPORTS, Candidate, PlacementAsk, Ranking, hostlist, rank_placements
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast

@@ -22,6 +22,7 @@ from heddle.traffic.collectives.pattern import chunk_range
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan, smallest_size
 from heddle.traffic.readers import SourcePorts, parse_sizes, parse_source_ports
+from heddle.traffic.sequence import Part, parts_text
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe
 from tests.unit import run_samples as samples
@@ -207,13 +208,16 @@ def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
 
 
 def test_a_row_says_how_many_ranks_a_maximum_of_few_elements_does_not_show() -> None:
-    def below(**parameters: str) -> list[str]:
-        head = samples.header(RunOptions(sizes=(8,), parameters=tuple(parameters.items())))
+    def below(options: RunOptions | None = None, **parameters: str) -> list[str]:
+        head = samples.header(options or RunOptions(sizes=(8,), parameters=tuple(parameters.items())))
         return head.row(SizeRow(8, 10.0, 0.1, 0.2, 0)).split("\n")[1:]
 
-    said = "#unseen   : 2 of 4 ranks decide no element at this size, so #wrong does not show if one is missing"
+    said = "#unseen   : 2 of 4 ranks change no element at this size, so #wrong does not show if one is missing"
     assert below(operation="max") == below(operation="min") == [said]
     assert below() == below(operation="max", dtype="bfloat16") == below(operation="avg") == []
+    for size, lines in ((8, [said]), (16, [])):  # of a part, whatever the bytes of the row
+        parts = parts_text([Part("", (3, 1, 2), find_pattern("all-reduce", operation="max"), size)])
+        assert below(RunOptions("steps", "list", steps=parts)) == lines
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host import capacity
 from heddle.host.doctor import Check
-from heddle.testing import skipreasons
+from heddle.testing import testsession
 from tests.userplace import PLUGIN, ROOT, UserPlace, section
 
 BAD = """
@@ -149,22 +149,22 @@ def test_a_reason_is_doctors_and_only_what_the_test_needs(monkeypatch: pytest.Mo
         Check("tshark", False, "dissects captures", "apt-get install tshark", required=False),
         Check("memory", False, "952 MB free: about 11 switches", "free some memory"),
     )
-    monkeypatch.setattr(skipreasons, "_checks", lambda: checks)
+    monkeypatch.setattr(testsession, "_checks", lambda: checks)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     plain, ets = (
         load_fabric("tiny", overrides=each).fabric
         for each in ([], ["queues.scheduler=ets", "queues.pfc.enabled=false"])
     )
     frr = "frr: no zebra and no bgpd (apt-get install frr)"
-    assert skipreasons.cannot_run(plain, "netns") == frr
-    assert skipreasons.cannot_run(ets, "netns") == f"{frr}; ets: sch_ets: not in this kernel (without it)"
-    assert skipreasons.cannot_run(plain, "containerlab") == "engine: no engine answers (./inv setup containerlab)"
+    assert testsession.cannot_run(plain, "netns") == frr
+    assert testsession.cannot_run(ets, "netns") == f"{frr}; ets: sch_ets: not in this kernel (without it)"
+    assert testsession.cannot_run(plain, "containerlab") == "engine: no engine answers (./inv setup containerlab)"
     # Memory counts by the switches of the fabric.
-    monkeypatch.setattr(skipreasons, "_checks", lambda: ())
-    monkeypatch.setattr(skipreasons, "_refused", lambda *_: [])
+    monkeypatch.setattr(testsession, "_checks", lambda: ())
+    monkeypatch.setattr(testsession, "_refused", lambda *_: [])
     monkeypatch.setattr(capacity, "free_bytes", lambda: 700 << 20)
-    assert skipreasons.cannot_run(load_fabric("tiny").fabric, "netns") == ""
+    assert testsession.cannot_run(load_fabric("tiny").fabric, "netns") == ""
     reason = "memory: 700 MB free, and 12 switches need about 992 MB (free some memory)"
-    assert skipreasons.cannot_run(load_fabric("zone").fabric, "netns") == reason
+    assert testsession.cannot_run(load_fabric("zone").fabric, "netns") == reason
     monkeypatch.setattr(capacity, "free_bytes", lambda: 1024 << 20)
-    assert skipreasons.cannot_run(load_fabric("dc").fabric, "netns") == "", "what doctor finds enough is enough"
+    assert testsession.cannot_run(load_fabric("dc").fabric, "netns") == "", "what doctor finds enough is enough"

@@ -9,7 +9,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.runtimes.kube import manifests
-from heddle.runtimes.kube.podtemplate import read_pod
+from heddle.runtimes.kube.manifests import read_pod
 from heddle.runtimes.kube.target import KubeTarget
 from tests.unit.test_kube_manifests import MODELS, SHARDS, unknown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import PostingPace
-from heddle.traffic.posting import POSTING_WORDS, Posting, parse_posting
+from heddle.endpoints.ranks import PostingPace
+from heddle.traffic.options import POSTING_WORDS, Posting, parse_posting
 
 NICS, WRITE_BITS, LINE_GBPS = 32, 8 * 65536, 3200
 # Gb/s of "Harnessing 3200 Gbps Network", steps 10 to 15.

@@ -15,7 +15,7 @@ from heddle.host import preflight as room
 from heddle.host.delivery import Delivery, choose
 from heddle.host.preflight import preflight
 from heddle.kernel.inorder import PortDelivery, cpu_for, cpu_mask, cpus_of, fault, online_cpus
-from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.schema import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 
 LARGE = build(ClosSpec(name="large", racks=128, ctsw=16))

@@ -21,11 +21,11 @@ from heddle.base.tables import written
 from heddle.base.units import emulated_words
 from heddle.cli.console import Console
 from heddle.cli.demo import ACTS, DemoResult, Played
-from heddle.cli.privilege import become_root
 from heddle.cli.program import main
 from heddle.cli.progress import PlainObserver, RichObserver
+from heddle.cli.verbs import become_root
 from heddle.fabric.fabricfile import load_fabric
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts import RunParts
 from heddle.runs.parts.machine import MachineUse
 from tests.bench.demopicture import picture

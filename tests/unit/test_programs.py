@@ -16,11 +16,9 @@ from heddle.base.problems import CheckError, InputError
 from heddle.cli.argv import parse
 from heddle.cli.launch_verb import launch
 from heddle.dashboard.news import run_json
-from heddle.endpoints.programruns import ProgramEnd, check_command
-from heddle.endpoints.programs import ProgramOptions, environment, hosts_file, seats
+from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, check_command, environment, hosts_file, seats
 from heddle.fabric.fabricfile import load_fabric
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.forwarding import forwarding_of
+from heddle.predict.forwarding import FlowArrays, forwarding_of
 from heddle.predict.hashes import kernel_hash
 from heddle.predict.rules import FabricRules, HashingRule
 from heddle.proof.collect import counted_flows

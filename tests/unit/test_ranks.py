@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from heddle.base.events import Silent
-from heddle.endpoints import crew, crewmembers
+from heddle.endpoints import crew
 from heddle.endpoints.addressing import address_of, announced_by
 from heddle.endpoints.connections import QpConnection, part_sizes
 from heddle.endpoints.elements import Elements
@@ -275,7 +275,7 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
-    monkeypatch.setattr(crewmembers, "_WORKER", lineworker.__name__)
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
     monkeypatch.setenv("LINEWORKER_LOG", str(log))
     monkeypatch.setenv("LINEWORKER_CHECK_S", "0.3")
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=SIZES, warmup=0, iters=1))
@@ -312,7 +312,7 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
 def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is_slower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crewmembers, "_WORKER", lineworker.__name__)
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
     monkeypatch.setenv("LINEWORKER_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("LINEWORKER_CHECK_S", "0")
     monkeypatch.setenv("LINEWORKER_REPORT_S", "1")
@@ -325,7 +325,7 @@ def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> 
     """ksoftirqd has nice 0. The worker waits for its task, which never comes: its input ends."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     worker = subprocess.Popen(
-        [sys.executable, "-m", crewmembers._WORKER], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-m", crew._WORKER], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     )
     try:
         end = time.monotonic() + patience(60)
@@ -352,4 +352,4 @@ def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> 
     ],
 )
 def test_the_end_of_a_worker_is_described(code: int, text: str) -> None:
-    assert str(crewmembers._ended("w", code)) == text
+    assert str(crew._ended("w", code)) == text

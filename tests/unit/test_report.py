@@ -22,7 +22,7 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
-from heddle.views.report.settingparts import run_commands
+from heddle.views.report.runparts import run_commands
 from heddle.views.style import ON_DARK
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, LABELS, keep, refused, row, with_rows
@@ -74,12 +74,11 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
     assert text.count("</script>") == text.count("<script")
 
 
-def test_a_run_of_an_older_heddle_or_with_damaged_files_says_what_it_does_not_carry(tmp_path: Path) -> None:
+def test_a_run_with_missing_or_damaged_files_says_what_it_does_not_carry(tmp_path: Path) -> None:
     run = keep(tmp_path, around=None)
     (run.path / "series.npz").unlink()
     text = report_html(open_runs([str(run.path)]))
-    missing = "fabric.json is missing: the Heddle that made this run did not write it, and its lab is gone"
-    assert text.count(f"Not shown: {missing}.") == 3  # the fabric, the paths and the diagnosis
+    assert text.count("Not shown: fabric.json is missing.") == 3  # the fabric, the paths and the diagnosis
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
     # Damaged surroundings are named.

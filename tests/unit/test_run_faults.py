@@ -24,10 +24,9 @@ from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run, plan_workload
-from heddle.spec.faultsettings import SETTINGS
-from heddle.spec.faulttimes import Times
+from heddle.spec.faultsettings import SETTINGS, Times
 from heddle.spec.impairments import NETEM_KINDS, LinkFault, RunFault, parse_run_fault
-from heddle.switch.links import delaylines
+from heddle.switch.links import portfaults
 from heddle.traffic.options import RunOptions
 from heddle.traffic.workload import Workload
 
@@ -208,10 +207,10 @@ def test_values_of_netem_are_read_where_tc_has_them(monkeypatch: pytest.MonkeyPa
     rows = [{"dev": "line7", "kind": "netem", "qlen": 3, "drops": 1, "options": options}]
     links = [{"ifname": "line7", "ifindex": 5}, {"ifname": "back7", "ifindex": 6}]
     answers = {"tc": json.dumps(rows), "ip": json.dumps(links)}
-    monkeypatch.setattr(delaylines, "run", lambda words: SimpleNamespace(out=answers[words[2]]))
+    monkeypatch.setattr(portfaults, "run", lambda words: SimpleNamespace(out=answers[words[2]]))
     values: dict[str, float] = dict.fromkeys((kind.key for kind in NETEM_KINDS), 0)
     values |= {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25}
-    assert delaylines.read(Path("x")) == {7: delaylines.LineState(5, values, 3, 1)}
+    assert portfaults.read(Path("x")) == {7: portfaults.LineState(5, values, 3, 1)}
 
 
 def test_the_record_of_a_run_has_when_each_fault_was_set_and_which_never_was() -> None:
@@ -255,7 +254,7 @@ def test_a_run_keeps_what_was_typed() -> None:
 @pytest.mark.root
 def test_where_netem_is_missing_a_delay_is_refused_before_anything_starts() -> None:
     options = run_options(fault=["rtsw1:eth3,delay=10us"])
-    if not delaylines.missing():
+    if not portfaults.missing():
         plan_run(TINY, options)
         return
     with pytest.raises(MachineError, match=r"a delay on a link is not possible: this kernel has no sch_netem\n.*vm"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from heddle.base.lockfile import held, late
+from heddle.base.owners import held, late
 from heddle.base.problems import CheckError, InputError, MachineError, Problem
 from heddle.fabric.model import Fabric
 from heddle.predict.selftest import SelfTest

@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from heddle.base.tables import Table
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.compare import compare
 from heddle.runs.measured import MeasuredRun
 from heddle.runs.parts import PARTS

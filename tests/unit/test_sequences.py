@@ -13,9 +13,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import CREDIT_BYTES, MAX_STEPS
 from heddle.traffic.options import RunOptions
-from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.schedule import Compute, Send, build_schedule
+from heddle.traffic.sequence import Part, steps_text
 from tests.unit.test_collectives import Exchange
 
 TINY = load_fabric("tiny").fabric

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -310,6 +310,27 @@ def test_both_read_the_same_rows_and_words_and_reset_the_same_peaks(seed: int) -
         assert len(rows) == ROWS or not every
         rows_read += 0 if every else len(rows)
     assert 300 < rows_read < 300 * ROWS / 2
+
+
+READERS: Final = (
+    NumpyRows,
+    pytest.param(lambda *about: CompiledRows(layouts.load(), *about), marks=needs_object),  # type: ignore[arg-type]
+)
+
+
+@pytest.mark.parametrize("reader_of", READERS)
+def test_a_row_that_drops_all_its_packets_is_read_when_it_drops_them_and_not_again(reader_of: Any) -> None:
+    """A port that is down queues nothing: no depth and no peak shows its drops."""
+    live = Maps()
+    reader = reader_of(live, Words(live))
+    reader.read(0, every=True)
+    live.cells["drops"][BUSY, cells.CAUSES.index("down")] += 3
+    live.cells["drop_bytes"][BUSY] += 3 * 4096
+    rows, raw = reader.read(1000, every=False)
+    assert dict(zip(rows.tolist(), Words(live).column(raw, "cells.drops").tolist(), strict=True))[BUSY] == 3
+    assert BUSY not in reader.read(2000, every=False)[0]
+    live.cells["drop_bytes"][BUSY] = 0  # counters were reset
+    assert BUSY in reader.read(3000, every=False)[0]
 
 
 @needs_object

@@ -20,13 +20,14 @@ from pydantic import Field
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.dashboard.pageplan import plan_page
+from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
-from heddle.fabric.model import Fabric, Level
+from heddle.fabric.model import Fabric
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
+from heddle.fabric.wiring import Level
 from heddle.offline.forecast import Ask, forecast
 from heddle.offline.result import Prediction
 from heddle.predict.polarisation import polarisation

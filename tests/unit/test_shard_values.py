@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from ipaddress import ip_interface, ip_network
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from heddle.base import values
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.lab.cutlinks import FarTrip, ShardCarrier
+from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, operation, spread
 from heddle.runtimes import shardcalls
@@ -200,16 +201,40 @@ def _named(lab: Any, names: list[str]) -> list[str]:
 def test_a_marked_function_runs_here_or_once_in_each_shard() -> None:
     asked: list[Any] = []
 
-    def call(name: str, nodes: Any, args: Any, kwargs: Any) -> list[list[str]]:
-        asked.append((name, nodes, args, kwargs))
+    def call(name: str, nodes: Any, args: Any, kwargs: Any, wait_s: float) -> list[list[str]]:
+        asked.append((name, nodes, args, kwargs, wait_s))
         return [["s1"], ["s2"]]
 
     here = SimpleNamespace(name="x", runtime=SimpleNamespace(shards=lambda _: None))
     apart = SimpleNamespace(name="x", runtime=SimpleNamespace(shards=lambda _: SimpleNamespace(call=call)))
     assert _named(here, ["a", "b"]) == ["x:a", "x:b"] and asked == []
     assert _named(apart, ["a"]) == ["s1", "s2"]
-    assert asked == [(f"{__name__}:_named", ["a"], (["a"],), {})]
+    assert asked == [(f"{__name__}:_named", ["a"], (["a"],), {}, 0)]
     assert operation(_named) is not None and operation(test_what_is_no_value_is_not_sent) is None
+
+
+def test_a_call_may_take_as_long_as_its_caller_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for convergence within 2,000 s is not ended after the 900 s that the work of a call may take."""
+    monkeypatch.setattr(shardcalls, "_ANSWER_S", 0.3)
+    slow = "__import__('time').sleep(0.6) or b'{\"result\": 5}\\n'"
+    with asked(slow) as agent:
+        assert shardcalls.call_all([agent], lambda _: CALL, wait_s=60) == [5]
+        with pytest.raises(MachineError, match=r"has not answered within 0\.3 s"):
+            shardcalls.call_all([agent], lambda _: CALL)
+    with asked(slow) as one, asked(slow) as two:
+        assert shardcalls.call_all([one, two], lambda _: CALL, wait_s=60) == [5, 5]
+    waits: list[float] = []
+
+    def call(*words: Any) -> list[Any]:
+        waits.append(words[-1])
+        return []
+
+    shards = SimpleNamespace(call=call)
+    runtime, blueprint = SimpleNamespace(shards=lambda _: shards), SimpleNamespace(timeout=1234.0)
+    lab = Lab("x", cast(Any, None), cast(Any, runtime), Path(), Path(), cast(Any, blueprint))
+    lab.wait(timeout=2000)
+    lab.wait()
+    assert waits == [2000, 1234]
 
 
 def _said(boot: str, number: int, *, seen: str = "me", link: tuple[int, int] = (3, 7), **more: Any) -> dict[str, Any]:

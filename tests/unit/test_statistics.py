@@ -12,8 +12,9 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.predict.polarisation import Polarisation, polarisation, synthetic_flows
+from heddle.predict.rules import HashingRule
 from heddle.predict.statistics import (
     DEPENDENT,
     EVEN,
@@ -24,11 +25,11 @@ from heddle.predict.statistics import (
     chi_square_p,
     dependence,
     entropy_bits,
+    entropy_of,
     evenness_of_groups,
     max_over_mean,
-    tuple_entropy,
 )
-from heddle.spec.routingspec import RoutingSpec
+from heddle.spec.schema import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from tests.marks import deep
@@ -110,7 +111,9 @@ def test_entropy_counts_what_a_hash_can_tell_apart() -> None:
     assert entropy_bits([4, 0]) == 0.0
     four = np.full(4, 1, dtype=np.uint32)
     ports = np.array([49152, 49152, 49153, 49152], dtype=np.uint32)
-    seen = tuple_entropy(FlowArrays(four, four, ports, four * np.uint32(4791), np.arange(4, dtype=np.uint32)))
+    inputs = HashingRule().inputs(FlowArrays(four, four, ports, four * np.uint32(4791), np.arange(4, dtype=np.uint32)))
+    assert inputs is not None
+    seen = entropy_of(inputs)
     assert (seen.flows, seen.distinct) == (4, 2)
     assert seen.bits == pytest.approx(entropy_bits([3, 1]))
 

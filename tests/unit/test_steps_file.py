@@ -10,10 +10,8 @@ from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
-from heddle.traffic.bound import bound_steps
-from heddle.traffic.parts import Part
-from heddle.traffic.plan import build_plan
-from heddle.traffic.sequence import PartSequence
+from heddle.traffic.plan import bound_steps, build_plan
+from heddle.traffic.sequence import Part, PartSequence
 from heddle.traffic.workload import Workload
 
 ZONE = load_fabric("zone").fabric

@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli.test_verb import WORDS, _pytest_ended, _workers, needed_packages, suites_of
+from heddle.cli.checkout_verbs import WORDS, _pytest_ended, _workers, needed_packages, suites_of
 from heddle.host import packages
 from tests.again import MOST
 from tests.workers import BESIDE, CONTAINERS, LIVE, rank_of, unit_of

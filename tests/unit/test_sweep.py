@@ -17,14 +17,13 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
 from heddle.experiments import inpod
 from heddle.experiments.expressions import UnknownValueError
-from heddle.experiments.fabricpod import FabricPod
 from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.outcome import ExperimentResult
 from heddle.experiments.running import Pods, Running, plan_text
-from heddle.experiments.sweep import Sweep
+from heddle.experiments.sweep import FabricPod, Sweep
+from heddle.runtimes.netns_topology import packed
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
-from heddle.runtimes.shardtopology import packed
 
 ROOT = Path(__file__).parents[2]
 FILE = """\

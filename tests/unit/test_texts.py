@@ -13,11 +13,10 @@ from typing import Final
 import pytest
 
 import tasks
-from heddle.cli import capture_live, check_verb, nccltests, tuner_verb
+from heddle.cli import capture_live, nccltests, predict_verb, tuner_verb
 from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
-from heddle.cli.renamed import old_words
 from heddle.lab import outages
 from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle.workshop.catalogue import unit_ids
@@ -26,8 +25,7 @@ from tests.bench import order
 ROOT: Final = Path(__file__).resolve().parents[2]
 COMMANDS: Final = commands_in(vars(tasks))
 VERBS: Final = {name: command.verb for name, command in COMMANDS.items()}
-MADE: Final = ("docs/verbs.md",)  # from the code, with its table of old words
-ACTIONS: Final = "list|start|check|hint|answer|solve|stop|result"
+MADE: Final = ("docs/verbs.md",)  # from the code
 # Flags of other programs that the manual names alone, without their program.
 FOREIGN: Final = frozenset({
     "--build-arg", "--cap-add", "--network", "--privileged", "--security-opt",  # docker
@@ -37,11 +35,6 @@ FOREIGN: Final = frozenset({
     "--heddle-accept-unreliable",
     "--heddle-keep", "--heddle-labs", "--heddle-no-skip", "--heddle-pcap", "--heddle-runtime", "--regen-goldens",
 })  # fmt: skip
-# Files that must name old words to accept them.
-OLD: Final = (
-    "heddle/cli/helptexts.py", "heddle/cli/predict_verb.py", "heddle/cli/renamed.py", "heddle/cli/workshop_verb.py",
-    "heddle/endpoints/runoptions.py", "heddle/traffic/options.py", "heddle/workshop/unitlife.py",
-)  # fmt: skip
 
 
 def texts(*patterns: str) -> dict[str, str]:
@@ -51,7 +44,6 @@ def texts(*patterns: str) -> dict[str, str]:
 
 
 MANUAL: Final = texts("README.md", "docs/*.md", "labs/*.md", "labs/*/*.md")
-FILES: Final = texts("labs/*/*.yml", "topologies/**/*.yml", "traffic/*.yml", "templates/**/*.*")
 CODE: Final = texts("heddle/**/*.py", "tasks.py", "tests/bench/*.py")
 
 
@@ -63,28 +55,6 @@ def commands(text: str) -> Iterator[list[str]]:
     )
     for line in lines:
         yield re.split(r"\s(?:--|#|;|\||&&?|>)(?:\s|$)", line)[0].split()
-
-
-def test_no_text_uses_an_old_word() -> None:
-    old = old_words(VERBS)
-    today = {flag for verb in VERBS.values() for flag in verb.flags}
-    patterns = []
-    for word in old:
-        verb, _, flag = word.partition(" ")
-        if not flag:
-            patterns += [rf"\./inv {verb}\b", rf"heddle {verb} (?:{ACTIONS})\b", rf"`{verb} (?:{ACTIONS})\b"]
-        elif flag in today:
-            patterns.append(rf"\b{verb}\b[^`\n]* {flag}\b")
-        else:
-            patterns.append(rf"(?<![\w-]){flag}\b")
-    wanted = re.compile("|".join(patterns))
-    found = [
-        f"{name}: {match[0]}"
-        for name, text in (MANUAL | FILES | CODE).items()
-        if name not in OLD
-        for match in wanted.finditer(text)
-    ]
-    assert not found, "\n".join(found)
 
 
 def test_flags_and_verbs_that_texts_name_exist() -> None:
@@ -122,7 +92,7 @@ WRITTEN: Final = {
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
-    ("check", "--workload"): check_verb._USUAL,
+    ("check", "--workload"): predict_verb._USUAL,
 }
 
 

@@ -12,10 +12,10 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.hashmodes import seed_for, switch_seed
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.policy import DEFAULT_OPTIONS
-from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
 from heddle.offline.forecast import Ask, forecast

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.fabric.naming import NicNames
+from heddle.fabric.model import NicNames
 from heddle.runs.exports import otg, perfetto
 from heddle.runs.exports.asked import Asked
 from heddle.runs.measured import FlowRow

@@ -12,12 +12,12 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.tuner_verb import _wanted
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import SizeRow, figures
 from heddle.runs.tuning import ANY, TunerSetting, Tuning
-from heddle.views.tunertext import tuning_text
+from heddle.views.runstext import tuning_text
 from tests.unit import run_samples as samples
 from tests.unit.run_samples import having
 

@@ -13,7 +13,7 @@ from heddle.endpoints.nic.qpend import NEVER, Message
 from heddle.endpoints.ranks import Waits
 from heddle.endpoints.transports.rcstate import WritePacket
 from heddle.endpoints.transports.uc import UcParams, UcReceiver, UcSender, UcState
-from heddle.endpoints.waiting import Stillness, qp_text, waiting_problem
+from heddle.endpoints.worker import Stillness, qp_text, waiting_problem
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions

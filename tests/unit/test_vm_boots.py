@@ -17,14 +17,12 @@ from heddle.cli.vm_verb import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.call import Call
 from heddle.places.ssh import Target, known_keys
-from heddle.places.vm import guest, hardware, place, qemu
-from heddle.places.vm.bootkeys import know_host, make_keys
-from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
-from heddle.places.vm.image import VmImage
-from heddle.places.vm.imagebuild import INITRAMFS
-from heddle.places.vm.kernels import KERNELS
+from heddle.places.vm import guest, place, qemu
+from heddle.places.vm.guest import know_host, make_keys
+from heddle.places.vm.image import INITRAMFS, VmImage
 from heddle.places.vm.place import VmPlace
-from heddle.places.vm.recipe import image_name
+from heddle.places.vm.qemu import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
+from heddle.places.vm.recipe import KERNELS, image_name
 
 USUAL = Hardware(2, 2048, 3600)
 
@@ -37,7 +35,7 @@ def directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accelerator: str) -> dict[str, list[str]]:
     """The command line of QEMU: the values of each flag."""
-    monkeypatch.setattr(hardware, "find_qemu", lambda: "qemu")
+    monkeypatch.setattr(qemu, "find_qemu", lambda: "qemu")
     image = VmImage(tmp_path / "a,b", "stable", "6.12", 1.0)
     words = qemu_command(image, {"host-key": tmp_path / "host_key"}, USUAL, accelerator)
     return {flag: [value for name, value in pairwise(words) if name == flag] for flag in words if flag[0] == "-"}
@@ -58,7 +56,7 @@ def test_qemu_is_private_and_emulates_a_processor_without_avx2(monkeypatch: pyte
 
 def test_without_a_device_kvm_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = tmp_path / "kvm"
-    monkeypatch.setattr(hardware, "DEVICE", device)
+    monkeypatch.setattr(qemu, "DEVICE", device)
     assert kvm_problem() == f"{device} does not exist"
     device.touch()
     assert kvm_problem() == ""
@@ -122,7 +120,7 @@ printf '%s\\n' '{oops}' 'Kernel panic - not syncing: Fatal exception' >console.l
 """
     )
     program.chmod(0o755)
-    monkeypatch.setattr(hardware, "find_qemu", lambda: str(program))
+    monkeypatch.setattr(qemu, "find_qemu", lambda: str(program))
     monkeypatch.setattr(qemu, "forwarded_port", lambda directory: 40001)
     image.path.mkdir()
     (image.path / INITRAMFS).write_bytes(gzip.compress(b""))

@@ -20,12 +20,20 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
 from heddle.base.process import Done
 from heddle.host.packages import PARTS
-from heddle.places.vm import imagebuild, recipe
-from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, remove_images, sweep
-from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE
+from heddle.places.vm import image, recipe
+from heddle.places.vm.image import (
+    ABOUT,
+    DISK,
+    INITRAMFS,
+    KERNEL_FILE,
+    ensure_image,
+    find_image,
+    images,
+    remove_images,
+    sweep,
+)
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
-from heddle.places.vm.kernels import KERNELS, Kernel
-from heddle.places.vm.recipe import guest_packages, image_name
+from heddle.places.vm.recipe import KERNELS, Kernel, guest_packages, image_name
 from tests.machine import until
 
 STABLE = KERNELS["stable"]
@@ -151,8 +159,8 @@ def test_scratch_of_dead_processes_is_removed_and_that_of_others_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "TEMPORARY", tmp_path)
-    kept, dead = (tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"), tmp_path / f"{imagebuild.SCRATCH}1"
-    with monkeypatch.context() as other, mounts.scratch(imagebuild.SCRATCH) as running:
+    kept, dead = (tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"), tmp_path / f"{image.SCRATCH}1"
+    with monkeypatch.context() as other, mounts.scratch(image.SCRATCH) as running:
         for path in (*kept, dead):
             (path / "files").mkdir(parents=True)
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -188,7 +196,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_made(
     free = {tmp_path / directory: 10**9}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(path, 10**12)))
     with pytest.raises(MachineError) as error:
-        imagebuild.build(STABLE, tmp_path / "cache/.making", Silent())
+        image.build(STABLE, tmp_path / "cache/.making", Silent())
     (problem,) = error.value.problems
     assert problem.what == str(tmp_path / directory) and hint in problem.hint
     assert problem.why.startswith("has 1.0 GB free, and an image of the VM needs 2.1 GB there")
@@ -231,11 +239,9 @@ def test_a_user_without_namespaces_is_told_what_to_do(
 ) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(
-        imagebuild, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0)
-    )
+    monkeypatch.setattr(image, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0))
     with pytest.raises(MachineError) as error:
-        imagebuild.build(STABLE, tmp_path, Silent())
+        image.build(STABLE, tmp_path, Silent())
     (problem,) = error.value.problems
     assert problem.what == what and why in problem.why and hint in problem.hint
 
@@ -245,10 +251,10 @@ def test_a_disk_that_becomes_full_is_named(full: str, tmp_path: Path, monkeypatc
     part, work = tmp_path / "a cache", tmp_path / "work"
     for place in (part, work):
         place.mkdir()
-    monkeypatch.setattr(imagebuild, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
+    monkeypatch.setattr(image, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
     argv = ["sh", "-c", "echo 'dpkg: No space left on device'; exit 1"]
     with pytest.raises(MachineError) as error:
-        imagebuild._follow(argv, "a step", Silent(), 20, work, part)
+        image._follow(argv, "a step", Silent(), 20, work, part)
     (problem,) = error.value.problems
     assert problem.what == str(part if full == "part" else mounts.TEMPORARY)
     assert problem.why == "is full: the image needs 4 GB while it is made"

@@ -17,7 +17,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.columns import flows_of
 from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
-from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.forwarding import FlowArrays
 from heddle.traffic.plan import build_plan
 from heddle.traffic.workload import BACKGROUND, Workload
 from heddle.views.forecasttext import render

@@ -18,9 +18,18 @@ from heddle.proof.verdict import PathsResult
 from heddle.workshop import catalogue, unitlife
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit, unit_ids
 from heddle.workshop.observe import Seen, flattened, path_facts
-from heddle.workshop.progress import UnitProgress, read_progress, write_progress
 from heddle.workshop.stepcheck import StepVerdict, _judged
-from heddle.workshop.unitlife import UnitReport, answer, check, hint, meant_unit, typed
+from heddle.workshop.unitlife import (
+    UnitProgress,
+    UnitReport,
+    answer,
+    check,
+    hint,
+    meant_unit,
+    read_progress,
+    typed,
+    write_progress,
+)
 from heddle.workshop.unitspec import Condition, Fact
 
 LABS = resources.HERE.content(resources.LABS)

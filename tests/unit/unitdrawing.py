@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Node
 
 _WIDE = 6  # of a port's column
 

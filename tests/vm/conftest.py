@@ -24,9 +24,9 @@ from heddle.base.events import Silent
 from heddle.cli.progress import PlainObserver
 from heddle.host import packages
 from heddle.places.vm.guest import Guest, end_guest, ensure_guest, find_guest
-from heddle.places.vm.hardware import Hardware
 from heddle.places.vm.image import VmImage, ensure_image
-from heddle.places.vm.kernels import DEFAULT, KERNELS
+from heddle.places.vm.qemu import Hardware
+from heddle.places.vm.recipe import DEFAULT, KERNELS
 from heddle.testing.testsession import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]

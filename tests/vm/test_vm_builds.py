@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.process import start_of
-from heddle.places.vm.image import sweep
-from heddle.places.vm.imagebuild import SCRATCH
+from heddle.places.vm.image import SCRATCH, sweep
 from tests.ordinary import OrdinaryUser, ordinary_user, python_of_all
 from tests.vm.conftest import ROOT
 from tests.vm.test_vm_kernels import FEW, first_package

@@ -14,9 +14,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.places.vm import recipe
 from heddle.places.vm.guest import end_guest, ensure_guest
-from heddle.places.vm.hardware import Hardware
-from heddle.places.vm.kernels import KERNELS
-from heddle.places.vm.recipe import lock_file
+from heddle.places.vm.qemu import Hardware
+from heddle.places.vm.recipe import KERNELS, lock_file
 from tests.vm.conftest import Machine
 
 FEW = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.places.vm import hardware
-from heddle.places.vm.hardware import KVM
+from heddle.places.vm import qemu
+from heddle.places.vm.qemu import KVM
 from tests.vm.conftest import Machine
 
 pytestmark = pytest.mark.timeout(900)
@@ -85,7 +85,7 @@ def test_the_guest_is_private_and_reaches_no_network(machine: Machine) -> None:
 
 @pytest.mark.needs("openssh-client")
 def test_commands_by_ssh_have_their_words_and_code_and_numpy_sorts_there(machine: Machine) -> None:
-    """With AVX2 of QEMU 7.2 numpy's order was wrong, or it crashed, as in the proof of sprayed paths (hardware.py)."""
+    """With AVX2 of QEMU 7.2 numpy's order was wrong, or it crashed, as in the proof of sprayed paths (qemu.py)."""
     done = machine.ssh("sh", "-c", 'printf "%s|" "$@"; exit 7', "x", "a b", "$HOME")
     assert (done.stdout, done.returncode) == ("a b|$HOME|", 7), done.stderr
     code = (
@@ -106,7 +106,7 @@ def test_status_shows_the_guest_its_image_and_the_kernels(machine: Machine) -> N
     assert guest["kernel"] == "backports" and "backports" in shown["kernels"]
     assert guest["image"] in [image["name"] for image in shown["images"]]
     # /dev/kvm as it is here: it boots a guest, or is absent, or hangs the guest, or ends QEMU.
-    expected = hardware.kvm_problem() or "KVM failed: the guest "
+    expected = qemu.kvm_problem() or "KVM failed: the guest "
     assert (guest["accelerator"] == KVM and not guest["slow_because"]) or guest["slow_because"].startswith(expected)
     again = machine.inv("vm", "up", place="here")
     assert again.returncode == 0 and "it ran already" in again.stdout

@@ -16,13 +16,12 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
-from heddle.places.vm import guest, hardware, qemu
+from heddle.places.vm import guest, qemu
 from heddle.places.vm.guest import PATIENCE_S, end_guest, ensure_guest, find_guest, guest_dir
-from heddle.places.vm.hardware import KVM, TCG, Hardware, find_qemu
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.initramfs import ArchivedFile, archive
-from heddle.places.vm.kernels import DEFAULT, KERNELS
-from heddle.places.vm.qemu import process_in
+from heddle.places.vm.qemu import KVM, TCG, Hardware, find_qemu, process_in
+from heddle.places.vm.recipe import DEFAULT, KERNELS
 from tests.marks import deep
 from tests.vm.conftest import ROOT, Machine
 
@@ -36,7 +35,7 @@ def start(wanted: Hardware = ONE) -> guest.Guest:
 
 
 def no_kvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "DEVICE", Path("/dev/none"))
+    monkeypatch.setattr(qemu, "DEVICE", Path("/dev/none"))
 
 
 @contextmanager
@@ -93,12 +92,10 @@ def test_a_guest_that_kvm_hangs_or_ends_is_started_again_without_it_and_down_rem
     # KVM that hangs or ends a guest is a property of a machine: a program in the place of QEMU does so here.
     program, programs = find_qemu(), tmp_path / "programs"
     programs.mkdir()
-    (programs / hardware.QEMU).write_text(
-        f'#!/bin/sh\ncase "$*" in *"-accel kvm"*) {does} ;; esac\nexec {program} "$@"\n'
-    )
-    (programs / hardware.QEMU).chmod(0o755)
+    (programs / qemu.QEMU).write_text(f'#!/bin/sh\ncase "$*" in *"-accel kvm"*) {does} ;; esac\nexec {program} "$@"\n')
+    (programs / qemu.QEMU).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(hardware, "kvm_problem", lambda: "")
+    monkeypatch.setattr(qemu, "kvm_problem", lambda: "")
     monkeypatch.setitem(PATIENCE_S, KVM, 1.0)
     found = start()
     assert found.accelerator == TCG and re.fullmatch(f"KVM failed: the guest {why}", found.slow_because)
@@ -127,7 +124,7 @@ def test_a_guest_that_is_never_ready_is_ended_and_its_registers_are_shown(
 def test_a_guest_that_no_verb_uses_ends_itself(alone: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_kvm(monkeypatch)
     found = start(Hardware(1, 1024, 10))
-    console = guest_dir(DEFAULT) / hardware.CONSOLE
+    console = guest_dir(DEFAULT) / qemu.CONSOLE
     while found.alive:
         time.sleep(0.2)
     assert "ends after 10 seconds without a verb" in console.read_text(errors="replace")
@@ -157,7 +154,7 @@ def test_a_guest_that_ends_during_a_verb_is_named(alone: Machine, monkeypatch: p
     while "ESTAB" not in subprocess.run(["ss", "-Hnt", "dst", link], capture_output=True, text=True, check=True).stdout:
         time.sleep(0.05)
         assert verb.poll() is None
-    with (guest_dir(DEFAULT) / hardware.CONSOLE).open("a") as console:
+    with (guest_dir(DEFAULT) / qemu.CONSOLE).open("a") as console:
         console.write("[   99.235662] Oops: int3: 0000 [#1] SMP NOPTI\n")  # what a guest leaves that met the race
     os.kill(found.pid, signal.SIGKILL)
     _, shown = verb.communicate(timeout=60)

@@ -3,7 +3,7 @@
 In:  a plan with admission; ranks that begin iterations and process messages; messages to send.
 Out: CTS packets, and messages that leave after theirs.
 A rank is ready for the messages of an iteration when it begins it. The steps that a pattern has under way at once are a
-round of grants.py.
+round of ctsends.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.addressing import address_of, announced_by, rkey_of
-from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.grants import Grant, GrantGate, Slots
+from heddle.endpoints.admission.ctsends import GatedSender, Grant, GrantGate, GrantingReceiver, Posted, Slots
 from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.nic import QueuePair
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo

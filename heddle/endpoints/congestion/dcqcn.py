@@ -21,22 +21,74 @@ first cut counts as the time after one. Without it a queue pair sends at line ra
 An increase adds to the target, and then sets rate = (rate + target) / 2. T and B are the numbers of timer and byte
 events since the cut, including this one, F is rpg_threshold: up to max(T, B) = F nothing is added (fast recovery), then
 rpg_ai_rate (additive), from min(T, B) > F on rpg_hai_rate (hyper increase).
+
+Profiles are complete sets of parameters, from what a NIC and its operator know before a run: never the number of
+senders. `default` is ours, for transfers of some hundred microseconds of the hardware: an emulated fabric carries these
+in some seconds. docs/cc-parameters.md has the reason for each value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from heddle.endpoints.congestion.profiles import DcqcnOptions
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, ControlOptions
+from heddle.base.declared import Declared
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, ControlOptions, NicFacts, Profile
 from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
-_FRACTION: Final = 1024  # fixed-point numbers have 10 bits of fraction
+CongestionProfile = Literal["default", "nvidia", "meta"]
 _BYTE_UNIT: Final = 64  # of rpg_byte_reset, inferred: the largest value and default, 15 bits, is then 2 MB
+
+
+def _default(on: NicFacts) -> dict[str, float]:
+    line = on.line_mbps
+    return {
+        "roce_cc_shaper_coalesce": 1,
+        "init_cr": _rate(line / 12),
+        "init_growth": 10,
+        "rpg_time_reset": max(1, round(48 * on.frame_us + on.rtt_us)),
+        "rpg_byte_reset": max(1, round(8 * on.frame_bytes / _BYTE_UNIT)),
+        "rpg_threshold": 8,
+        "rpg_hai_rate": _rate(line / 300),
+        "rpg_ai_rate": _rate(line / 20_000),
+        "rpg_gd": 10,
+        "rpg_min_dec_fac": 80,
+        "rate_reduce_monitor_period": max(1, round(1 + on.rtt_us)),
+        "min_time_between_cnps": 2,
+        "clamp_tgt_rate_after_time_inc": 0,
+        "rpg_min_rate": _rate(line / 200),
+    }
+
+
+def _rate(mbps: float) -> int:
+    """Parameters are whole numbers of Mb/s, at least 1."""
+    return max(1, round(mbps))
+
+
+PROFILES: Final[Mapping[CongestionProfile, Callable[[NicFacts], Profile]]] = {
+    "default": lambda on: Profile("default", _default(on)),
+    "nvidia": lambda on: Profile("nvidia"),
+    "meta": lambda on: Profile("meta", ecn_factor=2),  # the difference is in the switches
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DcqcnOptions(ControlOptions):
+    """What users choose of DCQCN alone."""
+
+    congestion_profile: Annotated[CongestionProfile, Declared(
+        "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
+        "Congestion", word="cc_profile", unlike="is not a profile of dcqcn",
+    )] = "default"  # fmt: skip
+
+    def profile(self, on: NicFacts) -> Profile:
+        return PROFILES[self.congestion_profile](on)
+
+
+_FRACTION: Final = 1024  # fixed-point numbers have 10 bits of fraction
 _US: Final = 1000
 _MBPS: Final = 1e6
 _LONG_US: Final = (1 << 32) - 1

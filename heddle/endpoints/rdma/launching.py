@@ -24,7 +24,8 @@ from heddle.base.problems import CheckError, InputError, MachineError, Problem, 
 from heddle.base.process import find_program
 from heddle.endpoints.rdma.rxestack import rxe_devices
 from heddle.endpoints.rdma.verbsdevice import gid_index
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
 from heddle.lab.lab import Lab

@@ -25,18 +25,18 @@ def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, 
 
     ports: (host, port), of the named lab. netns: by host. rows: flows to count at each NIC.
     """
-    from heddle.switch import stackcounts
+    from heddle.switch import counters
 
     places = [(netns[host], port) for host, port in ports]
     spaces = list(dict.fromkeys(space for space, _ in places))
     rdma.remove_links(rdma.prefix_of(lab), spaces)
     try:
-        stackcounts.attach(lab, places, rows)
+        counters.attach(lab, places, rows)
         rdma.add_links([(netns[host], rdma.link_name(lab, host, port), port) for host, port in ports])
         yield
     finally:
         rdma.remove_links(rdma.prefix_of(lab), spaces)
-        stackcounts.detach(lab, places)
+        counters.detach(lab, places)
 
 
 class RxeStack:

@@ -32,7 +32,7 @@ from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
-from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
+from heddle.switch.counters import StackCounts, StackKey, StackRow
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan

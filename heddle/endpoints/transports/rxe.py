@@ -1,7 +1,7 @@
 """rxe: soft-RoCE, the Linux kernel's own RoCEv2, on devices in the hosts' namespaces; verbs carry the data.
 
 Messages are SENDs with immediate. The kernel builds packets, acknowledges and retransmits. This module has the options
-that it supports and the columns, which the programs at the NICs count (switch/stackcounts.py).
+that it supports and the columns, which the programs at the NICs count (switch/counters.py).
 """
 
 from __future__ import annotations

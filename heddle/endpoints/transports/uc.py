@@ -3,7 +3,7 @@
 The receiver detects a gap in the PSNs, and drops every message with a hole whole (IBTA vol. 1, section 9.8.3). A
 collective cannot finish without the message. So a gap is an error of the receiving end, which ends the run and names
 what was lost. The loss of the last packets reveals no gap: the run ends when no packet has moved for `patience_s`
-(../waiting.py).
+(../worker.py).
 A late packet or a copy, with a PSN that has passed, is discarded and counted. IBTA lets a responder take such a first
 packet for a new message; without repetitions it cannot be one.
 """

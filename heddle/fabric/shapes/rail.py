@@ -16,7 +16,8 @@ from typing import Final
 
 from heddle.base.families import Network
 from heddle.fabric.builder import FabricBuilder, Groups
-from heddle.fabric.model import Fabric, Level
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Level
 from heddle.spec.shapes.rail import RailSpec
 
 _ASN_SPINE: Final = 4_200_000_000  # + plane

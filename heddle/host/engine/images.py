@@ -24,7 +24,7 @@ from heddle.base.process import Done, Journal, follow, run
 from heddle.host.engine import docker as engine
 from heddle.host.engine.docker import docker, stream
 from heddle.host.engine.lockfile import locked
-from heddle.render import imagenames
+from heddle.render import dialects
 
 LABEL: Final = "heddle"  # on all images built here, and on layers of unfinished builds: Heddle may remove them
 LOCK: Final = engine.RUN_DIR / "building"
@@ -54,7 +54,7 @@ class Image:
 
 def missing() -> list[str]:
     """Full names of the images that the engine does not have."""
-    return [name for name in imagenames.image_names().values() if not present(name)]
+    return [name for name in dialects.image_names().values() if not present(name)]
 
 
 def present(name: str) -> bool:
@@ -81,7 +81,7 @@ def ensure_images(
     observer = observer or Silent()
     if (wrong := engine.trouble()) is not None:
         raise MachineError(wrong)
-    names = imagenames.image_names()
+    names = dialects.image_names()
     wanted = list(names) if rebuild else _missing_roles(names)
     if wanted:
         with locked(LOCK, fcntl.LOCK_EX):  # one at a time: a sweep must not remove the layers of another build
@@ -102,7 +102,7 @@ def _missing_roles(names: Mapping[str, str]) -> list[str]:
 
 def prune() -> list[str]:
     """Remove images built here that neither this Heddle nor a container uses; return their names."""
-    keep = {*imagenames.image_names().values(), OWN_BASE}
+    keep = {*dialects.image_names().values(), OWN_BASE}
     form = "{{.ID}} {{.Repository}}:{{.Tag}}"
     rows = docker(["image", "ls", "--filter", f"label={LABEL}", "--format", form]).out.split("\n")
     removed = []
@@ -121,16 +121,16 @@ def _bytes(name: str) -> int:
 
 def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]) -> str:
     """The base image: one that the engine has, else Debian's from a registry, else one created by mmdebstrap."""
-    for name in (imagenames.PUBLIC_BASE, OWN_BASE):
+    for name in (dialects.PUBLIC_BASE, OWN_BASE):
         if present(name):
             return name
     observer.begin("base image")
     reason = _pull(journal)
     if not reason:
-        observer.end("base image", f"{imagenames.PUBLIC_BASE} from its registry")
-        return imagenames.PUBLIC_BASE
+        observer.end("base image", f"{dialects.PUBLIC_BASE} from its registry")
+        return dialects.PUBLIC_BASE
     observer.say(
-        f"{imagenames.PUBLIC_BASE} is not available ({reason}): mmdebstrap creates a base from Debian's packages"
+        f"{dialects.PUBLIC_BASE} is not available ({reason}): mmdebstrap creates a base from Debian's packages"
     )
     _have_mmdebstrap(reason, observer, yes, ask)
     _bootstrap(observer, journal)
@@ -141,7 +141,7 @@ def _base(observer: Observer, journal: Journal | None, yes: bool, ask: Callable[
 def _pull(journal: Journal | None) -> str:
     """Pull the public base: an empty string when that worked, else a short reason."""
     try:
-        done = docker(["pull", "--quiet", imagenames.PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
+        done = docker(["pull", "--quiet", dialects.PUBLIC_BASE], check=False, timeout=_PULL_S, journal=journal)
     except MachineError:
         return f"its registry did not answer within {_PULL_S:g} s"
     if done.code == 0:
@@ -156,9 +156,9 @@ def _have_mmdebstrap(reason: str, observer: Observer, yes: bool, ask: Callable[[
     try:
         packages.ensure(packages.IMAGE, yes=yes, ask=ask, say=observer.say)
     except MachineError as error:
-        by_hand = f"docker load; docker tag ... {imagenames.PUBLIC_BASE}"
+        by_hand = f"docker load; docker tag ... {dialects.PUBLIC_BASE}"
         hint = f"let the engine reach its registry, or load the image by hand: {by_hand}"
-        first = Problem("docker", imagenames.PUBLIC_BASE, f"cannot be pulled: {reason}", hint)
+        first = Problem("docker", dialects.PUBLIC_BASE, f"cannot be pulled: {reason}", hint)
         raise MachineError(first, *error.problems) from None
 
 
@@ -188,7 +188,7 @@ def _build(
     # The machine's own network: its resolver and mirrors work there, and no bridge or firewall is needed.
     argv = ["build", "--network", "host", "--force-rm", "--build-arg", f"BASE={base}", "--tag", name]
     argv += [word for proxy in _PROXIES if proxy in os.environ for word in ("--build-arg", proxy)]
-    argv += [*(["--no-cache"] if fresh else []), "--file", str(imagenames.dockerfile(role)), str(imagenames.TEMPLATES)]
+    argv += [*(["--no-cache"] if fresh else []), "--file", str(dialects.dockerfile(role)), str(dialects.TEMPLATES)]
     before = _unnamed()
     try:
         done = stream(argv, _counting(step, observer), timeout=_BUILD_S, journal=journal)

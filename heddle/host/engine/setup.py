@@ -28,7 +28,7 @@ from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import Journal, run
 from heddle.base.resources import HERE
 from heddle.host import packages
-from heddle.host.engine import binary, images, release
+from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
 from heddle.host.engine.docker import check_engine_possible
 
@@ -193,8 +193,8 @@ def _obtain(
     else:
         observer.begin("containerlab's release")
         try:
-            made = release.fetch(binary.RELEASE, directory)
-        except release.Unreachable as error:
+            made = binary.fetch(binary.RELEASE, directory)
+        except binary.Unreachable as error:
             observer.end("containerlab's release", f"not available: {error}")
             if build is None:
                 hint = "install containerlab's own package: containerlab.dev/install"

@@ -63,7 +63,7 @@
 #define STATS 5
 #define MAX_MEMBERS 128
 
-/* switch/queues/cells.py, kernel/ringbuffer.py */
+/* switch/queues/cells.py, kernel/libbpf.py */
 #define DROP_THRESHOLD 0
 #define DROP_HEADROOM 1
 #define DROP_BUFFER 2

@@ -1,4 +1,4 @@
-"""`python -P -m heddle.lab.faults LAB KIND WHERE`: keep a fault going until its record is gone (worker.py)."""
+"""`python -P -m heddle.lab.faults LAB KIND WHERE`: keep a fault going until its record is gone (kind.py)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from heddle.lab.faults import orders
-from heddle.lab.faults.record import SetFault
+from heddle.lab.faults.kind import KeptFault
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.faults.worker import KeptFault
-from heddle.lab.impairments import Requested
+from heddle.lab.impairments import Requested, SetFault
 from heddle.lab.opening import open_lab
 
 _SLICE_S: Final = 0.1

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.fabric.model import Role
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.nearnodes import in_network
+from heddle.lab.impairments import SetFault, in_network
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ class Misroute(NamedFault):
         _routes(lab, fault, "del")
 
     def text(self, fault: SetFault) -> str:
-        """`misroute of packets to host3`."""
         return f"misroute of packets to {fault.values['host']}"
 
     def touched(self, fabric: Any, fault: SetFault) -> set[str]:

@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from heddle.base import owners
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.fabric.model import Fabric
-from heddle.fabric.naming import split_words
+from heddle.fabric.model import Fabric, split_words
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
-from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault
+from heddle.lab.faults.kind import KeptFault, NamedFault
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.faults.worker import KeptFault
-from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, read_faults, wanted_faults
+from heddle.lab.impairments import (
+    Requested,
+    SetFault,
+    changing,
+    clear_faults,
+    packet_lines,
+    ports_of,
+    read_faults,
+    wanted_faults,
+)
 from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.units import format_duration
 from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
-from heddle.lab.faults.record import SetFault
-from heddle.lab.faults.worker import Going, KeptFault
+from heddle.lab.faults.kind import Going, KeptFault
+from heddle.lab.impairments import SetFault
 from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.frame import build, quanta_ns
 from heddle.switch.queues.portids import port_ids, row
@@ -49,7 +49,6 @@ class PfcStorm(KeptFault):
         return {**values, "class": number, "received": _received(lab, where, number)[0]}
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """The switch has received frames, and its gate is closed."""
         count, closed = _received(lab, fault.where, fault.values["class"])
         if count <= fault.values["received"] or not closed:
             return ""
@@ -71,7 +70,6 @@ class PfcStorm(KeptFault):
         return True
 
     def text(self, fault: SetFault) -> str:
-        """`pfc-storm of class 3 for 5s`."""
         of = f" of class {fault.values['class']}" if "class" in fault.values else ""
         return f"pfc-storm{of} for {format_duration(fault.values['time'])}"
 

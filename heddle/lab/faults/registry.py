@@ -13,8 +13,7 @@ from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.misroute import Misroute
 from heddle.lab.faults.nodedown import NodeDown
 from heddle.lab.faults.pfcstorm import PfcStorm
-from heddle.lab.faults.slowhost import SlowHost
-from heddle.lab.faults.slowlink import SlowLink
+from heddle.lab.faults.slowlink import SlowHost, SlowLink
 
 KINDS: Final[Mapping[str, NamedFault]] = {
     "bgp-down": BgpDown(),

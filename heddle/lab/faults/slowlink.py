@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_rate, format_share
+from heddle.fabric.model import Fabric
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.faults.record import SetFault
-from heddle.lab.nearnodes import in_network
+from heddle.lab.impairments import SetFault, in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import rate_line
@@ -42,11 +42,9 @@ class SlowLink(NamedFault):
         return "; ".join(parts)
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Restore the rate of the fabric file."""
         set_shares(lab, self.ports(lab, fault), 1)
 
     def text(self, fault: SetFault) -> str:
-        """`slow-link at 10% of its rate`."""
         return f"{self.name} at {format_share(fault.values['rate'])} of its rate"
 
     def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:
@@ -68,3 +66,17 @@ def set_shares(lab: Lab, refs: Sequence[str], share: float) -> None:
         done = in_network(lab, node, ["tc", "-batch", "-"], f"{line}\n")
         if done.code:
             raise MachineError(Problem(ref, "the rate of the port", f"cannot be set: {done.reason}"))
+
+
+class SlowHost(SlowLink):
+    """All links of the host are slow in both directions."""
+
+    name = "slow-host"
+    does = "All NICs of the host send and receive at a share of their rate, as a NIC with a slow bus does."
+    at = "host"
+
+    def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:
+        return sorted(self.touched(lab.fabric, fault))
+
+    def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
+        return {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}

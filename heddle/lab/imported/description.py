@@ -21,12 +21,12 @@ from heddle.base.families import IPV4
 from heddle.base.files import read_regular
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
-from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.hashmodes import switch_seed
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import Policy, QueuePolicy
-from heddle.fabric.seeds import switch_seed
+from heddle.fabric.wiring import Level, Link, Node, Port
 from heddle.lab.imported import frr
-from heddle.lab.imported.commands import command_lines
-from heddle.lab.imported.grammar import MOST_BYTES
+from heddle.lab.imported.grammar import MOST_BYTES, command_lines
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 
@@ -49,7 +49,7 @@ class NodeDescription:
     """A node of kind linux. command: of the container, by entrypoint and cmd; main: what of it a namespace runs.
 
     passed: keys that only a container engine uses, unchanged from the file. reach: what of the node reaches this
-    machine (reach.py).
+    machine (innamespace.py).
     """
 
     name: str

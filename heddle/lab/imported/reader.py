@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.files import absent
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.tables import some_of
 from heddle.lab.imported import grammar
-from heddle.lab.imported.bridges import with_bridges
-from heddle.lab.imported.commands import as_text, drops_default, main_process, no_command, sets_queue
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -31,15 +30,19 @@ from heddle.lab.imported.grammar import (
     LINK_KEYS,
     OUTSIDE,
     Sections,
+    as_text,
+    drops_default,
     expand,
     lab_name,
     magic,
+    main_process,
+    no_command,
     resolved,
+    sets_queue,
+    with_sh,
 )
-from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, seen_anyway
-from heddle.lab.imported.reach import reach_of
-from heddle.runtimes.netns_root import WRITABLE, why_read_only
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, reach_of, seen_anyway, with_bridges
+from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
@@ -230,7 +233,7 @@ class _DescriptionReader:
         """What a namespace runs of a container's command: Heddle starts FRR, and idle commands are left out."""
         keys = [((*trail, k), k) for trail, layer in layers for k in ("entrypoint", "cmd") if layer.get(k)]
         try:
-            main = main_process(command)
+            main = main_process(with_sh(command))
         except ValueError as error:
             hint = "use --runtime containerlab"
             self.add(keys[-1][0], f"{keys[-1][1]}: {command[:_SHOWN]}", str(error).lower(), hint)
@@ -262,8 +265,8 @@ class _DescriptionReader:
             target = target.removeprefix("/var")
         if self.runtime == "netns" and seen_anyway(path, target):
             return None
-        if not path.exists():
-            self.add(trail, what, f"names {path}, which does not exist", "paths are relative to the topology file")
+        if why := absent(path):
+            self.add(trail, what, f"names {path}, which {why}", "paths are relative to the topology file")
         elif self.runtime == "netns" and (refused := no_view(path, target, self.read_only)):
             self.add(trail, what, *refused)
         return BindDescription(path, target, mode)
@@ -271,7 +274,7 @@ class _DescriptionReader:
     def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str, targets: list[str]) -> list[str]:
         kept: list[str] = []
         for trail, line in lines:
-            text = magic(line, lab, node)
+            text = magic(with_sh(line) if self.runtime == "netns" else line, lab, node)
             if text not in self._commands:
                 self._commands[text] = no_command(text)
             if (why := self._commands[text]) is not None:

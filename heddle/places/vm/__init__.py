@@ -1,13 +1,9 @@
 """The place `vm`: a virtual machine with Debian's full kernel, which runs the same verbs.
 
-    kernels.py     the kernels to choose from
     recipe.py      what an image is made of, and its name
     initramfs.py   the first programs of the guest, as cpio archives
-    imagebuild.py  make the files of an image: pip, mmdebstrap, mke2fs
     image.py       images of the cache: made once, removed when nothing uses them
-    hardware.py    what a guest gets, and the command line of QEMU
     qemu.py        a process of QEMU, its console and its monitor
-    bootkeys.py    keys of the guest and of its user, made for each boot
     guest.py       one running guest: boot, find, end
     place.py       the guest as a place that verbs run in
 

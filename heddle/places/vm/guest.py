@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import resources
 from heddle.base.events import Observer
@@ -36,15 +36,81 @@ from heddle.base.userfiles import give_to_caller, make_dir
 from heddle.host import packages
 from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked
-from heddle.places.vm import hardware, qemu
-from heddle.places.vm.bootkeys import BootKeys, key_files, know_host, make_keys
-from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, KVM, TCG, Hardware, qemu_command
-from heddle.places.vm.image import VmImage, ensure_image, find_image
-from heddle.places.vm.imagebuild import INITRAMFS
+from heddle.places.vm import qemu
+from heddle.places.vm.image import INITRAMFS, VmImage, ensure_image, find_image
 from heddle.places.vm.initramfs import boot_archive
-from heddle.places.vm.kernels import DEFAULT, KERNELS, Kernel
-from heddle.places.vm.qemu import QemuProcess, process_in, start_qemu, tail_of
-from heddle.places.vm.recipe import image_name
+from heddle.places.vm.qemu import (
+    BOOT_ARCHIVE,
+    CONSOLE,
+    HOST,
+    KVM,
+    TCG,
+    Hardware,
+    QemuProcess,
+    process_in,
+    qemu_command,
+    start_qemu,
+    tail_of,
+)
+from heddle.places.vm.recipe import DEFAULT, KERNELS, Kernel, image_name
+
+if TYPE_CHECKING:
+    import paramiko
+
+
+@dataclass(frozen=True, slots=True)
+class BootKeys:
+    """Files of the keys: for the guest, for the user, and the known_hosts with the guest's key."""
+
+    host_key: Path
+    authorized: Path
+    user_key: Path
+    known_hosts: Path
+
+
+def key_files(directory: Path) -> BootKeys:
+    """The files of a guest's keys; they need not exist."""
+    return BootKeys(*(directory / name for name in ("host_key", "authorized_key", "user_key", "known_hosts")))
+
+
+def make_keys(directory: Path) -> BootKeys:
+    """Make both keys in this directory."""
+    files = key_files(directory)
+    _write(files.authorized, f"{_public(_make(files.user_key))} heddle\n")
+    _make(files.host_key)
+    return files
+
+
+def know_host(files: BootKeys, port: int) -> None:
+    """Write the guest's key to known_hosts, for the port of this boot."""
+    import paramiko
+
+    key = paramiko.ECDSAKey.from_private_key_file(str(files.host_key))
+    _write(files.known_hosts, f"[{HOST}]:{port} {_public(key)}\n")
+
+
+def _make(path: Path) -> paramiko.PKey:
+    import io
+
+    import paramiko
+
+    # Curve P-256: paramiko makes no ed25519 keys.
+    key, text = paramiko.ECDSAKey.generate(bits=256), io.StringIO()
+    key.write_private_key(text)
+    _write(path, text.getvalue())
+    return key
+
+
+def _public(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def _write(path: Path, content: str) -> None:
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(content)
+
 
 MEMORY: Final = 2048  # MiB
 IDLE_MINUTES: Final = 60
@@ -133,7 +199,7 @@ def ensure_guest(kernel: Kernel, observer: Observer, wanted: Hardware | None = N
     """
     if (found := find_guest(kernel.name)) is not None:
         return _usable(found, kernel)
-    hardware.find_qemu()
+    qemu.find_qemu()
     image = ensure_image(kernel, observer)
     directory = guest_dir(kernel.name)
     make_dir(directory.parent)
@@ -222,7 +288,7 @@ def _boot_somehow(
     image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, tell: Callable[[str], None]
 ) -> tuple[Booted, str]:
     """Boot with KVM, else with TCG: the guest, and why KVM is not used."""
-    slow = hardware.kvm_problem() or kvm_failure()
+    slow = qemu.kvm_problem() or kvm_failure()
     if not slow:
         try:
             return boot(image, directory, keys, wanted, KVM, tell), ""
@@ -332,6 +398,6 @@ def vm_check() -> Check:
         return Check("vm", False, f"no {EXTRAS[SSH].package} for --place vm", EXTRAS[SSH].hint, required=False)
     found = find_image(KERNELS[DEFAULT])
     image = f"Linux {found.release}" if found else "its image is not made yet: a few minutes, 1 GB"
-    slow = hardware.kvm_problem() or kvm_failure()
+    slow = qemu.kvm_problem() or kvm_failure()
     speed = f"slow, because {slow}" if slow else "with KVM, if it boots a guest here"
     return Check("vm", True, f"a full kernel with --place vm ({image}; {speed})", required=False)

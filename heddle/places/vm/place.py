@@ -12,8 +12,8 @@ from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.vm import qemu
 from heddle.places.vm.guest import Guest, ensure_guest, find_guest, guest_dir, needed_packages
-from heddle.places.vm.hardware import HOST
-from heddle.places.vm.kernels import DEFAULT, Kernel, place_name
+from heddle.places.vm.qemu import HOST
+from heddle.places.vm.recipe import DEFAULT, Kernel, place_name
 
 _USER: Final = "root"
 

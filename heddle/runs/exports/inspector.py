@@ -45,7 +45,8 @@ def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
             now += max(times[index] for times in figures.rank_us)
             for place, ranks in enumerate(groups):
                 nodes = len({head.ranks[rank].host for rank in ranks})
-                about = {"id": _id(record, place), "comm_name": head.job or f"{head.lab}-{place}"}
+                same = zlib.crc32(f"{head.lab}/{record.id}/{place}".encode())  # in every export of the run
+                about = {"id": f"0x{same:014x}", "comm_name": head.job or f"{head.lab}-{place}"}
                 for number_there, rank in enumerate(ranks):
                     us = figures.rank_us[rank][index]
                     algbw = size / us / 1e3
@@ -62,8 +63,3 @@ def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
                             "coll_algobw_gbs": round(algbw, 6), "coll_busbw_gbs": round(algbw * factor, 6),
                         },
                     }  # fmt: skip
-
-
-def _id(record: RunRecord, place: int) -> str:
-    """A communicator's hash: the same in every export of the run."""
-    return f"0x{zlib.crc32(f'{record.header.lab}/{record.id}/{place}'.encode()):014x}"

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from heddle.endpoints.runoptions import typed_options
 from heddle.runs.exports.asked import Asked
-from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import Figures, RunHead, SizeRow
+from heddle.runs.runtable import Figures, RunHead, SizeRow, stats_of
 from heddle.runs.stored import StoredRun
 
 _VERSION: Final = 3
@@ -38,7 +37,7 @@ def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
     head, rows, skip = record.header, record.measured, asked.skip
     began = datetime.fromisoformat(head.when)
     measured = [each for row in rows for each in row.all]
-    wrong = sum(each.wrong for each in measured)
+    wrong = record.wrong
     okay = "unchecked" if asked.min_busbw is None else _truth(not asked.below(rows))
     return {
         "version": _VERSION,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from heddle.fabric.naming import NicNames
+from heddle.fabric.model import NicNames
 from heddle.runs.exports.asked import Asked
 from heddle.runs.measured import FlowRow
 from heddle.runs.stored import StoredRun

@@ -68,7 +68,6 @@ def _us(seconds: float) -> float:
 
 
 def _ranks(timeline: Timeline, ends: Sequence[Endpoint]) -> Iterator[Event]:
-    """A track for each rank, with its timed iterations."""
     its = timeline.iterations
     for rank in np.unique(its.rank).tolist():
         yield _named(RANKS, "thread_name", f"rank {rank} {ends[rank].nic}", rank)

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from heddle.runs.exports.asked import Asked
-from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import Figures, SizeRow
+from heddle.runs.runtable import Figures, SizeRow, stats_of
 from heddle.runs.stored import StoredRun
 
 _STATS: Final = ("min_us", "max_us", "avg_us", "p50_us", "p95_us", "p99_us", "cv_pct")

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from heddle.base.units import format_size
-from heddle.host.capacity import PacketBudget
-from heddle.host.saturation import Cause, Phase
+from heddle.host.capacity import Cause, PacketBudget, Phase
 from heddle.runs.measured import MeasuredRun, sum_known
 from heddle.runs.parts.part import Card, Figure, RunPart
 
@@ -91,7 +90,8 @@ class MachineUse(RunPart):
         if all(cause.cause == "stopped" for cause in self.unreliable):
             what = "a worker did not run all the time"
         sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
-        some = f" at {len(sizes)} of {len(self.phases)} sizes" if 0 < len(sizes) < len(self.phases) else ""
+        count = len({phase.size for phase in self.phases})  # one in place, and one out of place, are of one size
+        some = f" at {len(sizes)} of {count} sizes" if 0 < len(sizes) < count else ""
         lines = [f"{what}{some}: do not trust bandwidth or depths"]
         for cause in sorted(self.unreliable, key=lambda cause: not cause.sure)[:_MOST_LINES]:
             where = f"{format_size(cause.size)}: " if cause.size is not None else ""

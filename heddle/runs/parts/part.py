@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from heddle.base.tables import Table
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun

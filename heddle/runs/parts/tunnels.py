@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from heddle.base.tables import many, some_of
-from heddle.host.saturation import Cause
+from heddle.host.capacity import Cause
 from heddle.runs.parts.part import Card, RunPart
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The shards of labs as pods: implements heddle.runtimes.cluster.Cluster with one StatefulSet a shard.
+"""The runtime `kubernetes`: a fabric over the pods of a cluster, one StatefulSet a shard.
 
 In:  a target, and what each shard needs. Out: pods that accept commands, or Problems that name the shard and its nodes.
 All objects carry the lab and its owner as labels, so `remove` needs no record.
@@ -14,16 +14,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any, Final
 
+from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.tables import some_of
-from heddle.runtimes.cluster import ShardCommand, ShardNeed
+from heddle.fabric.cutting import Cut, cut, fitting_cut
+from heddle.fabric.model import Fabric
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.kube import manifests, podexec
-from heddle.runtimes.kube.api import ConflictError, ForbiddenError, KubeApi, UnreachableError
-from heddle.runtimes.kube.apierrors import RIGHTS
+from heddle.runtimes.kube.api import RIGHTS, ConflictError, ForbiddenError, KubeApi, UnreachableError
 from heddle.runtimes.kube.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
 from heddle.runtimes.kube.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
 from heddle.runtimes.kube.target import KubeTarget, owner
+from heddle.runtimes.sharded import ShardedRuntime
 
 _STEP: Final = "pods"
 _LOOKS_S: Final = (0.1, 0.5)  # between two looks at the pods: at first, and after some seconds
@@ -36,7 +40,7 @@ _FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that do
 _STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
 
 
-class KubeCluster:
+class KubeCluster(Cluster):
     """The cluster of a target. The kubeconfig is read when it is first needed."""
 
     name = "kubernetes"
@@ -109,7 +113,6 @@ class KubeCluster:
             raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
 
     def addresses(self, lab: str) -> Mapping[str, str]:
-        """See Cluster."""
         states, known = self.states(lab), self._answered
         found = {
             shard: each.address if each.ready else known.get(each.incarnation, "")
@@ -137,7 +140,6 @@ class KubeCluster:
         return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
 
     def place(self, lab: str, shard: str) -> str:
-        """See Cluster."""
         found = self.states(lab).get(shard)
         return f" on node {found.node}" if found is not None and found.node else ""
 
@@ -187,7 +189,6 @@ class KubeCluster:
         return None
 
     def exists(self, lab: str) -> bool:
-        """See Cluster."""
         chosen = manifests.selector(lab, owner())
         return any(self.api.all(kind, chosen) for kind in manifests.LAB_KINDS)
 
@@ -348,3 +349,58 @@ class _Start:
 
 def _occurrence(event: Mapping[str, Any]) -> tuple[str, str]:
     return str(event["metadata"].get("uid")), when(event)
+
+
+SHARDS = "shards"  # the key of a record's options
+
+
+class KubernetesRuntime(ShardedRuntime):
+    """Shards are pods. Where a lab runs is in the options of its record."""
+
+    name = "kubernetes"
+
+    def __init__(self, place: Mapping[str, str] | None = None) -> None:
+        super().__init__(place)
+        self._clusters: dict[str, KubeCluster] = {}
+
+    def cluster(self, lab: str) -> KubeCluster:
+        if lab not in self._clusters:
+            place = self.place_of(lab)
+            if place is None:
+                raise InputError(Problem("", f"lab {lab}", "is not running", "run ./inv up zone to start one"))
+            self._clusters[lab] = KubeCluster(KubeTarget.of(place))
+        return self._clusters[lab]
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """See Runtime. InputError when a place was named that has nothing of the lab: the user looks for it.
+
+        MachineError of a cluster that cannot be reached also says what to do when it is gone for good.
+        """
+        try:
+            count = super().destroy(lab, observer)
+        except (UnreachableError, InputError) as error:
+            kept, hint = state.lab_dir(lab), "if its cluster is gone for good, remove that directory"
+            if not kept.exists():
+                raise
+            raise type(error)(*error.problems, Problem("", f"lab {lab}", f"is kept in {kept}", hint)) from None
+        if count or self._place is None:
+            return count
+        cluster = self.cluster(lab)
+        cluster.check_owner(lab, f"its owner can remove it; or: {manifests.removal(lab, cluster.target.namespace)}")
+        where = f"namespace {cluster.target.namespace} of context {cluster.target.context or '(in a pod)'}"
+        hint = f"kubectl get pods --all-namespaces -l {manifests.LAB}={lab} finds it"
+        raise InputError(Problem("kubernetes", f"lab {lab}", f"has nothing in {where}", hint))
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """Connect, choose the number of shards, and write both into the options. Errors as of KubeApi and of `cut`."""
+        options = super().prepare(fabric, options, observer)
+        cluster = KubeCluster(KubeTarget.of(options.target))
+        target = cluster.target
+        cluster.check_rights()
+        count = len(self.cut_of(fabric, options.target).shards)
+        return replace(options, target={**target.to_json(), SHARDS: str(count)})
+
+    def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
+        """Into as many shards as asked, else as few as fit into usual machines."""
+        count = options.get(SHARDS, "")
+        return cut(fabric, int(count)) if count else fitting_cut(fabric)

@@ -1,19 +1,24 @@
 """The objects of a lab in a cluster, and those that an administrator makes once: templates/kubernetes as data.
 
 In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, or the same objects as dicts.
+`--pod FILE` says in the keys of a Pod where pods run and how they are kept; what a pod may do stays as it is.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.kube.target import KubeTarget
+from heddle.spec.yamlfile import ReadOptions, Trail, dotted, parse, read_text
 
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
@@ -234,3 +239,63 @@ def _render(template: str, **values: Any) -> str:
         autoescape=False,  # noqa: S701 - YAML, not HTML; names are checked, and texts are quoted by tojson
     )
     return env.get_template(template).render(values)
+
+
+READING: Final = ReadOptions(kind="pod's template", example="docs/kubernetes.md")
+_OWN: Final = ("heddle.", "app.kubernetes.io/name")  # labels by which Heddle finds its pods
+_QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_TEXTS: Final = {"*": str}  # any key
+_SIZES: Final = dict.fromkeys(("cpu", "memory", "ephemeral-storage"), _QUANTITY)
+_SPREAD_KEYS: Final = {
+    "maxSkew": int, "topologyKey": str, "whenUnsatisfiable": str, "minDomains": int, "nodeAffinityPolicy": str,
+    "nodeTaintsPolicy": str,
+}  # fmt: skip
+_KEYS: Final = {
+    "metadata": {"annotations": _TEXTS, "labels": _TEXTS},
+    "spec": {
+        "nodeSelector": _TEXTS,
+        "tolerations": [{"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}],
+        "topologySpreadConstraints": [_SPREAD_KEYS],
+        **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
+        "imagePullSecrets": [{"name": str}],
+        "containers": [{"resources": {"requests": _SIZES, "limits": _SIZES}}],
+    },
+}
+_WORDS: Final = {
+    str: "a text: write it in quotes", int: "a whole number", dict: "keys and values", list: "a list",
+    re.Pattern: "a quantity of Kubernetes, as 500m, 2 or 4Gi",
+}  # fmt: skip
+
+
+def read_pod(file: Path, name: str) -> str:
+    """The checked content of a file. name: as the user wrote it."""
+    document = parse(read_text(file, name, READING), name, READING)
+    problems = []
+    for trail, why, hint in _wrong(document.data, _KEYS, ()):
+        text, what = document.text(trail), dotted(trail)
+        problems.append(Problem(document.where(trail), f"{what}: {text}" if text else what, why, hint))
+    if problems:
+        raise InputError(*problems)
+    return json.dumps(document.data, sort_keys=True)
+
+
+def _wrong(value: Any, kind: Any, trail: Trail) -> Iterator[tuple[Trail, str, str]]:
+    """Each value that is not of its kind, as _KEYS has them: its path, why, and a hint."""
+    if isinstance(kind, dict) and isinstance(value, dict):
+        for key, each in value.items():
+            below = (*trail, key)
+            if trail[-1:] == ("labels",) and key.startswith(_OWN):
+                yield below, "is a label of Heddle", "choose another name"
+            elif known := kind.get(key) or kind.get("*"):
+                yield from _wrong(each, known, below)
+            else:
+                yield below, "is not a key of a pod's template: Heddle sets all else", did_you_mean(key, kind)
+    elif isinstance(kind, list) and isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _wrong(each, kind[0], (*trail, number))
+        if trail == ("spec", "containers") and len(value) != 1:
+            yield trail, "is not one container: a pod of Heddle has one", "write one item with resources"
+    elif kind is _QUANTITY and type(value) in (str, int, float) and _QUANTITY.fullmatch(str(value)):
+        return
+    elif type(value) is not kind:
+        yield trail, f"is not {_WORDS[kind if isinstance(kind, type) else type(kind)]}", ""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from heddle.runtimes.kube.apierrors import quota_words
+from heddle.runtimes.kube.api import quota_words
 from heddle.runtimes.kube.manifests import is_local
 
 USUAL_S: Final = 300.0  # a start that has no problem: a large image is pulled

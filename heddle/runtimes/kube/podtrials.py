@@ -92,7 +92,8 @@ def _fabric() -> Check:
 
 def _network(peer: str, port: int) -> Check:
     """Datagrams of tunnels to the other pod, small ones and fragmented ones; on other ports if this one is blocked."""
-    mtu = _mtu(peer)
+    route = json.loads(run(["ip", "-json", "route", "get", peer]).out)[0]
+    mtu = int(json.loads(run(["ip", "-json", "link", "show", "dev", route["dev"]]).out)[0]["mtu"])
     small, round_trips = _exchanged(peer, port, 64)
     large, _ = _exchanged(peer, port, _LARGE)
     if small < _SENT or large < _SENT:
@@ -102,11 +103,6 @@ def _network(peer: str, port: int) -> Check:
         return Check("network", False, f"{many} by the pod at {peer}, UDP port {port}", fix)
     detail = f"UDP port {port} passes, MTU {mtu}, round trip {median(round_trips) * 1e3:.2f} ms to {peer}"
     return Check("network", True, detail + (f"; frames of {_LARGE} bytes are fragmented" if mtu < _LARGE else ""))
-
-
-def _mtu(peer: str) -> int:
-    route = json.loads(run(["ip", "-json", "route", "get", peer]).out)[0]
-    return int(json.loads(run(["ip", "-json", "link", "show", "dev", route["dev"]]).out)[0]["mtu"])
 
 
 def _exchanged(peer: str, port: int, size: int) -> tuple[int, list[float]]:

@@ -26,7 +26,7 @@ class KubeTarget:
     """A namespace of a cluster. context: of the kubeconfig; empty: the current one. image: of shards.
 
     pull_secret: the name of a Secret of the namespace with the registry's password; empty: none is needed.
-    tunnel_port: UDP, of the tunnels between shards; empty: the default. pod: see podtemplate.py; empty: none.
+    tunnel_port: UDP, of the tunnels between shards; empty: the default. pod: see manifests.read_pod; empty: none.
     """
 
     context: str = ""

@@ -4,7 +4,7 @@
  *
  * `came` runs at clsact ingress of a NIC after `dequeue` and before `nic`. For RoCEv2 it ends the chain, so `nic` does
  * not hide the packet from the kernel. `sent` runs at clsact egress before `enqueue`, so a packet counts although the
- * NIC's own queue may drop it. Rows exist before the first packet (switch/stackcounts.py); other packets do not count.
+ * NIC's own queue may drop it. Rows exist before the first packet (switch/counters.py); other packets do not count.
  * The sequence is that of go-back-N: a packet after a gap is `ahead`, and the receiver does not accept it; a packet
  * with an earlier number is `behind`: it was sent again. Packets of one QP come from one CPU at a time, so only sums
  * need atomic additions.

@@ -91,7 +91,7 @@ class CoreStruct(ctypes.Structure):
     )  # fmt: skip
 
 
-READER_FIELDS: Final = ("depth", "peak", "occupancy", "occupancy_peak", "closed_since_ns", "last_ns")
+READER_FIELDS: Final = ("depth", "peak", "occupancy", "occupancy_peak", "closed_since_ns", "last_ns", "drop_bytes")
 
 
 class ReaderStruct(ctypes.Structure):
@@ -99,6 +99,7 @@ class ReaderStruct(ctypes.Structure):
 
     _fields_ = (
         ("rows", c_uint32), ("words", c_uint32), ("taken", c_void_p), ("full", c_void_p),
+        ("dropped", c_void_p),
         *((name, FieldStruct) for name in READER_FIELDS),
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 /* The loop of the PFC agent: events of the queue programs, pause frames, gates, and the deadlines of both.
  *
- * The reference is Python, in ../pfc: agent.py (_hear, _open, _expire), pauses.py and watchdog.py (closed, opened), which do the
+ * The reference is Python, in ../pfc: agent.py (_hear, _open, _expire, Pauses; Watchdog.closed, opened), which does the
  * same to the same memory. Python calls hd_pfc_wait, which returns when there is something that only Python does: a
  * deadline of another kind, or a readable descriptor. Nothing is allocated here.
  */
@@ -87,7 +87,7 @@ static void arm(struct core *c)
 	c->armed = first;
 }
 
-/* Pauses that this lab's ports request: pauses.py. */
+/* Pauses that this lab's ports request: agent.py. */
 
 static void send_frame(struct core *c, u32 row, u32 quanta)
 {
@@ -231,7 +231,7 @@ static void hear(struct core *c, u32 row, u32 quanta, i64 heard)
 	c->arrived[row] = heard;
 	c->shut[row] = clock_ns();
 	watch(c, row, until);
-	if (c->detect_ns[row]) { /* watchdog.py, closed() */
+	if (c->detect_ns[row]) { /* agent.py, closed() */
 		waits = U64(depth, row) > 0;
 		c->waiting[row] = waits ? now : 0;
 		push(c, DETECT, row, now + (waits ? c->detect_ns[row] : c->detect_ns[row] / LOOKS));

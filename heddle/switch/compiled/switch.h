@@ -78,7 +78,8 @@ struct reader {
 	u32 rows, words;
 	struct field *taken; /* the words to copy */
 	u8 *full;	     /* by row: it was not empty at the last reading */
-	struct field depth, peak, occupancy, occupancy_peak, closed_since_ns, last_ns;
+	i64 *dropped;	     /* by row: drop_bytes at the last reading. A port that is down drops what it does not queue */
+	struct field depth, peak, occupancy, occupancy_peak, closed_since_ns, last_ns, drop_bytes;
 };
 
 #endif

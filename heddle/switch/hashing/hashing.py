@@ -16,8 +16,9 @@ from typing import Any, Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.sysctls import HASH_SEED, sysctl_path
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
+from heddle.fabric.wiring import Node
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing.maps import ProgramRule, Tables
@@ -56,7 +57,7 @@ class SwitchHashing:
     def from_json(cls, data: Mapping[str, Any]) -> SwitchHashing:
         seed, policy, fields = (int(data[key]) for key in ("seed", "policy", "fields"))
         options, steering = HashOptions.from_json(data["options"]), Steering.from_json(data["steering"])
-        kernel_seed = int(data.get("kernel_seed", 0))  # an older run has none, and no flows that need it
+        kernel_seed = int(data["kernel_seed"])
         return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering, kernel_seed)
 
 

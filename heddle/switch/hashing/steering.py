@@ -13,8 +13,9 @@ from ipaddress import ip_network
 from typing import Any, Final
 
 from heddle.base.families import Network
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric
 from heddle.fabric.policy import HashOptions
+from heddle.fabric.wiring import Node
 
 Exact = Mapping[tuple[int, Network], tuple[str, ...]]  # (UDP source port, prefix) -> port, or port and backup
 MAX_MEMBERS: Final = 128  # steer.h: the limit of FRR's multipath and of a fabric file's uplinks
@@ -45,7 +46,7 @@ class Steering:
         return {
             "groups": [list(group) for group in self.groups],
             "slots": [list(slots) for slots in self.slots],
-            "prefixes": {str(prefix): list(_values(rule)) for prefix, rule in self.prefixes.items()},
+            "prefixes": {str(prefix): [rule.group, rule.slice, rule.shift] for prefix, rule in self.prefixes.items()},
             "exact": exact_to_json(self.exact),
         }
 
@@ -71,10 +72,6 @@ def exact_from_json(rows: Iterable[Sequence[Any]]) -> Exact:
     """From the rows of `exact_to_json`. ValueError or TypeError for others."""
     network = cache(ip_network)  # many rows have one prefix, and parsing one is most of the work
     return {(int(sport), network(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
-
-
-def _values(rule: PrefixRule) -> tuple[int, int, int]:
-    return rule.group, rule.slice, rule.shift
 
 
 def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:

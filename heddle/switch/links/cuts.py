@@ -18,7 +18,7 @@ from heddle.base.families import Address
 from heddle.base.process import run
 from heddle.fabric.model import Fabric
 from heddle.host import delivery
-from heddle.kernel import inorder, offloads
+from heddle.kernel import inorder
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RouteSocket
 from heddle.switch.hashing.hashing import pin_dir
@@ -83,7 +83,7 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
     from heddle.switch.queues.cells import LabQueues
 
     stubs = {end.stub: end.number for end in ends}
-    offloads.switch_off(netns, stubs)
+    inorder.switch_off(netns, stubs)
     inorder.apply(netns, stubs, delivery.chosen().delivery, inorder.cpus_here())
     with RouteSocket(netns) as netlink:
         indexes = {name: index for index, name in read_names(netlink).items()}

@@ -16,12 +16,250 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from heddle.switch.pfc.linkwatch import Links
-from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, RELOAD, RESTORE, TICK, CompiledLoop
-from heddle.switch.pfc.pauses import Pauses
-from heddle.switch.pfc.rows import PfcPolicies, RowState, reaction_bin
-from heddle.switch.pfc.watchdog import Watchdog
+import numpy as np
+
+from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK, CompiledLoop, Deadlines
+from heddle.switch.pfc.rows import DROP, NOT_WATCHED, PfcPolicies, RowState, reaction_bin
 from heddle.switch.pfc.world import World
+from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
+
+# Checks per detection time, while nothing waits. A storm pauses the upstream ports within milliseconds, and those have
+# the same detection time: the later this port detects it, the more of them detect a storm of their own. Ports that were
+# paused already, by an incast, may do so even before this one; so do those of hardware.
+LOOKS: Final = 100
+
+
+class Watchdog:
+    """Ignore a peer that pauses a class forever (after SONiC's pfcwd). Rows as in the maps, ns of CLOCK_MONOTONIC.
+
+    A storm is a gate that has been closed for the detection time, with packets waiting all the time and none leaving.
+    Action `drop`: the waiting packets are released, to be dropped by the program at the peer, and new packets are
+    dropped. Action `forward`: packets pass as if there were no pause. Once no pause frame has arrived for the
+    restoration time, pauses are obeyed again.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        rules: PfcPolicies,
+        timers: Deadlines,
+        rows: RowState,
+        release: Callable[[int, int], None],
+    ) -> None:
+        """release: opens a gate (row, now)."""
+        self._world, self._rules, self._timers = world, rules, timers
+        self._rows, self._release = rows, release
+        self._waiting, self._heard, self._storming = rows.waiting, rows.heard, rows.storming
+        self._depth, self._out = world.queues.cells["depth"], world.queues.cells["last_out_ns"]
+        table = world.queues.agent
+        self._state, self._storms, self._since = table["watchdog"], table["storms"], table["storm_since_ns"]
+        self._closed = table["closed_since_ns"]
+
+    def adopt(self, now: int) -> None:
+        """Take over the storms of an earlier agent."""
+        for index in self._state.nonzero()[0].tolist():
+            self._storming[index] = 1
+            self._heard[index] = now
+            self._timers.push(now + self._rules.restore_ns[index], RESTORE, index)
+
+    def closed(self, index: int, now: int) -> None:
+        """Start to watch a gate that has just been closed."""
+        detect = self._rules.detect_ns[index]
+        if detect:
+            waits = int(self._depth[index]) > 0
+            self._waiting[index] = now if waits else 0
+            self._timers.push(now + (detect if waits else detect // LOOKS), DETECT, index)
+
+    def opened(self, index: int) -> None:
+        """Stop watching a gate that has been opened."""
+        if self._waiting[index] != NOT_WATCHED:
+            self._waiting[index] = NOT_WATCHED
+            self._timers.cancel(DETECT, index)
+
+    def look(self, index: int, now: int) -> None:
+        """Check a closed gate for a storm."""
+        detect = self._rules.detect_ns[index]
+        since = self._waiting[index]
+        if since == NOT_WATCHED or not detect:
+            return
+        if int(self._depth[index]) == 0:
+            self._waiting[index] = 0
+            self._timers.push(now + detect // LOOKS, DETECT, index)
+            return
+        if not since:
+            since = self._waiting[index] = now
+        stuck = max(since, int(self._closed[index]), int(self._out[index]))
+        if now < stuck + detect:
+            self._timers.push(stuck + detect, DETECT, index)
+            return
+        self._storm(index, now)
+
+    def _storm(self, index: int, now: int) -> None:
+        action = self._rules.action[index]
+        self._state[index], self._since[index] = action, now
+        self._storms[index] += 1
+        self._storming[index] = 1
+        waiting = int(self._depth[index])
+        self._release(index, now)
+        self._timers.push((self._heard[index] or now) + self._rules.restore_ns[index], RESTORE, index)
+        done = "drops" if action == DROP else "forwards"
+        port, seconds = self._world.ports[index // CLASSES], self._rules.detect_ns[index] / 1e9
+        what = f"paused by {port.peer_ref} for {seconds:g} s with {waiting} bytes waiting; {done} them"
+        self._world.log.say("storm", f"{port.ref} class {index % CLASSES}: {what}")
+
+    def calm(self, index: int, now: int) -> None:
+        """Check whether a storm is over."""
+        if not self._storming[index]:
+            return
+        over = self._heard[index] + self._rules.restore_ns[index]
+        if now < over:
+            self._timers.push(over, RESTORE, index)
+            return
+        self.end(index)
+
+    def end(self, index: int) -> None:
+        """End a storm: obey pauses again."""
+        self._state[index] = 0
+        self._storming[index] = 0
+        port = self._world.ports[index // CLASSES]
+        self._world.log.say("calm", f"{port.ref} class {index % CLASSES}: the storm is over, pauses are obeyed again")
+
+
+PAUSED: Final = 1  # `state` of an ingress port's class in queue.h
+LEAST_NS: Final = 200_000  # minimum time between two frames for one class, even if a pause is shorter
+
+
+class Pauses:
+    """The pause requests of every ingress port. `state` in the map is authoritative; events are only a wake-up."""
+
+    def __init__(self, world: World, rules: PfcPolicies, timers: Deadlines, rows: RowState) -> None:
+        self._world, self._rules, self._timers, self._rows = world, rules, timers, rows
+        self._asked = rows.asked
+        self._state = world.queues.ingress["state"]
+        self._sent = world.queues.agent["pfc_sent"]
+        self._frames: dict[tuple[int, bool], bytes] = {}
+
+    def changed(self) -> None:
+        """Apply changed policies: rebuild frames for new quanta, and send Xon where a class may no longer pause."""
+        self._frames.clear()
+        for index in self._rows.asking():
+            self.settle(index, 0)  # of these, none begins to pause
+
+    def adopt(self, now: int) -> None:
+        """Continue after an earlier agent: end pauses that it requested and that are not needed any more."""
+        self.look(now)
+        links = self._world.queues.links
+        for gate in np.flatnonzero(self._world.queues.agent["until_ns"]).tolist():
+            asking = int(links["peer"][gate // CLASSES])
+            index = asking * CLASSES + gate % CLASSES
+            # Not for a host: its port never exceeds a threshold, and only the host itself may send pause frames.
+            if not self._asked[index] and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
+                self._send(index, False)
+
+    def settle(self, index: int, now: int) -> None:
+        """Send a pause frame or Xon, according to the map. index: row of an ingress port and class."""
+        if self._state[index] == PAUSED and self._rules.pfc[index]:
+            if not self._asked[index]:
+                self._ask(index, now)
+        elif self._asked[index]:
+            self._asked[index] = 0
+            self._timers.cancel(REFRESH, index)
+            self._send(index, False)
+
+    def look(self, now: int) -> None:
+        """Check every row: events are lost when the ring is full, or when the process that read them dies."""
+        for index in np.flatnonzero(self._state == PAUSED).tolist():
+            self.settle(index, now)
+        for index in [index for index in self._rows.asking() if self._state[index] != PAUSED]:
+            self.settle(index, now)
+
+    def end(self) -> None:
+        """Send Xon for every pause, since no process will repeat them."""
+        for index in self._rows.asking():
+            self._send(index, False)
+            self._timers.cancel(REFRESH, index)
+            self._asked[index] = 0
+
+    def _ask(self, index: int, now: int) -> None:
+        self._send(index, True)
+        self._asked[index] = 1
+        self._timers.push(now + max(LEAST_NS, self._rules.pause_ns(index) // 2), REFRESH, index)
+
+    def _send(self, index: int, pause: bool) -> None:
+        port = self._world.ports[index // CLASSES]
+        space = self._world.spaces.get(port.node)
+        if space is None:  # its namespace is gone
+            return
+        frame = self._frames.get((index, pause))
+        if frame is None:
+            quanta = {index % CLASSES: self._rules.quanta[index] if pause else 0}
+            frame = self._frames[index, pause] = build(space.macs[port.name], quanta)
+        if space.send(port.name, frame):
+            self._sent[index] += 1
+
+
+_GRACE_NS: Final = 50_000_000  # by then, packets that were in flight through programs and backlogs have arrived
+
+
+class Links:
+    """All ports' links, by port id. Packets that waited at a link that goes down are removed from the counters.
+
+    A port without a carrier, or whose peer has none, is set down: the programs drop its packets without counting them
+    in a queue, and the kernel discards its qdisc (dev_deactivate). Once no packet is in flight any more, the depth of
+    the port and the occupancy of the ingress ports of those packets are corrected. The same is done once more before
+    the port counts again: at once, if the link has been down for longer than that.
+    """
+
+    def __init__(self, world: World, timers: Deadlines, lost: Callable[[int, int], None]) -> None:
+        """lost: called with a row and now, for each class of a port that went down."""
+        self._world, self._timers, self._lost = world, timers, lost
+        self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
+        self._ids = {(port.node, port.name): number for number, port in world.ports.items()}
+        self._up = dict.fromkeys(world.ports, True)
+        self._down = dict.fromkeys((number for number in world.ports if self._flags[number] & LINK_DOWN), 0)
+
+    def read(self, node: str, now: int) -> None:
+        """Read all links of a namespace: at the start, and when notifications were lost."""
+        for name, up in self._world.spaces[node].links().items():
+            self.changed(node, name, up, now)
+
+    def changed(self, node: str, name: str, up: bool, now: int) -> None:
+        """Record the state of a port. Ignore interfaces that are not ports of the fabric (lo, management)."""
+        number = self._ids.get((node, name))
+        if number is None or (self._up[number] == up and (number in self._down) != up):
+            return
+        self._up[number] = up
+        self._settle(number, now)
+        self._settle(self._peers[number], now)
+
+    def _usable(self, number: int) -> bool:
+        return self._up[number] and self._up[self._peers[number]]
+
+    def _settle(self, number: int, now: int) -> None:
+        usable = self._usable(number)
+        if usable == (number not in self._down):
+            return
+        if not usable:
+            self._down[number] = now
+            # Without grace(): it waits for all CPUs, and gates must not wait.
+            self._flags[number] = int(self._flags[number]) | LINK_DOWN
+            for index in range(number * CLASSES, (number + 1) * CLASSES):
+                self._lost(index, now)
+            self._world.log.say("link", f"{self._world.ports[number].ref} is down: packets that waited there are lost")
+        self._timers.push(max(now, (self._down[number] or now) + _GRACE_NS), LINK, number)
+
+    def due(self, number: int) -> None:
+        """Correct the counters of a port that went down, now that no packet is in flight."""
+        if number not in self._down:
+            return
+        self._world.queues.reset_port(number)
+        if self._usable(number):
+            del self._down[number]
+            self._flags[number] = int(self._flags[number]) & ~LINK_DOWN
+            self._world.log.say("link", f"{self._world.ports[number].ref} is up again")
+
 
 TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # ticks between two checks of namespaces and counters

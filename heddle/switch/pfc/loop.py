@@ -17,9 +17,8 @@ import numpy as np
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
-from heddle.kernel.libbpf import library
+from heddle.kernel.libbpf import library, open_ring
 from heddle.kernel.libc import libc
-from heddle.kernel.ringbuffer import open_ring
 from heddle.switch.compiled import layouts as structs
 from heddle.switch.pfc.rows import PfcPolicies, RowState
 from heddle.switch.pfc.world import World

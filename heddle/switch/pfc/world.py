@@ -21,7 +21,8 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
 from heddle.base.process import start_of
 from heddle.base.userfiles import as_caller, give_to_caller
-from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import Node, Port
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates

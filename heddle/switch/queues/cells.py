@@ -24,8 +24,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.grace import grace
-from heddle.kernel.libbpf import Map, Object, Program, loaded
-from heddle.kernel.testrun import run_on
+from heddle.kernel.libbpf import Map, Program, loaded, run_on
 from heddle.spec.impairments import COUNTED, PROGRAM_KINDS
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPolicy, Policies
@@ -107,7 +106,10 @@ class LabQueues:
         self._programs = programs
         self.ring = maps["events"]  # only one process at a time may read it
         self._seen: Rows | None = None  # at the last reconcile()
-        self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
+        self._views = {
+            name: np.frombuffer(maps[name].memory(), layout, maps[name].max_entries())
+            for name, layout in LAYOUTS.items()
+        }
         self.cells: Rows = self._views["cells"]
         self.ingress: Rows = self._views["ingress"]
         self.gates: Rows = self._views["gates"]
@@ -128,7 +130,8 @@ class LabQueues:
         class 0 to 1:80 for class 7. The caller closes the result; the pins stay.
         """
         with loaded(resources.HERE.bpf_object("queue"), _sizes(fabric)) as made:
-            maps = _maps_of(made)
+            maps = {name: made.map(name, 4, layout.itemsize) for name, layout in LAYOUTS.items()}
+            maps["events"] = made.map("events", 0, 0)
             for name, each in maps.items():
                 each.pin(pins / name)
             for name in PROGRAMS:
@@ -384,12 +387,3 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
         "switches": len(fabric.nodes),
         "transit": max(1, matrix), "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
-
-
-def _maps_of(made: Object) -> dict[str, Map]:
-    maps = {name: made.map(name, 4, layout.itemsize) for name, layout in LAYOUTS.items()}
-    return {**maps, "events": made.map("events", 0, 0)}
-
-
-def _view(each: Map, layout: np.dtype[Any]) -> Rows:
-    return np.frombuffer(each.memory(), layout, each.max_entries())

@@ -12,9 +12,9 @@ from typing import Final, Literal
 
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
-from heddle.fabric.buffers import Budget, buffer_bytes, too_small
-from heddle.fabric.model import BACKEND, Fabric, Node, Role
-from heddle.fabric.policy import ClassKind, QueuePolicy
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.policy import Budget, ClassKind, QueuePolicy, buffer_bytes, too_small
+from heddle.fabric.wiring import BACKEND, Node
 
 PortKey = tuple[str, str]  # node, port
 _LEAST_BURST_US: Final = 6

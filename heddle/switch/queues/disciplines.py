@@ -21,8 +21,8 @@ from typing import Final
 
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
-from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.wiring import Port
 from heddle.kernel.netlink import attribute, attributes, refusal
 from heddle.switch.queues.classes import burst_bytes, held_bps
 

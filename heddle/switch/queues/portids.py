@@ -12,7 +12,8 @@ from typing import Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError, Problem
-from heddle.fabric.model import Fabric, Port
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
 
 MOST_PORTS: Final = 65535  # the minor number of a classid
 

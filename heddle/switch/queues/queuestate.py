@@ -19,7 +19,7 @@ from heddle.switch.queues.portids import numbered_ports, row
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from heddle.fabric.model import Port
+    from heddle.fabric.wiring import Port
     from heddle.switch.queues.cells import LabQueues
 
 # Moments on CLOCK_MONOTONIC; 0 is none. The other columns in ns are lengths.

@@ -1,4 +1,4 @@
-"""Collectives as traffic patterns: the operations of each rank, step by step. One pattern per file.
+"""Collectives as traffic patterns: the operations of each rank, step by step. One file per collective.
 
 In:  number of ranks, a rank, an element count; parameters, as root and type.
 Out: Steps, in the order of that rank, and the result in its array (pattern.py).
@@ -9,36 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.traffic.collectives.all_gather import RingAllGather
-from heddle.traffic.collectives.all_gather_direct import DirectAllGather
-from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
-from heddle.traffic.collectives.all_to_all_v import StaggeredAllToAllV
+from heddle.base.declared import options_of
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.traffic.collectives.all_gather import DirectAllGather, RingAllGather
+from heddle.traffic.collectives.all_reduce import (
+    DirectAllReduce,
+    HalvingDoublingAllReduce,
+    HierarchicalAllReduce,
+    TreeAllReduce,
+)
+from heddle.traffic.collectives.all_to_all import RailAlignedAllToAll, StaggeredAllToAll
 from heddle.traffic.collectives.barrier import DisseminationBarrier
-from heddle.traffic.collectives.broadcast import ChainBroadcast
-from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
-from heddle.traffic.collectives.direct import DirectAllReduce
-from heddle.traffic.collectives.gather import DirectGather
-from heddle.traffic.collectives.halving_doubling import HalvingDoublingAllReduce
-from heddle.traffic.collectives.hierarchical import HierarchicalAllReduce
-from heddle.traffic.collectives.incast import DirectIncast
-from heddle.traffic.collectives.matrix import PairMatrix
+from heddle.traffic.collectives.broadcast import ChainBroadcast, TreeBroadcast
+from heddle.traffic.collectives.incast import DirectGather, DirectIncast, DirectScatter
+from heddle.traffic.collectives.matrix import PairMatrix, StaggeredAllToAllV
 from heddle.traffic.collectives.msccl import MscclProgram
-from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
-from heddle.traffic.collectives.permutation import RandomPermutation
-from heddle.traffic.collectives.rail_aligned import RailAlignedAllToAll
+from heddle.traffic.collectives.permutation import NextSendRecv, RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
-from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
-from heddle.traffic.collectives.reduce_scatter_direct import DirectReduceScatter
+from heddle.traffic.collectives.reduce_scatter import DirectReduceScatter, RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
-from heddle.traffic.collectives.scatter import DirectScatter
-from heddle.traffic.collectives.send_recv import NextSendRecv
-from heddle.traffic.collectives.tree import TreeAllReduce
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 
-# A new pattern needs its own file and one line here. The first algorithm of a collective is its default.
+Value = str | int
+# A new collective needs its own file and one line here. The first algorithm of a collective is its default.
 _KINDS: Final[tuple[type[Pattern], ...]] = (
     RingAllReduce,
     HalvingDoublingAllReduce,
@@ -98,4 +93,23 @@ def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> P
                 "", f"--algorithm {algorithm}", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal)
             )
         )
-    return type(found)(**checked(type(found), collective, parameters)) if parameters else found  # type: ignore[arg-type]
+    return type(found)(**_checked(type(found), collective, parameters)) if parameters else found  # type: ignore[arg-type]
+
+
+def _checked(kind: type, what: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """The values; InputError for unknown names and values out of range. what: the pattern's name."""
+    known, problems, found = {each.name: each for each in options_of(kind)}, Problems(), dict[str, Value]()
+
+    def wrong(flag: str, why: str, hint: str) -> None:
+        problems.add(where="", what=flag, why=why, hint=hint)
+
+    for name, value in given.items():
+        each = known.get(name)
+        if each is None:
+            wrong(f"--{name} {value}", f"is not a parameter of {what}", did_you_mean(name, list(known)))
+        elif each.kind == "int" and not (isinstance(value, int) or value.isdecimal()):
+            wrong(f"{each.flag} {value}", "is not a whole number", each.declared.hint)
+        else:
+            found[name] = each.read(int(value) if each.kind == "int" else str(value), wrong)
+    problems.raise_if_any()
+    return found

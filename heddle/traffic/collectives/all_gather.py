@@ -1,4 +1,4 @@
-"""Ring all-gather: n-1 steps. In each, a rank sends the chunk that it received last to its right-hand neighbour."""
+"""All-gather as a ring of n-1 steps (in each, a rank sends on the chunk that it received last), or all at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.traffic.collectives.bases import DirectPattern
 from heddle.traffic.collectives.channels import Lane
-from heddle.traffic.collectives.pattern import (
-    Piece,
-    ReceiveStep,
-    SendStep,
-    chunk_lengths,
-    chunk_range,
-)
+from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 from heddle.traffic.collectives.ring import Ring
 
 if TYPE_CHECKING:
@@ -50,3 +45,29 @@ class RingAllGather(Ring):
         if self.channels > 1:
             return super().pair_labels(ranks, count, pairs)
         return chunk_lengths(ranks, count)[pairs[:, 1]]
+
+
+@dataclass(frozen=True)
+class DirectAllGather(DirectPattern):
+    """Every rank sends its input to all others at once. The input of rank r becomes chunk r of every rank's array."""
+
+    collective = "all-gather"
+    algorithm = "direct"
+    by_chunk = True
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """Step r: the input of rank r."""
+        others = self.others(ranks, rank)
+        lo, hi = chunk_range(rank, ranks, count)
+        return [
+            *(SendStep(rank, to, (0, hi - lo), lo) for to in others),
+            *(ReceiveStep(source, source, chunk_range(source, ranks, count)) for source in others),
+        ]
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The input of each rank, in their order."""
+        return [Piece(*chunk_range(source, ranks, count), source, 0) for source in range(ranks)]
+
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the length of the sender's chunk."""
+        return chunk_lengths(ranks, count)[pairs[:, 0]]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from heddle.base.declared import Declared
-from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import DType, Pattern, Piece, ReceiveStep, Reduction, Span
+from heddle.traffic.collectives.pattern import GROUP, DType, Pattern, Piece, ReceiveStep, Reduction, Span
 
 if TYPE_CHECKING:
     import numpy as np

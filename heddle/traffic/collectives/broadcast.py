@@ -1,6 +1,8 @@
-"""Chain broadcast: the root's array passes one rank after the other, message by message, as in NCCL's ring.
+"""Broadcast. Chain: the root's array passes one rank after the other, message by message, as in NCCL's ring.
 
 The chain is root, root+1, ..., root-1 (modulo n). All its links work at the same time, on different messages.
+Binomial tree: a rank that has data sends it on to ranks that have none, message by message, as in MPICH. It has log2(n)
+hops. The root sends its array to each of its log2(n) children, so a large broadcast is faster by the chain.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import BroadcastPattern
 from heddle.traffic.collectives.channels import ChannelPattern, Lane
-from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep
+from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,3 +45,23 @@ class ChainBroadcast(ChannelPattern, BroadcastPattern):
     def credits(self, ranks: int) -> NDArray[np.int64]:
         """From every receiver of a single chain."""
         return self.back(ranks) if self.channels == 1 else Pattern.credits(self, ranks)
+
+
+@dataclass(frozen=True)
+class TreeBroadcast(BroadcastPattern):
+    """Places count from the root. The parent of a place is the place without its lowest bit."""
+
+    algorithm = "tree"
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """One receive, but at the root; sends to all children, the largest subtree first. Step: the parent's depth."""
+        place = (rank - self.root) % ranks
+        lowest = place & -place or 1 << (ranks - 1).bit_length()
+        depth, whole = place.bit_count(), (0, count)
+        steps: list[Step] = []
+        if place:
+            steps.append(ReceiveStep(depth - 1, (rank - lowest) % ranks, whole, "input"))
+        for bit in reversed(range(lowest.bit_length() - 1)):
+            if place + (1 << bit) < ranks:
+                steps.append(SendStep(depth, (rank + (1 << bit)) % ranks, whole, 0))
+        return steps

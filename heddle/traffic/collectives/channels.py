@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from heddle.base.declared import Declared
 from heddle.traffic.collectives.hosts import HostedPattern, ranks_of_hosts
-from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import MAX_STEPS, ReceiveStep, SendStep, Span, Step, chunk_range
+from heddle.traffic.collectives.pattern import GROUP, MAX_STEPS, ReceiveStep, SendStep, Span, Step, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,7 @@
 """The base of every collective: its operations, step by step, and all that follows from them.
 
-A pattern states the operations of each rank (`program`) and the result (`result`). Pairs of ranks, credits, labels and
-volume are derived from the operations. A pattern may override a derived method with a closed form, for speed;
+A pattern states the operations of each rank (`program`) and the result (`result`), in elements. Pairs of ranks,
+credits, labels and volume follow. A pattern may override a derived method with a closed form, for speed;
 tests/unit/test_collectives.py compares both.
 
 Credits. A receiver has buffers for two iterations. Most patterns cannot exceed that, since a rank needs data of all its
@@ -12,26 +12,16 @@ iteration ends with that credit.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import itemgetter, or_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 from heddle.base.declared import Declared
 from heddle.base.problems import did_you_mean
-from heddle.traffic.collectives.known import known
-from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.steps import (
-    Buffer,
-    ComputeStep,
-    LocalStep,
-    Piece,
-    ReceiveStep,
-    Reduction,
-    SendStep,
-    Span,
-    Step,
-)  # fmt: skip
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +29,166 @@ if TYPE_CHECKING:
 
     from heddle.traffic.flow import Endpoint
 
-# Those of steps.py, which patterns import from here.
-__all__ = ["Buffer", "ComputeStep", "LocalStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
+GROUP: Final = "What runs"  # the heading of the flags of parameters, which are declared fields (base/declared.py)
+NEARLY_BYTES: Final = 1 << 17
+Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
+# input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.
+Buffer = Literal["input", "output", "scratch", "credit"]
+Reduction = Literal["sum", "max", "min", "avg"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendStep:
+    """Send a range of a buffer to rank `to`, to its element `put` and up.
+
+    It waits for all earlier operations of this rank that write into the range, for the steps `after`, and for the
+    receives `nearly` without their last NEARLY_BYTES, at least one message. step: of the receiver's operation.
+    """
+
+    step: int
+    to: int
+    span: Span
+    put: int
+    buffer: Buffer = "input"
+    after: tuple[int, ...] = ()
+    nearly: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveStep:
+    """A range of a buffer that rank `source` writes. step: unique among the receives and computations of a rank.
+
+    reduce: combine the data with the old values; empty: replace them. divide: divide the result by this number, after
+    the last receive of this range.
+    """
+
+    step: int
+    source: int
+    span: Span
+    buffer: Buffer = "output"
+    reduce: Reduction | Literal[""] = ""
+    divide: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeStep:
+    """Work that takes `seconds`, after the steps `after`. step: as in ReceiveStep."""
+
+    step: int
+    seconds: float
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """Copy or reduce a range of a buffer into another one of the same rank, from its element `put` on.
+
+    It waits for the steps `after` only. step: as in ReceiveStep, and above those of all messages. reduce: as there.
+    """
+
+    step: int
+    span: Span
+    put: int
+    buffer: Buffer
+    into: Buffer
+    reduce: Reduction | Literal[""] = ""
+    after: tuple[int, ...] = ()
+
+
+Step = SendStep | ReceiveStep | ComputeStep | LocalStep
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [lo, hi) of a rank's result: a copy from `start` on of one rank's input, or of a reduction of inputs.
+
+    source: that rank; None: the reduction. ranks: of which; empty: all. operation: empty: that of the pattern.
+    buffer: that has the result; empty: `input` in place, else `output`.
+    """
+
+    lo: int
+    hi: int
+    source: int | None
+    start: int
+    ranks: tuple[int, ...] = ()
+    operation: Reduction | Literal[""] = ""
+    buffer: Buffer | Literal[""] = ""
+
+
+class Ranges:
+    """Ranges of elements [lo, hi), each with the number of its step.
+
+    They are sorted, by the power of two above their length: none is far before a range that it overlaps. So the
+    ranges that overlap one are found without looking at all.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: dict[int, list[tuple[int, int, int, int]]] = {}  # (lo, number, hi, step)
+        self._count = 0
+
+    def add(self, span: Span, step: int) -> None:
+        """A range of a step."""
+        lo, hi = span
+        insort(self._sorted.setdefault((hi - lo).bit_length(), []), (lo, self._count, hi, step))
+        self._count += 1
+
+    def overlapping(self, span: Span) -> list[tuple[Span, int]]:
+        """The ranges that share elements with this one, with their steps, in the order in which they were added."""
+        found: list[tuple[int, Span, int]] = []
+        for bits, ranges in self._sorted.items():
+            at = bisect_left(ranges, (span[0] - (1 << bits),))
+            while at < len(ranges) and ranges[at][0] < span[1]:
+                lo, number, hi, step = ranges[at]
+                if max(lo, span[0]) < min(hi, span[1]):
+                    found.append((number, (lo, hi), step))
+                at += 1
+        return [(each, step) for _, each, step in sorted(found, key=itemgetter(0))]
+
+
+def known(programs: Sequence[Sequence[Step]]) -> list[int]:
+    """For each rank a bit mask: the ranks that must have begun an iteration before this rank can end it.
+
+    Operations of a rank are looked at in order.
+    """
+    done: list[dict[int, int]] = [{} for _ in programs]  # step -> mask, of the receives and computations so far
+    masks: dict[tuple[int, int], int] = {}  # (receiver, step) -> mask of the message
+    left = [_with_needs(program) for program in programs]
+    moved = True
+    while moved:
+        moved = False
+        for rank, steps in enumerate(left):
+            while steps:
+                each, needs = steps[-1]
+                if isinstance(each, ReceiveStep):
+                    mask = masks.get((rank, each.step), 0 if each.span[0] >= each.span[1] else None)
+                    if mask is None:
+                        break
+                else:
+                    mask = reduce(or_, (done[rank].get(step, 0) for step in needs), 1 << rank)
+                steps.pop()
+                moved = True
+                if isinstance(each, SendStep):
+                    masks[each.to, each.step] = mask
+                else:
+                    done[rank][each.step] = mask
+    return [reduce(or_, found.values(), 0) for found in done]
+
+
+def _with_needs(program: Sequence[Step]) -> list[tuple[Step, list[int]]]:
+    """The operations of a rank, the last one first, each with the steps that it waits for."""
+    written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)
+    found: list[tuple[Step, list[int]]] = []
+    for each in program:
+        needs: list[int] = []
+        if isinstance(each, ReceiveStep):
+            written[each.buffer].add(each.span, each.step)
+        else:
+            needs += each.after
+            if isinstance(each, SendStep):
+                needs += (step for _, step in written[each.buffer].overlapping(each.span))
+        found.append((each, needs))
+    return found[::-1]
+
 
 DType = Literal["float32", "bfloat16", "float16", "int32"]
 InPlace = Literal["auto", "off", "on", "both"]
@@ -68,7 +216,7 @@ class Pattern:
     """A collective with one algorithm, and its parameters. dtype: type of an element.
 
     in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
-    replaces: it can also be in one array with the input (endpoints/expected.py). by_chunk: nccl-tests prints as
+    replaces: it can also be in one array with the input (endpoints/elements.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
@@ -131,12 +279,9 @@ class Pattern:
         """The most inputs that are added up in one element of a result."""
         return ranks if self.redop in ("sum", "avg") else 1
 
-    def unseen(self, ranks: int, count: int) -> int:
-        """How many ranks decide no element of a maximum or minimum, so that the result does not show if one is missing.
-
-        The inputs of endpoints/elements.py let each rank decide one, if there are as many elements.
-        """
-        return max(0, ranks - count) if self.redop in ("max", "min") else 0
+    def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
+        """All reductions of an iteration, each whole, also where every rank has only a part of it."""
+        return () if self.redop == "none" else (Piece(0, count, None, 0, tuple(range(ranks)), self.redop),)
 
     def placed(self, asked: InPlace) -> tuple[bool, ...]:
         """Whether each measurement of a size is in place. auto: as the operations are."""

@@ -1,4 +1,4 @@
-"""Permutation: each rank sends its array to one other rank, and receives from one. The seed chooses which."""
+"""Each rank sends its array to one other rank, and receives from one: the next one, or one that a seed chooses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 from heddle.base.declared import Declared
-from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.pattern import GROUP, Pattern, Piece, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +61,38 @@ class RandomPermutation(Pattern):
 
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, np.array(cycle(ranks, self.seed), dtype=np.int64)], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """From every receiver; two ranks need none: each receives from the other."""
+        return self.back(ranks)[: ranks if ranks > 2 else 0]
+
+
+@dataclass(frozen=True)
+class NextSendRecv(Pattern):
+    """Rank r sends to r+1 and receives from r-1 (modulo n), as nccl-tests' sendrecv_perf does."""
+
+    collective = "send-recv"
+    algorithm = "next"
+    as_sends = True
+    replaces = False
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        return [
+            SendStep(0, (rank + 1) % ranks, (0, count), 0),
+            ReceiveStep(0, (rank - 1) % ranks, (0, count)),
+        ]
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        return (Piece(0, count, (rank - 1) % ranks, 0),)
+
+    def busbw_factor(self, ranks: int) -> float:
+        return 1.0
+
+    def routes(self, ranks: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        src = np.arange(ranks, dtype=np.int64)
+        return np.stack([src, (src + 1) % ranks], axis=1)
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
         """From every receiver; two ranks need none: each receives from the other."""

@@ -18,8 +18,18 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
-from heddle.traffic.traces.graph import parts_of
-from heddle.traffic.traces.nodes import MOST_NODES, MOST_RANKS, NUMBER, Key, Kind, Reading, Trace, TraceNode, read_lines
+from heddle.traffic.traces.graph import (
+    MOST_NODES,
+    MOST_RANKS,
+    NUMBER,
+    Key,
+    Kind,
+    Reading,
+    Trace,
+    TraceNode,
+    parts_of,
+    read_lines,
+)
 
 _LABEL: Final = r"[A-Za-z][A-Za-z0-9_]{0,63}"
 _RANKS: Final = re.compile(rf"num_ranks\s+({NUMBER})")

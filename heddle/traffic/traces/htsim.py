@@ -16,8 +16,7 @@ from itertools import pairwise
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
-from heddle.traffic.traces.graph import parts_of
-from heddle.traffic.traces.nodes import MOST_NODES, MOST_RANKS, NUMBER, Reading, Trace, TraceNode, read_lines
+from heddle.traffic.traces.graph import MOST_NODES, MOST_RANKS, NUMBER, Reading, Trace, TraceNode, parts_of, read_lines
 
 _HEADER: Final = ("Nodes", "Connections", "Triggers", "Failures")
 _ENDS: Final = re.compile(rf"({NUMBER})->({NUMBER})")

@@ -18,8 +18,8 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.parts import Part
-from heddle.traffic.traces.nodes import (
+from heddle.traffic.sequence import Part
+from heddle.traffic.traces.graph import (
     MOST_PARTS,
     MOST_RANKS,
     NUMBER,

@@ -11,8 +11,7 @@ from heddle.views import queuepicture
 from heddle.views.fabricsvg import fabric_svg, legend
 from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
-from heddle.views.report.charts import Chart
-from heddle.views.report.section import NotCarriedError, Values, counted, figure
+from heddle.views.report.section import Chart, NotCarriedError, Values, counted, figure
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult

@@ -15,11 +15,14 @@ from markupsafe import Markup
 
 from heddle.base import resources
 from heddle.base.progname import as_started
+from heddle.base.tables import Table
 from heddle.base.version import VERSION
+from heddle.views.experimentpicture import draw
+from heddle.views.experimenttext import HEAD, cells, remarks
 from heddle.views.fabricsvg import STYLE
 from heddle.views.linkloads import describe_run
-from heddle.views.report import charts, experimentparts, fabricparts, runparts, settingparts
-from heddle.views.report.section import NotCarriedError, Section
+from heddle.views.report import fabricparts, runparts
+from heddle.views.report.section import NotCarriedError, Section, embedded, palette
 
 if TYPE_CHECKING:
     from heddle.experiments.outcome import ExperimentResult
@@ -35,8 +38,8 @@ SECTIONS: Final = (
     Section("queues", "Queues and pauses over time", "queues", fabricparts.queues),
     Section("paths", "Proof of paths", "paths", fabricparts.paths),
     Section("diagnosis", "Diagnosis", "diagnosis", runparts.diagnosis),
-    Section("parameters", "Parameters and versions", "parameters", settingparts.parameters),
-    Section("reproduce", "How to reproduce it", "reproduce", settingparts.reproduce),
+    Section("parameters", "Parameters and versions", "parameters", runparts.parameters),
+    Section("reproduce", "How to reproduce it", "reproduce", runparts.reproduce),
 )
 
 
@@ -52,9 +55,9 @@ def report_html(
         version=VERSION,
         runs=[_run(run) for run in runs],
         comparison=None if comparison is None else runparts.comparison(comparison),
-        experiments=experimentparts.experiments(experiments),
+        experiments=[_experiment(each) for each in experiments],
         fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
-        palette=charts.palette(),
+        palette=palette(),
     )
 
 
@@ -91,3 +94,14 @@ def _environment() -> Environment:
     )  # fmt: skip
     found.filters["command"] = as_started
     return found
+
+
+def _experiment(result: ExperimentResult) -> dict[str, Any]:
+    spec, rows = result.experiment.spec, result.rows
+    columns = tuple(f">{head}" if head in ("measured", "95 %", "CV") else head for head in HEAD)
+    return {
+        "name": result.experiment.name, "title": spec.title, "claim": spec.claim, "skipped": result.skipped,
+        "table": Table("Checks", columns, tuple(cells(row) for row in rows)) if rows else None,
+        "picture": embedded(draw("svg", result)) if rows else "",
+        "remarks": [*remarks(result)], "directories": sorted(result.directories.values()),
+    }  # fmt: skip
