@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from heddle.experiments.outcome import ExperimentResult, Repeat
 from heddle.runs.parts.ideal import IdealSize, IdealUse
 from heddle.views.benchmarkreport import PARTS, benchmark_report
 from tests.unit.run_samples import USE, having, result
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,27 @@ def test_every_experiment_cites_a_section_of_the_draft_and_answers_where_it_asks
         "10 jfi_unordered": "", "10 mmr_spray": "", "10 mmr_unordered": "", "21 impact": "above 2",
     }  # fmt: skip
     assert "The DUT is an emulation" in bmwg.spec.statement and "revision" in bmwg.spec.source
+
+
+def test_the_page_has_the_values_of_the_kept_tables_and_the_tables_those_of_the_files(bmwg: Folder) -> None:
+    page = (ROOT / "docs/bmwg.md").read_text()
+    with (ROOT / "docs/results/bmwg.csv").open() as file:
+        rows = {(row["experiment"], row["check"]): row for row in csv.DictReader(file)}
+    kept = bmwg.only(["10", "21"]).experiments
+    assert list(rows) == [(each.name, check.name) for each in kept for check in each.checks]
+    for each in kept:
+        for check in each.checks:
+            bounds, row = check.spec.bounds, rows[each.name, check.name]
+            low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
+            assert [row["low"], row["high"]] == ["" if edge is None else str(edge) for edge in (low, high)]
+    jfi, mmr = (
+        [float(rows["10-spray", f"{of}_{run}"]["mean"]) for run in ("spray", "unordered")] for of in ("jfi", "mmr")
+    )
+    assert f"JFI {jfi[0]:.3f} with RC, {jfi[1]:.3f} with SRD; MMR {mmr[0]:.2f} and {mmr[1]:.2f}" in page
+    assert f"{mmr[1]:.2f} and {mmr[0]:.2f}, crosses the edge: not known" in page
+    impact = rows["21-failover", "impact"]
+    mean, half = float(impact["mean"]), float(impact["half_interval"])
+    assert f"{mean - half:.0f} to {mean + half:.0f} times" in page
 
 
 def test_an_incast_of_every_size_counts_and_every_collective_is_checked(bmwg: Folder) -> None:

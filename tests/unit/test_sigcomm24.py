@@ -11,9 +11,9 @@ from heddle.base.events import Silent
 from heddle.experiments.folders import load_folder
 from heddle.experiments.loading import Experiment
 from heddle.experiments.running import Running
+from tests.golden.reproducedpage import PREDICTION
 
 FILES: Final = load_folder("sigcomm24").experiments
-PREDICTION: Final = "the prediction"
 FITTED: Final = "19-posting"  # a model that was fitted to the published values claims nothing
 # State of each check that needs no lab, and why it is not another one: docs/reproduce.md.
 OFFLINE: Final = {

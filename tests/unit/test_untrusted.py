@@ -581,9 +581,11 @@ def test_a_hidden_file_is_not_sent_even_from_the_folder_itself(
     (tmp_path / "t.clab.yml").write_text(f"name: x\ntopology: {{nodes: {{a: {{binds: ['{name}:/x']}}}}}}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/.hidden.et").write_text("x")
-    for named in (lambda: files_of("~/w.yml"), lambda: files_of("w.yml"), lambda: files_of_topology("~/t.clab.yml")):
+    calls: list[tuple[Callable[[str], object], str]]
+    calls = [(files_of, "~/w.yml"), (files_of, "w.yml"), (files_of_topology, "~/t.clab.yml")]
+    for named, typed in calls:
         with pytest.raises(InputError, match=r"names hidden files, which are not copied.*\n.*without a dot"):
-            named()
+            named(typed)
     assert kept_below(tmp_path / ".ssh/w.yml", [str(tmp_path / ".ssh/id")])  # the folder itself may be hidden
 
 
