@@ -35,14 +35,15 @@ def _measure(at: Measuring) -> Mapping[str, float]:
 
 def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
     """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
-    ratios = [None if (used := run.part(IdealUse)) is None else used.ratio for run in runs]
-    storms = [None if (queues := run.part(QueueUse)) is None else queues.storms for run in runs]
-    lost = [None if run.lost is None else sum(run.lost.values()) for run in runs]
+    uses, queues = [run.part(IdealUse) for run in runs], [run.part(QueueUse) for run in runs]
+    ratios = [use.ratio for use in uses if use is not None]
+    storms = [use.storms for use in queues if use is not None]
+    lost = [sum(run.lost.values()) for run in runs if run.lost is not None]
     found = {
-        "jct": None if None in ratios else fmean(ratios),
-        "jct_sd": None if None in ratios else pstdev(ratios),
-        "lost": None if None in lost else sum(lost),
-        "storms": None if None in storms else sum(storms),
+        "jct": fmean(ratios) if len(ratios) == len(runs) else None,
+        "jct_sd": pstdev(ratios) if len(ratios) == len(runs) else None,
+        "lost": sum(lost) if len(lost) == len(runs) else None,
+        "storms": sum(storms) if len(storms) == len(runs) else None,
         "runs": len(runs),
         "slope": steepest(seen),
         "ended": len(set(seen[0][1]) - set(seen[-1][1])),
