@@ -35,9 +35,8 @@ def _measure(at: Measuring) -> Mapping[str, float]:
 
 def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
     """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
-    uses, queues = [run.part(IdealUse) for run in runs], [run.part(QueueUse) for run in runs]
-    ratios = [use.ratio for use in uses if use is not None]
-    storms = [use.storms for use in queues if use is not None]
+    ratios = [used.ratio for run in runs if (used := run.part(IdealUse)) is not None and used.ratio is not None]
+    storms = [queues.storms for run in runs if (queues := run.part(QueueUse)) is not None]
     lost = [sum(run.lost.values()) for run in runs if run.lost is not None]
     found = {
         "jct": fmean(ratios) if len(ratios) == len(runs) else None,
