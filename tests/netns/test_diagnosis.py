@@ -21,6 +21,7 @@ from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
+from heddle.views.diagnosistext import diagnosis_text
 from tests import incidents
 from tests.netns.collectives import ran, run_and
 from tests.typed import typed
@@ -114,8 +115,8 @@ def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tin
     run_and(tiny, RunOptions(sizes=(1 << 20,), iters=30, warmup=0, qps=4), cut)
     found = of_last(tiny, probes=False)
     assert found.verdict is not None
-    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
-    assert found.verdict.confidence == "established"
+    named_by = (found.verdict.cause, found.verdict.object in incident.objects, found.verdict.confidence)
+    assert named_by == (incident.cause, True, "established"), diagnosis_text(found)
 
 
 def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) -> None:
