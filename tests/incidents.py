@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from os import kill
 from typing import Any, Final
@@ -179,6 +179,41 @@ def misrouted(lab: Lab, rng: random.Random) -> Incident:
     assert target.address is not None
     route = [f"{target.address.ip}/32", "via", "169.254.0.1", "dev", port.name, "onlink"]
     return Incident("misrouting", frozenset({node.name}), lambda: _routed(lab, node.name, route))
+
+
+def lost_route(lab: Lab, rng: random.Random) -> Incident:
+    """A switch has no route to a host of another rack for a moment; to be set within a run."""
+    target = rng.choice(lab.fabric.nics)
+    others = [each.name for each in lab.fabric.switches if each.name != target.peer_node]
+    edge = [name for name in others if lab.fabric.level_of(lab.fabric.by_name[name]).is_edge]
+    assert target.address is not None
+    routes = [(name, ["unreachable", f"{target.address.ip}/32"]) for name in edge]
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, route in routes:
+                stack.enter_context(_routed(lab, name, route))
+            yield
+
+    return Incident("unproven-paths", frozenset(edge), around)
+
+
+def without_address(lab: Lab, rng: random.Random) -> Incident:
+    """A host without the address of its NIC."""
+    nic = rng.choice([port for port in lab.fabric.nics if port.address is not None])
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        route = lab.output(nic.node, ["ip", "route", "show", "default"]).split()
+        _ip(lab, nic.node, "ip", "addr", "del", str(nic.address), "dev", nic.name)
+        try:
+            yield
+        finally:
+            _ip(lab, nic.node, "ip", "addr", "replace", str(nic.address), "dev", nic.name)
+            _ip(lab, nic.node, "ip", "route", "replace", *route)  # which the address had
+
+    return Incident("failed-check", frozenset({nic.ref}), around)
 
 
 def wrong_threshold(lab: Lab, rng: random.Random) -> Incident:

@@ -13,13 +13,13 @@ import json
 import os
 import shlex
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.resources import HERE, TOPOLOGIES, TRAFFIC
 
+_ABSENT: Final = "does not exist"
 _SHOWN: Final = 80  # characters of a name in an error
 FILE_BYTES: Final = 64 << 20  # the largest file of a user that travels to another machine
 VARIABLE: Final = "HEDDLE_FILES"
@@ -35,13 +35,46 @@ def real(typed: str) -> Path:
     found = _sent_files().get(typed)
     if isinstance(found, str):
         return Path(found)
-    path = Path(typed)
-    with suppress(RuntimeError):  # `~name` of no user
-        path = path.expanduser()
+    path = expanded(typed)
     if ONLY in os.environ and not any(map(path.resolve().is_relative_to, _own_folders())):
         hint = "name one of traffic/, or write words, as ring,qps=4; files are for ./inv on the command line"
         raise InputError(Problem("", typed[:_SHOWN], "names no file of Heddle, and an assistant names no others", hint))
     return path
+
+
+def expanded(name: str) -> Path:
+    """A path with its `~` replaced; unchanged for a user who does not exist, where Path.expanduser raises."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
+def absent(path: Path) -> str:
+    """Why nothing can be used at a path, also through links: `does not exist`, or a reason. Empty where there is.
+
+    Path.exists and the like raise where a directory may not be entered, and for a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL, or half a character
+        return _ABSENT
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    return ""
+
+
+def is_file(path: Path, shown: str) -> bool:
+    """Whether a regular file is at a path. InputError with the reason where that cannot be seen. shown: as typed."""
+    return _is_there(path, shown) and path.is_file()
+
+
+def is_dir(path: Path, shown: str) -> bool:
+    """Whether a directory is at a path, as `is_file`."""
+    return _is_there(path, shown) and path.is_dir()
+
+
+def _is_there(path: Path, shown: str) -> bool:
+    if (why := absent(path)) not in ("", _ABSENT):
+        raise InputError(Problem("", shown[:_SHOWN], why, "name another file, or let this user read it"))
+    return not why
 
 
 def _own_folders() -> list[Path]:

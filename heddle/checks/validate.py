@@ -166,10 +166,7 @@ def paths(subject: Subject) -> Found:
         result = paths_of(subject.lab)
     except InputError as error:  # a run that failed or cannot be read is no evidence about the lab
         raise NothingError(first_line(error.problems[0])) from None
-    wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.label}: {p.why}" for p in result.flows if p.why]
-    if not result.agree and not wrong:
-        wrong = list(result.notes)
-    return f"{result.source_names} agree on {len(result.flows)} {result.units} of the last run", wrong
+    return f"{result.source_names} agree on {len(result.flows)} {result.units} of the last run", result.unproven
 
 
 def polarisation(subject: Subject) -> Found:
@@ -455,10 +452,12 @@ class CheckResult:
         return data | {key: value for key, value in optional.items() if value}
 
 
-def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult, ...]:
+def validate(
+    lab: Lab, only: Collection[str] | None = None, facts_of: Callable[[str], tuple[Fact, ...]] | None = None
+) -> tuple[CheckResult, ...]:
     """Run all checks. A check that cannot be made has failed, with the reason. If nodes are not running, skip the rest.
 
-    only: names of the checks to run, and `nodes`; all when None.
+    only: names of the checks to run, and `nodes`; all when None. facts_of: the facts of a check, if they were read.
     """
     lost = lab.runtime.missing_nodes(lab.name, lab.topology)
     nodes = CheckResult("nodes", not lost, "; ".join(map(first_line, lost[:SHOWN])) or f"{len(lab.handles())} running")
@@ -472,7 +471,7 @@ def validate(lab: Lab, only: Collection[str] | None = None) -> tuple[CheckResult
         name: partial(_in_shards, lab, name) if name in beside else partial(check, subject)
         for name, check in chosen.items()
     }
-    return (nodes, *(result_of(name, ask, subject.facts_of) for name, ask in asks.items()))
+    return (nodes, *(result_of(name, ask, facts_of or subject.facts_of) for name, ask in asks.items()))
 
 
 def result_of(name: str, ask: Callable[[], Found | Answer], facts_of: Callable[[str], tuple[Fact, ...]]) -> CheckResult:

@@ -372,9 +372,9 @@ def import_(
 def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_probes: bool = False) -> None:
     """Find why a run was slow or failed: a cause, its evidence, and what was ruled out.
 
-    The run is the last one, or --run ID; while a run is measured, the lab is watched for a second instead. It reads
-    counters, states, queues and times, and never the record of faults that were set. Where they do not decide, it
-    sends probes over every link. The exit code is 0 with and without a cause, and 2 without a run.
+    The run is the last one, or --run ID; while a run is measured, or without any, the lab is watched for a second
+    instead. It reads counters, states, queues, times and the checks of validate, never the record of faults that were
+    set. Where they do not decide, it sends probes over every link. The exit code is 0 with and without a cause.
     """
     from heddle.engineering.diagnosis.diagnosis import diagnose as judge
     from heddle.lab.opening import open_lab
@@ -383,7 +383,8 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
 
     where = open_lab(lab)
     history = History.of(where)
-    watched = run is None and history.writing()
+    measured = history.writing()
+    watched = run is None and (measured or history.last() is None)
     stored = None if watched else history.open(run)
-    found = judge(stored, where, None if no_probes or watched else out.observer)
+    found = judge(stored, where, None if no_probes or measured else out.observer)
     out.result(found.to_json(), diagnosis_text(found))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heddle.base.files import absent
 from heddle.base.problems import InputError, Problem, shown
 from heddle.base.resources import HERE
 from heddle.cli import completion
@@ -85,7 +86,7 @@ def _from_anywhere(word: str) -> str:
     """A program of Heddle, traffic/programs/NAME, is found from every working directory, and in a wheel."""
     folder, _, name = word.rpartition("/")
     own = HERE.content("traffic") / "programs" / name
-    return str(own) if folder == "traffic/programs" and not Path(word).exists() and own.is_file() else word
+    return str(own) if folder == "traffic/programs" and absent(Path(word)) and own.is_file() else word
 
 
 def _seconds(text: str | None) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.files import real
+from heddle.base.files import is_file, real
 from heddle.base.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _free(typed: str) -> str:
     """The name itself, or the first of NAME.0, NAME.1 that is no file yet."""
     name = typed
     for number in count():
-        if not real(name).is_file():
+        if not is_file(real(name), name):
             break
         name = f"{typed}.{number}"
     return name

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import PLOT
-from heddle.base.files import real
+from heddle.base.files import is_file, real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Option, Options
@@ -83,10 +83,10 @@ def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> N
     for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
         if name is None:
             continue
-        if real(name).resolve() in taken:
-            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "use another file name"))
-        check_target(real(name), name, flag)
-        taken[real(name).resolve()] = f"is also the file of {flag}"
+        check_target(real(name), name, flag)  # before it is resolved: a loop of links
+        if why := taken.get(place := real(name).resolve()):
+            raise InputError(Problem("", f"{flag} {name}", why, "use another file name"))
+        taken[place] = f"is also the file of {flag}"
 
 
 def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) -> list[str]:
@@ -146,7 +146,7 @@ _HELP: Final[Options] = {
 def _files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.endpoints.workloadfile import files_of
 
-    files = [typed[key] for key in ("base", "head") if typed[key] and real(typed[key]).is_file()]
+    files = [typed[key] for key in ("base", "head") if typed[key] and is_file(real(typed[key]), typed[key])]
     return [*files, *(name for each in typed["workload"] for name in files_of(each))]
 
 

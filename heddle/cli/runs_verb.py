@@ -178,13 +178,14 @@ def compare(
 
 def _is_file(word: str) -> bool:
     """Whether a word names a file, or was meant to. The record of a run names its directory."""
-    from heddle.base.files import real
+    from heddle.base import files
 
     try:
-        path = real(word)
+        path = files.real(word)
     except InputError:  # an assistant names runs only
         return False
-    return path.is_file() or (path.suffix in (".json", ".txt", ".log", ".out") and not path.is_dir())
+    ending = path.suffix in (".json", ".txt", ".log", ".out")
+    return files.is_file(path, word) or (ending and not files.is_dir(path, word))
 
 
 def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:

@@ -8,6 +8,7 @@ begins at once.
 
 from __future__ import annotations
 
+import errno
 import select
 import time
 from collections import defaultdict
@@ -138,7 +139,9 @@ class PythonLoop(NicLoop):
                 try:
                     nic.transmit(now)
                 except OSError as error:
-                    raise NicError(rank, f"its port is gone: {error.strerror}") from None
+                    small = error.errno == errno.EMSGSIZE
+                    why = "has a smaller MTU than its packets" if small else f"is gone: {error.strerror}"
+                    raise NicError(rank, f"its port {why}") from None
                 self._watch(nic)
         due = min(until, self._next_tick, *(nic.deadline for nic in self._nics.values()))
         rest = min(self._last_pass + self._moderation, until) - time.monotonic()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from heddle.base.files import absent
 from heddle.base.mounts import scratch
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, trouble
 from heddle.base.process import find_program
@@ -218,9 +219,10 @@ def check_command(argv: Sequence[str]) -> None:
         raise InputError(Problem("", "the program", "is an empty word", "is a variable of the shell empty?"))
     if "/" in program:
         if not os.access(program, os.X_OK) or Path(program).is_dir():
-            why = "is not a program" if Path(program).exists() else "does not exist"
-            hint = f"name its interpreter: -- python3 {program}" if Path(program).is_file() else "name another program"
-            raise InputError(Problem("", program, why, hint))
+            why, hint = absent(Path(program)), "name another program"
+            if not why and Path(program).is_file():
+                hint = f"name its interpreter: -- python3 {program}"
+            raise InputError(Problem("", program, why or "is not a program", hint))
     elif find_program(program) is None:
         hint = "install it on this machine, or name it by its path: hosts use this machine's programs"
         raise InputError(Problem("", program, "is not in PATH", hint))

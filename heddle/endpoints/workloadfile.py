@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from heddle.base import resources
 from heddle.base.declared import Declared, options_of, read_options
-from heddle.base.files import beside, real, short_path
+from heddle.base.files import beside, expanded, is_file, real, short_path
 from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_duration
 from heddle.base.untrusted import kept_below
@@ -351,7 +351,7 @@ def files_of(typed: str | None) -> list[str]:
     if not first or first in workloads() or _is_words(first):
         return [*[first] * is_matrix_file(first), *typed_files(keys)]
     file = typed or ""
-    return [file, *kept_below(Path(file).expanduser(), named_in(file))]
+    return [file, *kept_below(expanded(file), named_in(file))]
 
 
 def named_in(file: str) -> list[str]:
@@ -370,7 +370,7 @@ def _is_words(typed: str) -> bool:
 def _file(typed: str) -> Path:
     """The workload's file; InputError with the nearest word when there is no such file."""
     path = real(typed)
-    if path.suffix in (".yml", ".yaml") or path.is_file():
+    if path.suffix in (".yml", ".yaml") or is_file(path, typed):
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
     near = nearest(typed.partition(",")[0].partition(":")[0], [*workload_words(), *workloads()])

@@ -262,7 +262,6 @@ class _Search:
         return False
 
     def improve(self, random: np.random.Generator, tries: int) -> None:
-        """Try changes until none helps, or the number of tries is used up."""
         for _ in range(_PASSES):
             changed = False
             for ranks, slots in self._changes(random):

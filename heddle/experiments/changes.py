@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.events import Observer
-from heddle.base.files import real
+from heddle.base.files import absent, is_dir, real
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.process import run
 from heddle.offline.forecast import Ask, forecast
@@ -238,9 +238,12 @@ def fabric_files(typed: str) -> Iterator[tuple[dict[str, str], bool]]:
     Names tell what is gone from a folder. Files of a revision are in a temporary directory, for the with block.
     """
     path = real(typed)
-    if typed in presets() or path.exists() or ":" not in typed:
-        folder = path.is_dir()
-        yield _in_folder(path, typed) if folder else {typed if typed in presets() else path.name: typed}, folder
+    if typed in presets():
+        yield {typed: typed}, False
+        return
+    if not absent(path) or ":" not in typed:
+        folder = is_dir(path, typed)
+        yield _in_folder(path, typed) if folder else {path.name: typed}, folder
         return
     rev, _, inner = typed.partition(":")
     with tempfile.TemporaryDirectory(prefix="heddle-check-") as place:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Final
 
 
@@ -39,6 +39,7 @@ _REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "min": min,
     "mean": fmean,
     "spread": lambda values: max(values) - min(values),
+    "deviation": pstdev,
 }
 _PAIRS: Final[Mapping[str, Callable[[float, float], float]]] = {
     "ratio": divided,

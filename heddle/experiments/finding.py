@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from heddle.base import resources
-from heddle.base.files import beside, real, short_path
+from heddle.base import files, resources
+from heddle.base.files import beside, expanded, real, short_path
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.untrusted import kept_below
 from heddle.spec.yamlfile import ReadOptions, parse, read_text
@@ -32,7 +32,7 @@ def find_experiment(typed: str) -> tuple[Path, str]:
         path = shipped() / f"{typed}.yml"
         return path, short_path(path)
     path = real(typed)
-    if path.suffix in (".yml", ".yaml") or path.is_file():
+    if path.suffix in (".yml", ".yaml") or files.is_file(path, typed):
         return path, typed
     known = [*experiments_shipped()]
     raise InputError(Problem("", typed[:200] or "the experiment", "is not an experiment", did_you_mean(typed, known)))
@@ -68,7 +68,7 @@ def files_of_experiment(typed: str) -> list[str]:
                 found += files_of(each)
     except (HeddleError, AttributeError, KeyError, TypeError):  # load_experiment reports it
         return [typed]
-    return [typed, *kept_below(Path(typed).expanduser(), found)]
+    return [typed, *kept_below(expanded(typed), found)]
 
 
 def is_file(word: str) -> bool:

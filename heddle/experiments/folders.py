@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.files import real, short_path
+from heddle.base.files import is_dir, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.experiments.finding import shipped
 from heddle.experiments.loading import Experiment, load_experiment
@@ -88,7 +88,7 @@ def find_folder(typed: str) -> tuple[Path, str]:
     if typed in folders_shipped():
         return shipped() / typed, short_path(shipped() / typed)
     path = real(typed)
-    if path.is_dir():
+    if is_dir(path, typed):
         return path, typed
     hint = did_you_mean(typed, known) if (known := folders_shipped()) else f"name a directory with {INDEX}"
     raise InputError(Problem("", typed[:200] or "the folder", "is not a folder of experiments", hint))

@@ -339,8 +339,20 @@ class _Reader:
             why, _, hint = str(error).partition("; ")
             self._wrong(place, why, hint)
             return
+        self._draws(name, spec, expression, experiment)
         proof = self._spec.proof if spec.proof is None else spec.proof
         yield ExperimentCheck(name, spec, expression, proof, self._broken(name, spec, expression))
+
+    def _draws(self, name: str, spec: CheckSpec, expression: Expression, experiment: Experiment) -> None:
+        """`draws` is one list, over which the expression goes, and of offline runs alone."""
+        if spec.draws is None:
+            return
+        axes = [experiment.axes_of(call) for call in expression.calls]
+        lists = {each[spec.draws] for each in axes if spec.draws in each}
+        offline = all(self._spec.runs[call.run].offline for call in expression.calls)
+        if len(lists) != 1 or spec.draws in expression.free(experiment.axes_of) or not offline:
+            why = "is not one list of offline runs that this value reduces"
+            self._wrong(("checks", name, "draws"), why, "name a list as routing.seed, and use mean(x) or deviation(x)")
 
     def _broken(self, name: str, spec: CheckSpec, expression: Expression) -> Experiment | None:
         """The runs of a check with the changes that must make it fail."""

@@ -4,7 +4,8 @@ In:  figures of every run and repeat (figures.py), the checks of the file.
 Out: ExperimentResult with a Row for each check and point of the grid.
 The interval is that of the mean, 95 %, by Student's t over repeats; None with a single value. No verdict rests on a run
 with wrong data or unproven paths, none on an unreliable run unless it was asked for, and none on an interval that
-crosses an edge of the band.
+crosses an edge of the band. With `draws` the values are pseudo-values of the jackknife, one for each of n draws:
+n times the value of all, minus n - 1 times that without this draw (Tukey 1958).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
@@ -240,7 +242,7 @@ class _Judge:
         values, whys = [], [done.why for each in used for done in each if done.why]
         for repeat in range(most):
             try:
-                values.append(self._value(check, at, repeat))
+                values += self._values(check, at, repeat)
             except UnknownValueError as error:
                 whys.append(str(error))
         every = [done for each in used for done in each]
@@ -249,7 +251,7 @@ class _Judge:
         ids = tuple(dict.fromkeys(run for done in every if done.figures is not None for run in done.figures.ids))
         doubts = {done.unfit.kind: done.unfit.why for done in reversed(every) if done.unfit is not None}
         sample = Sample(tuple(values)) if values else None
-        complete = bool(values) and len(values) == most
+        complete = bool(values) and (len(values) == most or check.spec.draws is not None)
         state, cause, why = self._state(check, sample if complete else None, used)
         accepted = doubts.get("unreliable", "") if state in ("in band", "sign only", "out of band") else ""
         whys = [*filter(None, [why]), *whys, *doubts.values()]
@@ -271,6 +273,7 @@ class _Judge:
         if not self._accept and any(done.unfit is not None and done.unfit.kind == "unreliable" for done in every):
             return "not known", "unreliable", ""
         least = min((len(each) for each in used if not each[0].variant.spec.offline), default=None)
+        least = least if check.spec.draws is None else len(sample.values)
         return _compared(check.spec, check.spec.bounds, sample, least)
 
     def _used(self, check: ExperimentCheck, at: Mapping[str, str]) -> list[list[Repeat]]:
@@ -286,9 +289,12 @@ class _Judge:
     def _key(self, call: FigureCall, at: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
         return call.run, frozenset(self._experiment.point_of(call, at).items())
 
-    def _value(self, check: ExperimentCheck, at: Mapping[str, str], repeat: int) -> float:
-        def lookup(call: FigureCall, here: Mapping[str, str]) -> float:
-            every = self._of.get(self._key(call, here), [])
+    def _values(self, check: ExperimentCheck, at: Mapping[str, str], repeat: int) -> list[float]:
+        """The value of a repeat; of a check with draws, a pseudo-value for each of them."""
+
+        @cache
+        def known(call: FigureCall, key: tuple[str, frozenset[tuple[str, str]]]) -> float:
+            every = self._of.get(key, [])
             if not every:
                 raise UnknownValueError(f"run {call.run} did not run")
             last = every[-1].variant.spec  # one that runs less often than others keeps its last value
@@ -299,7 +305,16 @@ class _Judge:
                 raise UnknownValueError(f"run {call.run} ended with an error")
             return done.figures.value(call.figure, dict(call.keys))
 
-        return check.expression.value(at, lookup, self._experiment.axes_of)
+        def value(without: str = "") -> float:
+            def axes(call: FigureCall) -> dict[str, Sequence[str]]:
+                found = self._experiment.axes_of(call)
+                return {k: [v for v in texts if k != check.spec.draws or v != without] for k, texts in found.items()}
+
+            return check.expression.value(at, lambda call, here: known(call, self._key(call, here)), axes)
+
+        whole, axes = value(), [self._experiment.axes_of(call) for call in check.expression.calls]
+        draws: Sequence[str] = next((each[key] for each in axes if (key := check.spec.draws or "") in each), ("",))
+        return [len(draws) * whole - (len(draws) - 1) * value(without=each) for each in draws]
 
 
 def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int | None) -> tuple[State, str, str]:

@@ -140,8 +140,9 @@ class CheckSpec(Strict):
 
     published: the published figure, as text or as a number. low, high: the band, both included; tolerance: instead of
     them, the share of a published number; sign: instead of a band, one side (`above 1`) or one value (`is 0`). Without
-    any of them the value is only shown. exact: it cannot vary, so all repeats must be equal. broken_by: what must make
-    it fail. proof: false where paths change on purpose while its runs last; default: the file's.
+    any of them the value is only shown. exact: it cannot vary, so all repeats must be equal. draws: a list of its
+    offline runs, as `routing.seed`, whose values are random: the interval is over them. broken_by: what must make it
+    fail. proof: false where paths change on purpose while its runs last; default: the file's.
     """
 
     value: str = Field(examples=["busbw(a) / busbw(b)"])
@@ -153,6 +154,7 @@ class CheckSpec(Strict):
     tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
     sign: Annotated[str, AfterValidator(_sign)] | None = Field(default=None, examples=["above 1"])
     exact: bool = False
+    draws: str | None = Field(default=None, examples=["routing.seed"])
     broken_by: BreakSpec | None = None
     proof: bool | None = None
 

@@ -69,6 +69,7 @@ class Sweep(Running):
         """All of it. MachineError and InputError before the first run: the cluster, its rights, the image's name."""
         if not any(each.live for each in self.experiment.variants):
             return super().run()
+        files_of_experiment(self.typed)  # InputError for files that are not sent, before a pod starts
         cluster = KubeCluster(self.target)
         cluster.check_rights(EXPERIMENT_RULES)
         if count := remove_leftovers(cluster):
@@ -105,7 +106,8 @@ class Sweep(Running):
         variant = every[sent.variant] if 0 <= sent.variant < len(every) else None
         if variant is None or not any(variant is each for each in among or every):
             raise _refused(f"the number {sent.variant} of a run that it does not have")
-        if not 1 <= sent.repeat <= self.times(variant) or (id(variant), sent.repeat) in self._ran():
+        ran = any(each.variant is variant and each.repeat == sent.repeat for each in self.done)
+        if ran or not 1 <= sent.repeat <= self.times(variant):
             raise _refused(f"repeat {sent.repeat} of {variant.title}, which is not expected")
         if sent.figures is not None and not sent.figures.finite:
             raise _refused("a figure that is no number")
@@ -114,14 +116,11 @@ class Sweep(Running):
         copied: list[Path] = []
         try:
             self._unpack(variant, sent, copied)
-        except ValueError as error:
+        except (ValueError, HeddleError) as error:
             self.forget((), copied)
-            raise _refused(f"a stored run that {error}") from None
+            raise error if isinstance(error, HeddleError) else _refused(f"a stored run that {error}") from None
         self.keep(Repeat(variant, sent.repeat, sent.figures, sent.why))
         return copied
-
-    def _ran(self) -> set[tuple[int, int]]:
-        return {(id(each.variant), each.repeat) for each in self.done}
 
     def _unpack(self, variant: Variant, sent: SentRepeat, copied: list[Path]) -> None:
         """Write the stored runs of a repeat. copied: gets their directories."""

@@ -170,12 +170,10 @@ class _Child:
 
     @property
     def started(self) -> bool:
-        """True once it listens."""
         return self._reader.started
 
     @property
     def errors(self) -> str:
-        """All that it has written to stderr so far."""
         return os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
 
     def read(self) -> list[tuple[int, int, bytes]] | None:
@@ -201,7 +199,6 @@ class _Child:
         return int(found[1]) if found else None
 
     def close(self) -> None:
-        """End it now."""
         if self.proc.stdin is not None:  # what ends it in its shard
             self.proc.stdin.close()
             with suppress(subprocess.TimeoutExpired):
@@ -250,7 +247,6 @@ class _Work:
         self._lost: list[_Child] = []
 
     def run(self) -> Captured:
-        """Capture until it ends."""
         with selectors.DefaultSelector() as selector:
             for child in self._children:
                 selector.register(child.out, selectors.EVENT_READ, child)

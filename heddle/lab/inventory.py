@@ -191,8 +191,8 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _
         if name not in own
     }
     return NodeEntry(
-        node.name, node.role, lab.fabric.level_of(node).title, asn, _text(node.loopback), _text(node.router_id),
-        _text(node.prefix), str(lab.handle(node.name).netns), ports,
+        node.name, node.role, lab.fabric.level_of(node).title, asn, str(node.loopback or ""), str(node.router_id or ""),
+        str(node.prefix or ""), str(lab.handle(node.name).netns), ports,
         {name: rows for name, rows in others.items() if rows}, trouble,
     )  # fmt: skip
 
@@ -210,7 +210,3 @@ def _port(
         port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
         port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
     )  # fmt: skip
-
-
-def _text(value: object | None) -> str:
-    return "" if value is None else str(value)

@@ -137,7 +137,8 @@ def up(
             with clock.step("converge"):
                 lab.wait(observer, timeout)
             if lab.blueprint.rendered:
-                record_loaded(lab)
+                with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
+                    record_loaded(lab)
         except CheckError as error:
             if rollback:
                 _undo(lab, error, observer)

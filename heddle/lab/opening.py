@@ -53,7 +53,6 @@ class Rendered(Blueprint):
         return dump_spec(self.spec)
 
     def differences(self, record: Record) -> list[Difference]:
-        """Differences by key of the fabric file."""
         if record.imported:
             return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
@@ -63,7 +62,6 @@ class Rendered(Blueprint):
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        """The daemons that start.sh starts and that routing needs."""
         return DAEMONS
 
     @property
@@ -72,7 +70,6 @@ class Rendered(Blueprint):
         return 30 + len(self.fabric.links) / 20
 
     def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
-        """Wait until every kernel has all next hops of all shortest paths."""
         daemons, handles = lab.daemons, lab.handles()
         convergence.wait(
             self.fabric, handles, daemons.sessions, observer, timeout, partial(convergence.revive, daemons, handles)
@@ -94,7 +91,6 @@ class Rendered(Blueprint):
         return [gap.problem for gap in convergence.gaps(self.fabric, fibs, wanted)]
 
     def routes_checked(self) -> str:
-        """`96 prefixes with all their next hops, and no other route, in every kernel`."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
         return f"{count} prefixes with all their next hops, and no other route, in every kernel"
 

@@ -38,7 +38,6 @@ SECONDS: Final = 60.0  # to wait for routes
 # What `./inv fault` does -> the state of its links or switches then.
 ACTIONS: Final[Mapping[str, str]] = {"down": "down", "up": "up", "drain": "drained", "undrain": "in use again"}
 DRAINS: Final = ("drain", "undrain")  # those that take switches
-REPAIR: Final = "./inv up --repair --name {lab}"
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
 _SHOWN: Final = 4  # ports named in a line
@@ -46,7 +45,7 @@ _SHOWN: Final = 4  # ports named in a line
 
 def repair_hint(lab: str, what: str) -> str:
     """The command that repairs a lab, followed by its effect (`sets it up`)."""
-    return f"{REPAIR.format(lab=lab)} {what}"
+    return f"./inv up --repair --name {lab} {what}"
 
 
 @dataclass

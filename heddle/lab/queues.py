@@ -326,18 +326,14 @@ def reactions_of(agent: npt.NDArray[Any]) -> Reactions:
     if not count:
         return Reactions(0, 0, 0)
     most = int(agent["reaction_max_ns"].max())
-    return Reactions(count, min(most, _median(agent)), most)
-
-
-def _median(agent: npt.NDArray[Any]) -> int:
-    """Median in ns, interpolated linearly within its bin."""
     bins = np.ascontiguousarray(agent["spare"]).view("<u4").reshape(-1, REACTION_BINS).sum(axis=0, dtype=np.int64)
     passed = np.cumsum(bins)
     half = passed[-1] / 2
     at = int(np.searchsorted(passed, half))
     low = 0 if at == 0 else REACTION_STEP_NS << (at - 1)
     within = (half - (passed[at] - bins[at])) / max(1, bins[at])
-    return round(float(low + within * ((REACTION_STEP_NS << at) - low)))
+    median = round(float(low + within * ((REACTION_STEP_NS << at) - low)))
+    return Reactions(count, min(most, median), most)
 
 
 def _headroom(

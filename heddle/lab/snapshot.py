@@ -401,7 +401,11 @@ class _Reading:
                     every = tallies(live)
                     for node in switches:
                         own, counts = nodes[node.name].class_drops or {}, missed(live, node.ports)
-                        each = {port.name: _added(counts[port.ref], own.get(port.name, {})) for port in node.ports}
+                        each = dict[str, Mapping[int, int]]()
+                        for port in node.ports:
+                            one, other = counts[port.ref], own.get(port.name, {})
+                            sums = ((number, one.get(number, 0) + other.get(number, 0)) for number in {*one, *other})
+                            each[port.name] = {number: count for number, count in sorted(sums) if count}
                         drops = {port: sum(classes.values()) for port, classes in each.items()}
                         nodes[node.name] = replace(nodes[node.name], drops=drops, class_drops=each)
         machine = backlog_drops() if LabPart.DROPS in self._parts else None
@@ -415,12 +419,6 @@ def _links(every: Sequence[NetInterface], ports: Collection[str]) -> dict[str, t
         for each in every
         if each.name in ports
     }
-
-
-def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    """The sum of two counters of drops by class; classes without drops are omitted."""
-    sums = {number: one.get(number, 0) + other.get(number, 0) for number in sorted({*one, *other})}
-    return {number: count for number, count in sums.items() if count}
 
 
 def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) -> dict[str, NodeSnapshot]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.extras import SSH, require
+from heddle.base.files import expanded
 from heddle.base.problems import InputError, Problem
 from heddle.places.call import Place, parse_address, place_error
 
@@ -70,7 +71,7 @@ def _config_path() -> Path | None:
     """The config file; None when there is none, or when $HEDDLE_CONFIG is empty."""
     named, base = os.environ.get(VARIABLE), os.environ.get("XDG_CONFIG_HOME", "")
     if named is not None:
-        return Path(named).expanduser() if named else None
+        return expanded(named) if named else None
     try:  # XDG Base Directory Specification: ignore a path that is not absolute
         path = (Path(base) if base.startswith("/") else Path.home() / ".config") / "heddle" / "config.yml"
         return path if path.exists() else None

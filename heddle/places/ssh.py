@@ -26,6 +26,7 @@ from typing import Final
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
+from heddle.base.files import expanded
 from heddle.base.problems import InputError, MachineError, Problem, trouble
 from heddle.places.call import Address, parse_address
 
@@ -87,9 +88,9 @@ def target_of(address: Address) -> Target:
         name=found.get("hostkeyalias", found["hostname"]),
         port=port,
         user=found.get("user") or getpass.getuser(),
-        keys=tuple(Path(k).expanduser() for k in found.get("identityfile", [home / name for name in _USUAL])),
+        keys=tuple(expanded(str(k)) for k in found.get("identityfile", [home / name for name in _USUAL])),
         only_these=found.get("identitiesonly", "no").lower() == "yes",
-        known_hosts=(*(Path(f).expanduser() for f in files), *SYSTEM),
+        known_hosts=(*(expanded(str(f)) for f in files), *SYSTEM),
         jumps=() if jumps.lower() == "none" else tuple(jump.strip() for jump in jumps.split(",")),
         proxy=found.get("proxycommand") or "",
     )
@@ -106,7 +107,7 @@ def _lines(path: Path, depth: int) -> Iterator[str]:
             yield line
         elif depth < _DEPTH:
             for pattern in shlex.split(rest):
-                for file in sorted(glob.glob(str(Path.home() / ".ssh" / Path(pattern).expanduser()))):  # noqa: PTH207
+                for file in sorted(glob.glob(str(Path.home() / ".ssh" / expanded(pattern)))):  # noqa: PTH207
                     yield block
                     yield from _lines(Path(file), depth + 1)
             yield block  # a Host of the file ends with the file

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
-from heddle.base.files import FILE_BYTES, open_regular
+from heddle.base.files import FILE_BYTES, expanded, open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.untrusted import OUTPUT_BYTES, is_safe_name
 from heddle.places.call import Call, foreign
@@ -157,7 +157,7 @@ def fetch_outputs(call: Call, files: Iterable[Mapping[str, Any]], take: Callable
         output = named.get("/".join(parts[:3])) if top == "out" else None
         if output is not None:
             shown = "/".join([output, *map(foreign, inner[2:])])
-            target = _named_target(Path(output).expanduser(), inner[2:], shown, call.directory_out)
+            target = _named_target(expanded(output), inner[2:], shown, call.directory_out)
         elif not new and len(parts) == 2 and is_safe_name(inner[0]) and Path(path).suffix in call.endings_here:
             new = shown = inner[0]
             target = Path(new)

@@ -172,6 +172,12 @@ class PathsResult:
         return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
 
     @property
+    def unproven(self) -> list[str]:
+        """A line for each flow that is not proven; the notes where another reason leaves all of them open."""
+        wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.label}: {p.why}" for p in self.flows if p.why]
+        return wrong if wrong or self.agree else list(self.notes)
+
+    @property
     def entropy(self) -> Entropy:
         """The entropy of what `rule` hashes; of 5-tuples where packets of one flow differ in it."""
         flows = FlowArrays.of([proof.flow for proof in self.flows])

@@ -4,8 +4,8 @@ In:  stored runs, or what nccl-tests wrote: its text, or its JSON of version 3 (
 Out: Shapes: each curve divided by its own largest busbw. InputError with file, line, reason and what to try.
 Heights are not compared: a fabric of Heddle is slower than hardware by k, and latencies of hosts are not scaled. The
 shape says from which size on the bandwidth is used. The text of nccl-tests is read by the names of its columns, so that
-`-I 1`, `-S 1` and older versions are read, too. Of a size that was measured several times (`-N`) the curve has the
-mean. Out of place comes first; in place, where there is no other.
+`-I 1`, `-S 1` and older versions are read, too. Other programs may write anything before its lines. Of a size that was
+measured several times (`-N`) the curve has the mean. Out of place comes first; in place, where there is no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from statistics import fmean
@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 from heddle.base.files import read_regular, real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
+from heddle.base.untrusted import check_values
 from heddle.runs.ncclnames import collective_of
 from heddle.runs.results import Unfit
 from heddle.runs.stored import StoredRun
@@ -146,18 +147,16 @@ def _notes(a: BusbwCurve, b: BusbwCurve, common: list[int]) -> list[str]:
 
 _MOST: Final = 64 << 20  # bytes of a file
 _VERSION: Final = 3
+_LINES: Final = 1 << 20  # of a file, at most
+_WIDEST: Final = 1 << 14  # characters of a line that are read
 _NAME: Final = re.compile(r"# Collective test starting: (\S+)")
-_RANK: Final = re.compile(r"#\s+Rank\s+\d+")
+_RANK: Final = re.compile(r"#\s+Rank\s+(\d+)")
 _TOTAL: Final = re.compile(r"#\s+Out of bounds values\s*:\s*(\d{1,18})\b")
-_ROW: Final = re.compile(r"\s*\d+(\s+\d|\s*$)")
-# What other programs write before a line, each once or together with others; and colours of a terminal.
-_BEFORE: Final = re.compile(
-    r"\s*(?:\[[^\]]{0,200}\](?:<\w+>)?:?"  # [1,0]<stdout>: of mpirun, [pod/x/y] of kubectl logs --prefix, [0] of hydra
-    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s|$)"  # kubectl logs --timestamps
-    r"|(?:[A-Z][a-z]{2} +\d+ )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?=\s|$)(?: \S+ [\w.-]+\[\d+\]:)?"  # ts, journalctl
-    r"|[\w.,/-]+:(?=\s|$)"  # srun --label, pdsh
-    r"|[\w./-]+ *\|(?=\s|$))"  # docker compose
-)
+_HEAD: Final = re.compile(r"#\s+size\s.*")
+# Where a row starts, whatever another program wrote before it: size, count, type, redop. A prefix has no such words.
+_ROW: Final = re.compile(r"(?<![\w.])\d{1,19}\s{1,40}\d{1,19}\s{1,40}[a-z]\w{0,20}\s{1,40}[a-z]\w{0,20}(?!\S)")
+_BARE_ROW: Final = re.compile(r"\s*\d+(\s+\d|\s*$)")  # without a prefix; it may be cut, or of a table without a type
+_LOGS: Final = ("log", "message", "msg", "MESSAGE")  # keys of Docker, fluentd, zap and journald
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BUSBW: Final = "busbw"
 _CHECKED: Final = "#wrong"
@@ -174,7 +173,8 @@ def read_curve(typed: str) -> BusbwCurve:
     text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
     if not text.strip():
         _refuse(typed, "is empty", _AGAIN)
-    return _of_json(typed, text) if text.lstrip().startswith("{") else _of_text(typed, text)
+    first = text.lstrip().partition("\n")[0]
+    return _of_json(typed, text) if first.startswith("{") and _logged(first) is first else _of_text(typed, text)
 
 
 def _refuse(what: str, why: str, hint: str, where: str = "") -> NoReturn:
@@ -182,6 +182,10 @@ def _refuse(what: str, why: str, hint: str, where: str = "") -> NoReturn:
 
 
 def _of_json(typed: str, text: str) -> BusbwCurve:
+    try:
+        check_values(text.encode(errors="replace"))
+    except ValueError as error:
+        _refuse(typed, str(error), "measure fewer sizes in one run")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -211,39 +215,43 @@ def _of_json(typed: str, text: str) -> BusbwCurve:
 
 
 def _of_text(typed: str, text: str) -> BusbwCurve:
-    lines = [_bare(line) for line in text.splitlines()]
-    names = next((_columns(line) for line in lines if _columns(line)), [])
+    if text.count("\n") >= _LINES:
+        _refuse(typed, f"has more than {_LINES} lines", "name a file with the output of nccl-tests only")
+    lines = [_COLOUR.sub("", _logged(line)[:_WIDEST]) for line in text.split("\n")]
+    head, names = next(((line, found) for line in lines if (found := _columns(line))), ("", []))
     if not names:
-        why = "has no table of nccl-tests: no line begins with # and names size, time, algbw and busbw"
+        why = "has no table of nccl-tests: no line has # and the names size, time, algbw and busbw"
         _refuse(typed, why, _AGAIN)
+    bare = _BARE_ROW.match if head.lstrip().startswith("#") else _ROW.search
     points: defaultdict[int, list[float]] = defaultdict(list)
     wrong = 0
     for number, line in enumerate(lines, 1):
-        if _ROW.match(line):
-            size, busbw, more = _row(f"{typed}:{number}", line.split(), names)
+        if row := _ROW.search(line) or bare(line):
+            size, busbw, more = _row(f"{typed}:{number}", line[row.start() :].split(), names)
             points[size].append(busbw)
             wrong += more
-    program = next((match[1] for line in lines if (match := _NAME.match(line))), "")
-    total = sum(int(match[1]) for line in lines if (match := _TOTAL.match(line)))
-    return _curve(typed, points, program, sum(bool(_RANK.match(line)) for line in lines), max(wrong, total))
+    program = next((match[1] for line in lines if (match := _NAME.search(line))), "")
+    total = sum(int(match[1]) for line in lines if (match := _TOTAL.search(line)))
+    ranks = len({match[1] for line in lines if (match := _RANK.search(line))})
+    return _curve(typed, points, program, ranks, max(wrong, total))
 
 
-def _bare(line: str) -> str:
-    """A line without what other programs wrote before it."""
-    line = _COLOUR.sub("", line)
-    while found := _BEFORE.match(line):
-        line = line[found.end() :]
-    return line.lstrip()
+def _logged(line: str) -> str:
+    """The text in a line of a logger that writes JSON, as Docker's `{"log": "...", "stream": "stdout"}`."""
+    if not line.startswith("{") or len(line) > _WIDEST:
+        return line
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    values = map(found.get, _LOGS) if isinstance(found, dict) else ()
+    return next((each for each in values if isinstance(each, str)), line)
 
 
 def _columns(line: str) -> list[str]:
-    words = line.lstrip("# ").split() if line.startswith("#") else []
-    return words if words[:1] == ["size"] and {"time", "algbw", _BUSBW} <= {*words, *_times(words)} else []
-
-
-def _times(words: Sequence[str]) -> Iterator[str]:
-    """`cputime` of `-C 1` is a time."""
-    yield from ("time" for word in words if word == "cputime")
+    found = _HEAD.search(line)
+    words = found[0].lstrip("# ").replace("cputime", "time").split() if found else []  # of `-C 1`
+    return words if {"time", "algbw", _BUSBW} <= {*words} else []
 
 
 def _row(where: str, words: Sequence[str], names: Sequence[str]) -> tuple[int, float, int]:

@@ -18,7 +18,6 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from heddle.base.units import emulated_words
-from heddle.endpoints.elements import Elements
 from heddle.lab.fabricstate import FabricReading
 from heddle.runs.ncclnames import program_name
 from heddle.traffic.communicators import Communicators
@@ -199,6 +198,8 @@ class RunHead:
         return "\n".join(["  ".join(columns), *self._unseen(row)])
 
     def _unseen(self, row: SizeRow) -> list[str]:
+        from heddle.endpoints.elements import Elements  # with numpy, which readers of records do not need
+
         pattern, ranks = self.options.pattern, len(self.communicators[0] if self.communicators else self.ranks)
         many = Elements.of(pattern, ranks).unseen(pattern.reductions(ranks, row.size // pattern.element_bytes))
         what = f"{many} of {ranks} ranks change no element at this size, so #wrong does not show if one is missing"

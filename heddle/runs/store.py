@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
+from heddle.base.files import absent, expanded, is_file
 from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
@@ -331,8 +332,8 @@ def open_runs(words: Sequence[str], lab: str | None = None) -> list[StoredRun]:
 
 
 def _opened(word: str | None, lab: str | None) -> StoredRun:
-    if word is not None and ("/" in word or Path(word, RECORD).is_file()):
-        return _from_directory(Path(word).expanduser(), word)
+    if word is not None and ("/" in word or not absent(Path(word, RECORD))):
+        return _from_directory(expanded(word), word)
     name, colon, rest = (word or "").partition(":")
     if colon:
         lab, word = name, rest
@@ -340,7 +341,7 @@ def _opened(word: str | None, lab: str | None) -> StoredRun:
 
 
 def _from_directory(path: Path, typed: str) -> StoredRun:
-    if not (path / RECORD).is_file():
+    if not is_file(path / RECORD, typed):
         why = f"is not the directory of a run: it has no {RECORD}"
         raise InputError(Problem("", typed, why, "./inv runs --format json has the path of every run"))
     try:

@@ -71,7 +71,7 @@ class Space:
 
 def shown(path: Path) -> bool:
     """Whether a node with its own view of all files sees a path of this machine there, and can write to it."""
-    return not _OTHERWISE.match(str(path.resolve()))
+    return not _OTHERWISE.match(os.path.realpath(path))
 
 
 def make_space(lab: str, node: NodeDef) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ import yaml
 
 from heddle.base.families import Address
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
-from heddle.base.untrusted import UNPACKED_BYTES, UNPACKED_FILES, inflated, is_safe_name
+from heddle.base.untrusted import PATH_LENGTH, UNPACKED_BYTES, UNPACKED_FILES, inflated, is_safe_name
 
 HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
 _LEFT_ALONE: Final = frozenset(
@@ -337,26 +338,28 @@ def unpack(text: str, directory: Path, most: int = UNPACKED_BYTES) -> int:
     The text may come from a pod: ValueError for anything else, and for more than `most` bytes, before a file is
     written. Returns their bytes.
     """
-    whole, found = inflated(base64.b85decode(text), min(most, UNPACKED_BYTES), gzip=True), dict[Path, slice]()
+    whole, found = (
+        inflated(base64.b85decode(text), min(most, UNPACKED_BYTES), gzip=True),
+        dict[tuple[str, ...], slice](),
+    )
     try:
         with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
             for member in tar:
-                names, end = member.name.split("/"), member.offset_data + member.size
-                path = directory.joinpath(*names)
+                names, end = tuple(member.name.split("/")), member.offset_data + member.size
                 plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
-                if (
-                    not plain
-                    or not all(map(is_safe_name, names))
-                    or path in found
-                    or not 0 <= member.size <= end <= len(whole)
-                ):
-                    raise ValueError(f"has a file that is not plain, whole and alone: {member.name!r}")
+                safe = len(member.name) <= PATH_LENGTH and all(map(is_safe_name, names)) and names not in found
+                if not (plain and safe and 0 <= member.size <= end <= len(whole)):
+                    raise ValueError(f"has a file that is not plain, whole and alone: {member.name[:PATH_LENGTH]!r}")
                 if len(found) >= UNPACKED_FILES:
                     raise ValueError(f"has more than {UNPACKED_FILES} files")
-                found[path] = slice(member.offset_data, end)
+                found[names] = slice(member.offset_data, end)
     except (tarfile.TarError, EOFError, RecursionError) as error:
         raise ValueError(f"is not an archive: {error}") from None
-    for path, part in found.items():
+    ordered = sorted(found)  # what is below a name follows it
+    if both := next((one for one, other in pairwise(ordered) if other[: len(one)] == one), None):
+        raise ValueError(f"has a file that is also a directory: {'/'.join(both)!r}")
+    for names, part in found.items():
+        path = directory.joinpath(*names)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(whole[part])
         path.chmod(0o644)  # whatever the umask is: daemons read them as another user

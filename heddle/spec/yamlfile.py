@@ -112,7 +112,7 @@ def read_text(path: Path, source: str, reading: ReadOptions = FABRIC_FILE) -> st
     except OSError as error:
         raise InputError(Problem("", source, f"cannot be read: {error.strerror}")) from None
     if len(raw) > reading.max_bytes:
-        why = f"is larger than {reading.max_bytes // 1024} KiB, the limit for a {reading.kind}"
+        why = f"is larger than {reading.max_bytes // 1024} KiB, the limit for any {reading.kind}"
         raise InputError(Problem("", source, why))
     try:
         return raw.decode("utf-8-sig")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from heddle.base.tables import some_of
+from heddle.base.tables import many, some_of
 from heddle.engineering.diagnosis.case import Finding
 from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis
 
-_SHOWN: Final = 4  # findings beside the verdict
+_SHOWN: Final = 4  # findings beside the verdict, and lines of evidence; the first one of each kind always
 
 
 def verdict_text(found: Diagnosis) -> str:
     """One sentence: `rtsw1:eth1 loses packets on its link (established)`."""
     verdict = found.verdict
     if verdict is None:
-        return "No cause is established: no fault was found" + (", and no probe was lost" if found.case.probed else "")
+        lost = sum(each.lost for each in found.case.probes)
+        said = f", and {f'{lost:,} probes were' if lost else 'no probe was'} lost" if found.case.probes else ""
+        return f"No cause is established: no fault was found{said}"
     fault = "" if CAUSES[verdict.cause].fault else "; this is no fault of the fabric"
     return f"{verdict.what} ({verdict.confidence}){fault}"
 
@@ -26,7 +28,9 @@ def diagnosis_text(found: Diagnosis) -> str:
     lines += _chain(found)
     if found.verdict is not None:
         lines += _evidence(found.verdict)
-        others = [f"{each.what} ({each.confidence})" for each in found.findings[1 : 1 + _SHOWN]]
+        firsts = {(each.cause, each.fact, each.over): each for each in reversed(found.findings)}
+        rest = sorted(found.findings[1:], key=lambda each: each not in firsts.values())
+        others = [f"{each.what} ({each.confidence})" for each in rest[: max(_SHOWN, len(firsts) - 1)]]
         lines += [_row("also" if at == 0 else "", text) for at, text in enumerate(others)]
         if more := len(found.findings) - 1 - len(others):
             lines.append(_row("", f"and {more} more, in --format json"))
@@ -46,10 +50,12 @@ def _chain(found: Diagnosis) -> list[str]:
     """The slow rank, the slow QP, the port where packets waited, as the table of the run has them."""
     run = found.case.run
     if run is None:
-        return [_row("run", "none; the lab was read twice, a second apart")]
-    lines = [
-        _row("run", f"{run.id}: {run.record.header.work}, {len(run.record.header.ranks)} ranks, {run.record.state}")
-    ]
+        measured = found.case.live is not None and found.case.live.settings is None
+        return [_row("run", f"{'one is measured now' if measured else 'none'}; the lab was read twice, a second apart")]
+    head = run.record.header
+    lines = [_row("run", f"{run.id}: {head.work}, {len(head.ranks)} ranks, {run.record.state}")]
+    if run.record.outcome is not None:
+        lines += [_row("warning", each) for each in run.record.outcome.warnings]
     if run.record.failure:
         lines.append(_row("failed", run.record.why_not_done))
     if (slowest := found.case.slowest) is not None:
@@ -58,20 +64,28 @@ def _chain(found: Diagnosis) -> list[str]:
 
 
 def _probes(found: Diagnosis) -> list[str]:
-    """How many probes were lost, and the slowest path against the median."""
-    timed = sorted((each for each in found.case.probes if each.latency_s), key=lambda each: each.latency_s or 0.0)
-    if not timed:
+    """How many probes were lost, on how many paths all of them, and the slowest path against the median."""
+    probes = found.case.probes
+    if not probes:
         return []
-    sent, lost = (sum(each.packets + each.lost for each in timed), sum(each.lost for each in timed))
-    middle, last = timed[len(timed) // 2].latency_s or 0.0, timed[-1]
-    times = f"one way {middle * 1e3:.3g} ms (median), at most {(last.latency_s or 0.0) * 1e3:.3g} ms"
-    return [_row("probes", f"{lost:,} of {sent:,} lost over {len(timed)} paths; {times} ({' '.join(last.ports)})")]
+    sent, lost = sum(each.packets + each.lost for each in probes), sum(each.lost for each in probes)
+    said = f"{lost:,} of {sent:,} lost over {many(len(probes), 'path')}"
+    if dead := [each for each in probes if each.lost and not each.packets]:
+        ends = [f"{each.ports[0]} to {each.ports[-1]}" for each in dead]
+        said += f", all of them over {many(len(dead), 'path')} ({some_of(ends)})"
+    timed = sorted((each for each in probes if each.latency_s), key=lambda each: each.latency_s or 0.0)
+    if timed:
+        middle, last = timed[len(timed) // 2].latency_s or 0.0, timed[-1]
+        times = f"one way {middle * 1e3:.3g} ms (median), at most {(last.latency_s or 0.0) * 1e3:.3g} ms"
+        said += f"; {times} ({' '.join(last.ports)})"
+    return [_row("probes", said)]
 
 
 def _evidence(finding: Finding) -> list[str]:
-    rows = [
-        _row("evidence" if at == 0 else "", f"{each.text} ({each.source})") for at, each in enumerate(finding.evidence)
-    ]
+    shown = finding.evidence[: _SHOWN + 1]
+    rows = [_row("evidence" if at == 0 else "", f"{each.text} ({each.source})") for at, each in enumerate(shown)]
+    if more := len(finding.evidence) - len(shown):
+        rows.append(_row("", f"and {more} more, in --format json"))
     if finding.also:
         rows.append(_row("", f"the same evidence fits {some_of(finding.also)}"))
     return rows

@@ -7,6 +7,7 @@ containerlab draws a rendered topology, so it gets one in a temporary directory.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from heddle.base.files import is_dir
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from heddle.base.process import run
 from heddle.base.userfiles import as_caller, give_to_caller
@@ -76,10 +78,12 @@ _ENDINGS: Final = {"--csv": "csv", "--json": "json", "--inspector": "log", "--co
 
 def check_target(path: Path, shown: str, flag: str = "--out") -> None:
     """InputError for a path that cannot be a file: a directory, or a path in a directory that does not exist."""
-    if path.is_dir():
+    with as_caller(path):
+        whole, place = is_dir(path, f"{flag} {shown}"), is_dir(path.parent, f"{flag} {shown}")
+    if whole:
         hint = f"name a file in it, for example {flag} {shown}/zone.{_ENDINGS.get(flag, 'svg')}"
         raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
-    if not path.parent.is_dir():
+    if not place:
         hint = f"run mkdir -p {shlex.quote(str(Path(shown).parent))}, or use another path"
         raise InputError(Problem("", f"{flag} {shown}", "is in a directory that does not exist", hint))
 
@@ -97,16 +101,22 @@ def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> N
         why = f"cannot be written: {error.strerror}"
         raise InputError(Problem("", f"{flag} {shown}", why, "use another file name")) from None
     except OSError as error:
+        if error.errno == errno.ENXIO and path.is_fifo():
+            why, hint = "is a FIFO that no process reads", "start its reader before"
+            raise InputError(Problem("", f"{flag} {shown}", why, hint)) from None
         raise trouble(error, shown) from None
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Write the whole file or none of it. What is no file (a pipe, /dev/stdout) is written to."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-        return
     with as_caller(path):
-        _replace_file(path, content)
+        if not path.exists() or path.is_file():
+            _replace_file(path, content)
+            return
+        # A FIFO without a reader is ENXIO then, and does not block.
+        with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "wb") as file:  # noqa: PTH123
+            os.set_blocking(file.fileno(), True)
+            file.write(content)
 
 
 def _replace_file(path: Path, content: bytes) -> None:

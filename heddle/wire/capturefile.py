@@ -15,6 +15,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, cast
@@ -251,10 +252,6 @@ class _CutError(Exception):
 
 def open_capture(path: Path, shown: str) -> CaptureFile:
     """Open a capture file. shown: as the user wrote it. InputError when it is no capture file."""
-    if path.is_dir():
-        example = next((each.name for each in sorted(path.iterdir()) if ".pcap" in each.name), "")
-        hint = f"name a file in it: --read {Path(shown) / example}" if example else "name a capture file"
-        raise _refused(shown, "is a directory", hint)
     try:
         stream: IO[bytes] = open_regular(path)
         size = os.fstat(stream.fileno()).st_size
@@ -264,6 +261,8 @@ def open_capture(path: Path, shown: str) -> CaptureFile:
         if compressed:
             stream = cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
         magic = stream.read(4)
+    except IsADirectoryError:
+        raise _refused(shown, "is a directory", _inside(path, shown)) from None
     except FileNotFoundError:
         raise _refused(shown, "does not exist", _beside(path, shown)) from None
     except OSError as error:
@@ -285,6 +284,13 @@ def open_capture(path: Path, shown: str) -> CaptureFile:
 
 def _refused(shown: str, why: str, hint: str) -> InputError:
     return InputError(Problem("", f"--read {shown}", why, hint))
+
+
+def _inside(path: Path, shown: str) -> str:
+    example = ""
+    with suppress(OSError):
+        example = min((each.name for each in path.iterdir() if ".pcap" in each.name), default="")
+    return f"name a file in it: --read {Path(shown) / example}" if example else "name a capture file"
 
 
 def _beside(path: Path, shown: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ PAGE: Final = ROOT / "docs/reproduce.md"
 RESULTS: Final = ROOT / "docs/results/sigcomm24.csv"
 BEGIN, END = "<!-- made from docs/results/sigcomm24.csv: tests/golden/reproducedpage.py -->\n", "<!-- end -->\n"
 HEAD: Final = ("check", "published", "both sides; the band", "claimed", "measured", "state", "it fails with")
+PREDICTION: Final = "the prediction"  # `published` of a check that compares live runs with their prediction
+STATES: Final = ("in band", "sign only", "out of band", "not known", "wrong data", "not measured")
 
 Rows = Mapping[tuple[str, str], Mapping[str, str]]
 
@@ -41,7 +44,23 @@ def results() -> dict[tuple[str, str], dict[str, str]]:
 def page(rows: Rows) -> str:
     """The page with a new table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}{table(rows)}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}{table(rows)}\n{counts(rows)}{END}{rest.partition(END)[2]}"
+
+
+def counts(rows: Rows) -> str:
+    """How many claims have each state; comparisons of live runs with their prediction are no claims of the paper."""
+    own, published = Counter[str](), Counter[str]()
+    for each in experiments():
+        for check in each.checks:
+            state = rows.get((each.name, check.name), {}).get("state", "not measured")
+            (own if check.spec.published == PREDICTION else published)[state] += 1
+    shown = published.pop("shown", 0)
+    text = ", ".join(f"{published[state]} {state}" for state in STATES if published[state])
+    agree = ", ".join(f"{own[state]} {state}" for state in STATES if own[state])
+    return (
+        f"{published.total()} claims: {text}. Besides, {shown} values are shown.\n"
+        f"{own.total()} rows compare live runs with their prediction: {agree}.\n"
+    )
 
 
 def table(rows: Rows) -> str:
@@ -61,18 +80,18 @@ def _cells(check: ExperimentCheck, row: Mapping[str, str]) -> Iterator[str]:
     )
     yield " ".join(spec.about.split()) or "-"
     yield claim_text(check)
-    yield _measured(row, spec.unit)
+    yield _measured(row, spec.unit, "" if spec.draws is None else " seeds")
     word = ": ".join(filter(None, [f"**{state}**" if state == "out of band" else state, row.get("not_known", "")]))
     yield f"{word}, UNRELIABLE" if row.get("unreliable") else word
     yield break_text(check)
 
 
-def _measured(row: Mapping[str, str], unit: str) -> str:
-    """`1.231 ± 0.004 x (3)`: mean, half of the 95 % interval, repeats."""
+def _measured(row: Mapping[str, str], unit: str, of: str) -> str:
+    """`1.231 ± 0.004 x (3)`: mean, half of the 95 % interval, repeats or, with `of`, draws."""
     if not row.get("mean"):
         return "-"
     half = f" ± {float(row['half_interval']):.2g}" if float(row["half_interval"] or 0) else ""
-    return f"{number(float(row['mean']))}{half} {unit}".strip() + f" ({row['repeats']})"
+    return f"{number(float(row['mean']))}{half} {unit}".strip() + f" ({row['repeats']}{of})"
 
 
 def _source(experiment: Experiment) -> str:

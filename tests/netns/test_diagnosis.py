@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from heddle.base.events import Silent
+from heddle.checks.validate import validate
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
 from heddle.lab import impairments
+from heddle.lab.facts import FACTS
 from heddle.lab.impairments import Requested
 from heddle.lab.lab import Lab
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
 from tests import incidents
+from tests.machine import until
 from tests.netns.collectives import ran
 from tests.typed import typed
 
@@ -98,11 +104,49 @@ def test_a_lab_without_a_finished_run_is_watched_for_a_second(tiny: Lab) -> None
     assert found.to_json()["run_id"] is None
 
 
-def test_the_verb_prints_the_verdict_first_and_needs_a_run(tiny: Lab) -> None:
+def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tiny: Lab) -> None:
+    """A route of a host is unreachable for a moment: packets are sent again, and the states around the run agree."""
+    history = History.of(tiny)
+    incident = incidents.lost_route(tiny, random.Random(1))
+
+    def cut() -> None:
+        until(history.writing)
+        time.sleep(1.0)
+        with incident.around():
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    ran(tiny, sizes=(1 << 20,), iters=60, qps=4)
+    thread.join()
+    found = of_last(tiny, probes=False)
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
+    assert found.verdict.confidence == "established"
+
+
+def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) -> None:
+    """A host without its address, which no fact shows, beside a link with a wrong MTU."""
+    with ExitStack() as stack:
+        stack.enter_context(incidents.small_mtu(tiny, random.Random(1)).around())
+        stack.enter_context(incidents.without_address(tiny, random.Random(2)).around())
+        named_by = {each.name for each in validate(tiny) if not each.ok}
+        found = of_last(tiny) if History.of(tiny).ids() else diagnose(None, tiny, Silent())
+    assert found.verdict is not None and found.verdict.cause == "wrong-mtu"
+    said = {each.cause for each in found.findings} | {line.source for each in found.findings for line in each.evidence}
+    facts = {FACTS[each.kind].check for each in found.case.facts}
+    assert {name for name in named_by if name not in facts and f"check {name}" not in said} == set()
+    assert "reachability" in named_by
+
+
+def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None:
     for each in History.of(tiny).ids():
         History.of(tiny).remove([each])
-    none = typed("diagnose", f"--lab={tiny.name}")
-    assert (none.returncode, "has no run yet" in none.stderr) == (2, True)
+    with incidents.small_mtu(tiny, random.Random(1)).around():
+        none = typed("diagnose", f"--lab={tiny.name}")
+    assert none.returncode == 0 and " the MTU is 1500, not 4200" in none.stdout.partition("\n")[0]
+    assert "run        : none; the lab was read twice, a second apart" in none.stdout
+    assert typed("diagnose", f"--lab={tiny.name}", "--run=3").returncode == 2
     ran(tiny, sizes=(1 << 14,))
     with incidents.misrouted(tiny, random.Random(3)).around():
         done = typed("diagnose", f"--lab={tiny.name}", "--format=json")

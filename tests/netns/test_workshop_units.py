@@ -56,7 +56,7 @@ def go_through(
     unit = find_unit(unit_id)
     monkeypatch.chdir(cwd)
     started = inv(
-        "lab", "start", unit.number, f"--runtime={runtime}", f"--name={name}", "--fresh", "--yes", cwd=cwd, ends=0
+        "workshop", "start", unit.number, f"--runtime={runtime}", f"--name={name}", "--fresh", "--yes", cwd=cwd, ends=0
     )
     assert (started["lab"], started["runtime"], started["created"]) == (name, runtime, True)
 
@@ -134,7 +134,7 @@ def test_every_unit_from_start_to_stop(
 def test_the_copy_of_a_fabric_file_belongs_to_the_learner(
     name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = ("lab", "start", "03", f"--name={name}")
+    start = ("workshop", "start", "03", f"--name={name}")
     copy = tmp_path / "qp-scaling.yml"
     copy.write_text("# mine\n" + (find_unit("03").folder / "fabric.yml").read_text())
     before = copy.read_text()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -10,9 +13,13 @@ import pytest
 from heddle.experiments.figures import LinkShare, OwnFigures, of_links
 from heddle.experiments.folders import Folder, FolderResult, load_folder
 from heddle.experiments.measures.convergence import shares
-from heddle.experiments.measures.soak import steepest
+from heddle.experiments.measures.soak import figures_of, steepest
 from heddle.experiments.outcome import ExperimentResult, Repeat
+from heddle.runs.parts.ideal import IdealSize, IdealUse
 from heddle.views.benchmarkreport import PARTS, benchmark_report
+from tests.unit.run_samples import USE, having, result
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +41,30 @@ def test_every_experiment_cites_a_section_of_the_draft_and_answers_where_it_asks
         "01 loss": "is 0", "01 loss_one_way": "is 0", "03 marks_below": "is 0", "03 marked_above": "",
         "03 ramp": "above 0", "04 storms": "is 0", "04 loss": "is 0", "06 storms_in_cycle": "above 0",
         "06 storms_of_host": "above 0", "07 even": "above 0", "08 even": "above 0", "10 jfi_spray": "",
-        "10 jfi_unordered": "", "10 mmr_spray": "", "10 mmr_unordered": "", "21 impact": "above 1",
+        "10 jfi_unordered": "", "10 mmr_spray": "", "10 mmr_unordered": "", "21 impact": "above 2",
     }  # fmt: skip
     assert "The DUT is an emulation" in bmwg.spec.statement and "revision" in bmwg.spec.source
+
+
+def test_the_page_has_the_values_of_the_kept_tables_and_the_tables_those_of_the_files(bmwg: Folder) -> None:
+    page = (ROOT / "docs/bmwg.md").read_text()
+    with (ROOT / "docs/results/bmwg.csv").open() as file:
+        rows = {(row["experiment"], row["check"]): row for row in csv.DictReader(file)}
+    kept = bmwg.only(["10", "21"]).experiments
+    assert list(rows) == [(each.name, check.name) for each in kept for check in each.checks]
+    for each in kept:
+        for check in each.checks:
+            bounds, row = check.spec.bounds, rows[each.name, check.name]
+            low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
+            assert [row["low"], row["high"]] == ["" if edge is None else str(edge) for edge in (low, high)]
+    jfi, mmr = (
+        [float(rows["10-spray", f"{of}_{run}"]["mean"]) for run in ("spray", "unordered")] for of in ("jfi", "mmr")
+    )
+    assert f"JFI {jfi[0]:.3f} with RC, {jfi[1]:.3f} with SRD; MMR {mmr[0]:.2f} and {mmr[1]:.2f}" in page
+    assert f"{mmr[1]:.2f} and {mmr[0]:.2f}, crosses the edge: not known" in page
+    impact = rows["21-failover", "impact"]
+    mean, half = float(impact["mean"]), float(impact["half_interval"])
+    assert f"{mean - half:.0f} to {mean + half:.0f} times" in page
 
 
 def test_an_incast_of_every_size_counts_and_every_collective_is_checked(bmwg: Folder) -> None:
@@ -96,6 +124,19 @@ def test_convergence_is_the_time_until_rates_are_fair_and_all_of_it_when_they_ne
     assert found["fair_s"] == found["near_s"] == pytest.approx(1.0) and found["near_reached"] == found["jfi_end"] == 1
     never = shares(times, np.array([np.full(401, 40.0), np.full(401, 4.0)]))
     assert never["fair_s"] == never["near_s"] == never["observed_s"] == 4.0 and never["near_share"] == 0
+
+
+def test_what_one_run_of_a_soak_does_not_know_is_not_known_of_the_whole() -> None:
+    seen = [(0.0, {1: 5_000_000, 2: 7_000_000}), (10.0, {1: 5_000_000})]
+    good = having(result(), ideal=IdealUse((IdealSize(1, 15.0, 10.0, 1.5),)), queues=USE, machine=None)
+    known = figures_of([good, good], seen)
+    assert known == {"jct": 1.5, "jct_sd": 0, "lost": 4, "storms": 0, "runs": 2, "slope": known["slope"], "ended": 1}
+    assert known["slope"] == pytest.approx(0, abs=1e-9)
+    without_counters, without_ideal = having(good, queues=None), having(good, ideal=None)
+    assert without_counters.lost is None
+    assert set(known) - set(figures_of([good, without_counters], seen)) == {"lost", "storms"}
+    assert set(known) - set(figures_of([without_ideal, good], seen)) == {"jct", "jct_sd"}
+    assert "slope" not in figures_of([good], [(0.0, {1: 1}), (10.0, {2: 1})])  # no process was there all the time
 
 
 def test_the_slope_of_memory_is_that_of_the_process_that_grows_most() -> None:

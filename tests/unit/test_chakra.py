@@ -186,10 +186,10 @@ class TestChakra:
     @pytest.mark.parametrize(
         ("limit", "most", "says"),
         [
-            ("chakrafile.MOST_NODES", 9, "has more than 9 nodes"),
+            ("chakra.MOST_NODES", 9, "has more than 9 nodes"),
             ("chakra._MOST_DEPS", 9, "has more than 9 dependencies"),
             ("graph.MOST_PARTS", 9, "has more than 9 operations that send or compute"),
-            ("protobuf.MOST_MESSAGE", 9, "ends or is damaged at byte 8 of 578"),
+            ("chakra.MOST_MESSAGE", 9, "ends or is damaged at byte 8 of 578"),
         ],
     )
     def test_large_files_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ def test_text_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
         "node-1.lab: ", "[0] ", "[default0]:", "launcher-1  | ",  # pdsh, hydra, torchrun, docker compose
         "Mar  4 05:06:07 ", "Mar 04 05:06:07 node1 srun[123]: ", "05:06:07 ",  # ts, journalctl
         "    ", "\t", "\x1b[32m", "\x1b[0;1m  ",
+        "Thu Nov 28 10:00:00 2026[1,0]<stdout>:", "nccl-launcher-x7 main ",  # mpirun --timestamp-output, stern
+        "2026-11-28T10:00:00.0Z stdout F ", "2026-11-28T10:00:00+0000 n1 run.sh[12]: ",  # CRI, journalctl -o short-iso
+        "1772600767.123 ", "     7\t", "INFO:root:", "bench\trun\t2026-03-04T05:06:07.1Z ",  # ts %.s, cat -n, a logger
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x1b[0m\n"])
@@ -78,6 +82,35 @@ def test_lines_may_have_what_other_programs_write_before_them(tmp_path: Path, be
     assert (found.busbw, found.ranks, found.collective) == (CURVE, 2, "all-gather")
     cut = "".join(f"{before}{line}{end}" for line in TEXT[: TEXT.index("3 2.18 0")].splitlines())
     assert said_of(tmp_path, cut).startswith("out.txt:8  the row has 6 columns")
+
+
+@pytest.mark.parametrize("key", ["log", "message"])
+def test_lines_of_a_logger_that_writes_json_are_read(tmp_path: Path, key: str) -> None:
+    lines = [json.dumps({key: f"{line}\n", "stream": "stdout", "time": "2026"}) for line in TEXT.splitlines()]
+    found = read(tmp_path, "\n".join(lines))
+    assert (found.busbw, found.ranks, found.collective) == (CURVE, 2, "all-gather")
+
+
+def test_words_of_another_program_are_no_row_and_a_rank_counts_once(tmp_path: Path) -> None:
+    others = "\n".join(["12 GPUs on 2 nodes", "step 65536 8192 done", "10:00 1 2 3 4 5 6 7 8 9 10 11 12 13 14"])
+    found = read(tmp_path, "".join(f"1: {line}\n0: {line}\n" for line in f"{others}\n{TEXT}".splitlines()))
+    assert (found.busbw, found.ranks) == (CURVE, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a] " * (1 << 20), "has no table of nccl-tests"),
+        (f"{NAMES}\n" + "1 1 x x x x x x " * (1 << 18), "the row has no number for size or busbw"),
+        (f"{NAMES}\n" + "[a] " * (1 << 20) + ROWS[0], "has no measured size"),
+        (f"{NAMES}\n" + f"{ROWS[0]}\n" * (1 << 20), "has more than 1048576 lines"),
+        ('{"version":3,"results":[' + "[]," * (1 << 20) + "1]}", "has more than 2097152 values"),
+    ],
+)
+def test_a_file_that_is_made_to_take_time_or_memory_is_refused_soon(tmp_path: Path, text: str, said: str) -> None:
+    before = time.process_time()
+    assert said in said_of(tmp_path, text)
+    assert time.process_time() - before < 20  # with the square of the length it would be hours
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import Problem
+from heddle.checks.validate import CHECKS, CheckResult
+from heddle.engineering.diagnosis import diagnosis
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
+from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, NEXT_HOPS
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
@@ -23,11 +27,14 @@ from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.runs.stations import PortWait
+from heddle.runs.stored import Stored, StoredRun
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
+from heddle.switch.queues.portqueues import PortQueue
 from heddle.switch.queues.queuestate import Tally
 from heddle.views.diagnosistext import diagnosis_text
 from tests.unit import run_samples as samples
+from tests.unit import test_paths_report as made
 from tests.unit.kept_runs import keep, series
 from tests.unit.run_samples import FABRIC
 
@@ -45,7 +52,7 @@ def switch(name: str, **found: object) -> NodeSnapshot:
     }
     usual = NodeSnapshot(
         name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(FABRIC, node), down={}, sessions={},
-        drained=False, silent=(), carrier_changes={}, shapers={},
+        drained=False, silent=(), carrier_changes=dict.fromkeys((port.name for port in node.ports), 0), shapers={},
     )  # fmt: skip
     return replace(usual, **found)  # type: ignore[arg-type]
 
@@ -53,11 +60,17 @@ def switch(name: str, **found: object) -> NodeSnapshot:
 def diagnosed(
     *changed: NodeSnapshot, traffic: tuple[TrafficSeen, ...] = (), stopped: tuple[str, ...] = (),
     settings: Mapping[str, Mapping[str, int]] | None = None, facts: tuple[Fact, ...] = (),
+    failing: Mapping[str, str] | None = None, run: StoredRun | None = None, skipped: tuple[str, ...] = (),
 ) -> Diagnosis:  # fmt: skip
+    """failing: check -> its detail; the others pass. skipped: those that do not apply to the lab."""
+    checks = (
+        CheckResult(name, name not in (failing or {}), (failing or {}).get(name, f"9 {name} read"), name in skipped)
+        for name in CHECKS
+    )
     nodes = {node.name: switch(node.name) for node in FABRIC.switches} | {each.node: each for each in changed}
     now = Snapshot("tiny", ALL, nodes, 0)
     live = LiveState(now, stopped, settings or {}, facts)
-    return judged(Case(FABRIC, None, None, live, traffic, probed=bool(traffic)))
+    return judged(Case(FABRIC, run, None, live, traffic, probed=bool(traffic), checks=tuple(checks)))
 
 
 def named(found: Diagnosis) -> tuple[str, str, str]:
@@ -72,7 +85,7 @@ def test_a_fabric_as_configured_has_no_cause_and_everything_is_ruled_out() -> No
     assert found.to_json()["root_causes"] == []
     assert {"link-down", "bgp-session-down", "misrouting", "wrong-seed", "link-lossy"} <= set(found.ruled_out)
     assert {*found.ruled_out, *found.not_checked} == set(CAUSES)
-    assert diagnosis_text(found).startswith("No cause is established: no fault was found, and no probe was lost.\n")
+    assert diagnosis_text(found).startswith("No cause is established: no fault was found.\n")
 
 
 def fact(kind: str, where: str, why: str = "is wrong") -> Fact:
@@ -112,10 +125,120 @@ def test_a_fact_that_no_function_reports_is_a_finding(kind: str) -> None:
     assert FACTS[kind].causes[0] not in found.ruled_out
 
 
+def test_of_two_facts_the_one_that_explains_the_other_is_the_verdict() -> None:
+    kinds = [*FACTS]
+    for first, second in itertools.pairwise(kinds):
+        found = diagnosed(facts=(fact(second, "rtsw1"), fact(first, "rtsw1:eth1")))
+        assert named(found)[:2] == (FACTS[first].causes[0], "rtsw1:eth1"), (first, second)
+        assert {each.fact for each in found.findings} == {first, second}
+
+
+def test_a_new_fact_needs_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"mtu": FACTS["mtu"], "gate": replace(FACTS["mtu"], causes=("wrong-gate",)), "mac": FACTS["mac"]}
+    monkeypatch.setattr(diagnosis, "FACTS", more)
+    causes = dict(diagnosis._ordered())
+    assert [name for name in causes if name.startswith("wrong-")][:3] == ["wrong-mtu", "wrong-gate", "wrong-neighbour"]
+    assert (causes["wrong-gate"].words, causes["wrong-gate"].judge) == ("wrong gate", None)
+    assert causes.keys() - {"wrong-gate"} <= CAUSES.keys()
+
+
+def with_facts(place: Path, *before: Fact) -> StoredRun:
+    """A run that has read these facts before its first packet, and none after it."""
+    record = samples.record()
+    assert record.outcome is not None
+    state = FabricState(FabricReading(facts=before), FabricReading())
+    return keep(place, record=replace(record, outcome=replace(record.outcome, fabric_state=state)))
+
+
+def test_what_was_repaired_since_the_run_comes_after_what_is_wrong_now_and_says_so(tmp_path: Path) -> None:
+    session, mtu = fact("session", "rtsw1:eth1", "is not established"), fact("mtu", "rtsw1:eth1")
+    old = with_facts(tmp_path, session, fact("neighbour", "rtsw1:eth2"))
+    found = diagnosed(run=old, facts=(fact("neighbour", "rtsw1:eth2", "is wrong otherwise"), mtu))
+    assert [(each.cause, each.over) for each in found.findings][:3] == [
+        ("wrong-mtu", False), ("wrong-neighbour", False), ("bgp-session-down", True),
+    ]  # fmt: skip
+    assert found.findings[2].what == "rtsw1:eth1 the thing is not established (state before the run), and is not so now"
+    assert [line.source for line in found.findings[1].evidence] == ["state now", "state before the run"]
+    assert named(judged(Case(FABRIC, old, None, None, ())))[0] == "wrong-neighbour"
+
+
+def test_what_a_check_fails_on_is_named_also_beside_an_established_fault() -> None:
+    lost = "host1:eth1 to host2:eth1: no 4200-byte packet arrives; and 5 more"
+    found = diagnosed(facts=(fact("mtu", "ctsw2:eth2"),), failing={"reachability": lost, "mtu": "ctsw2:eth2 the MTU"})
+    assert [(each.cause, each.object) for each in found.findings] == [
+        ("wrong-mtu", "ctsw2:eth2"), ("failed-check", "host1:eth1"),
+    ]  # fmt: skip
+    text = diagnosis_text(found)
+    said = "the check reachability fails: host1:eth1 to host2:eth1: no 4200-byte packet arrives (likely)"
+    assert f"also       : {said}" in text
+    assert [each["fault_type"] for each in found.to_json()["root_causes"]] == ["link_mtu_mismatch"]
+    alone = diagnosed(failing={"reachability": lost})
+    assert named(alone) == ("failed-check", "host1:eth1", "likely")
+    assert [each["fault_type"] for each in alone.to_json()["root_causes"]] == ["failed_check"]
+    for name in CHECKS:
+        assert f"the check {name} fails" in diagnosis_text(diagnosed(failing={name: "why"})), name
+
+
+@pytest.mark.parametrize("kind", FACTS)
+def test_a_cause_is_ruled_out_by_what_its_check_has_read_and_only_if_it_passes(kind: str) -> None:
+    cause, check = FACTS[kind].causes[0], FACTS[kind].check
+    if CAUSES[cause].judge is None:
+        assert f"9 {check} read" in diagnosed().ruled_out[cause]
+        assert diagnosed(failing={check: "why"}).not_checked[cause] == f"the check {check} fails"
+        assert diagnosed(skipped=(check,)).not_checked[cause] == f"9 {check} read"
+
+
+def test_a_link_without_a_carrier_or_port_is_not_among_those_that_have_one() -> None:
+    assert diagnosed().ruled_out["link-down"] == f"{len(FABRIC.links)} links have a carrier"
+    down = switch("rtsw1", down={"eth1": True})
+    removed = switch("rtsw1", carrier_changes={"eth2": 0, "eth3": 0, "eth4": 0})
+    for node in (down, removed):  # an imported topology does not say that it should be up, so no fact does
+        found = diagnosed(node)
+        assert "link-down" not in found.ruled_out
+        assert found.not_checked["link-down"] == "ctsw1:eth1 had no carrier at one reading"
+
+
+def test_a_fact_at_the_other_end_of_a_slow_link_is_a_finding_of_its_own() -> None:
+    def shaped(*refs: str) -> list[NodeSnapshot]:
+        rows: dict[str, dict[str, PortQueue]] = {}
+        for node, _, port in (ref.partition(":") for ref in refs):
+            rows.setdefault(node, {})[port] = PortQueue(port, 2_500_000, 2_500_000, 0, {})
+        return [switch(name, shapers=ports) for name, ports in rows.items()]
+
+    facts = (
+        fact("port", "ctsw1:eth1", "is not Heddle's, but pfifo"),
+        fact("port", "rtsw1:eth1", "is shaped to 20mbit"),
+    )
+    found = diagnosed(*shaped("rtsw1:eth1"), facts=facts)
+    assert {(each.cause, each.object) for each in found.findings} == {
+        ("slow-link", "rtsw1:eth1"), ("wrong-queues", "ctsw1:eth1"),
+    }  # fmt: skip
+    both = diagnosed(*shaped("rtsw1:eth1", "ctsw1:eth1"), facts=facts)
+    (only,) = both.findings
+    assert only.cause == "slow-link"
+    assert {each.text for each in only.evidence} > {each.text.replace("  ", " ") for each in facts}
+
+
+def test_the_first_of_each_kind_is_shown_before_more_of_one() -> None:
+    learned = [fact("path-mtu", f"host{at}") for at in range(1, 5)]
+    others = [
+        fact("neighbour", "rtsw1:eth3"),
+        fact("port", "rtsw2:eth1"),
+        fact("sysctl", "ctsw1"),
+        fact("mtu", "rtsw1:eth1"),
+    ]
+    more = [fact("hashing", "ctsw1"), fact("drained", "ctsw2")]
+    text = diagnosis_text(diagnosed(facts=(*learned, *others, *more)))
+    for each in (*others, *more, learned[0]):
+        assert f"{each.problem.where} the thing is wrong (established)" in text
+    assert "and 3 more, in --format json" in text
+
+
 def test_a_missing_next_hop_leaves_misrouting_open() -> None:
-    found = diagnosed(facts=(fact(NEXT_HOPS, "rtsw1", "has no next hop eth2"),))
+    facts = (fact(NEXT_HOPS, "rtsw1", "has no next hop eth2"),)
+    found = diagnosed(facts=facts, failing={FACTS[NEXT_HOPS].check: facts[0].text})
     assert named(found) == ("missing-next-hop", "rtsw1", "established")
-    assert found.not_checked["misrouting"] == "next hops are missing"
+    assert found.not_checked["misrouting"] == "the check routes fails"
 
 
 def test_facts_of_one_place_and_cause_are_lines_of_one_finding() -> None:
@@ -167,6 +290,41 @@ def test_a_port_whose_packets_do_not_arrive_loses_them_and_thresholds_come_after
     text = diagnosis_text(found)
     assert text.startswith("rtsw1:eth1 loses packets on its link (established).\n")
     assert "5 of 400 packets that rtsw1:eth1 sent did not reach ctsw1:eth1 (1.25%) (probes)" in text
+
+
+def test_probes_of_dead_paths_count_as_lost_and_name_the_node_that_all_of_them_have() -> None:
+    ways = [("rtsw1:eth1", "ctsw1:eth2"), ("rtsw1:eth2", "ctsw2:eth2")]
+    flows = [
+        FlowSeen(host, (f"{host}:eth1", *way, "rtsw2:eth3"), 256 - lost, 0, lost, None if lost else 1e-3)
+        for host in ("host1", "host2")
+        for way, lost in zip(ways, (0, 256), strict=True)
+    ]
+    beside = FlowSeen("beside", ("host2:eth1", "rtsw1:eth3"), 256, 0, 0, 1e-3)
+    found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, (*flows, beside)),))
+    assert named(found) == ("black-hole", "ctsw2", "established")
+    assert "512 of 1,280 lost over 5 paths, all of them over 2 paths (host1:eth1 to rtsw2:eth3" in diagnosis_text(found)
+    lossy = TrafficSeen(OF_PROBES, {"rtsw1:eth2": {3: Tally(offered=512, lost=512)}}, (*flows, beside))
+    assert {each.cause for each in diagnosed(traffic=(lossy,)).findings} == {"link-lossy"}
+    some = tuple(replace(each, packets=250, lost=6) for each in flows)
+    text = diagnosis_text(diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, some),)))
+    assert text.startswith("No cause is established: no fault was found, and 24 probes were lost.\n")
+
+
+def test_paths_of_a_run_that_are_not_proven_are_a_fault_of_the_switch_that_did_not_forward(tmp_path: Path) -> None:
+    def of_counts(*counts: int, lost: int = 0) -> Diagnosis:
+        run = keep(tmp_path / f"{counts}{lost}")
+        proof = made.judge(made.SENT, made.evidence(made.SENT, counts))
+        run.__dict__["proof"] = Stored(proof)
+        traffic = TrafficSeen(OF_RUN, {"host1:eth1": {3: Tally(offered=10, lost=lost)}})
+        return judged(Case(FABRIC, run, None, None, (traffic,)))
+
+    found = of_counts(8, 8, 8)
+    assert named(found) == ("unproven-paths", "rtsw1", "established")
+    assert found.fault and "rtsw1 did not forward 2 packets that it received" in diagnosis_text(found)
+    assert "10 packets were sent, the first hop counted 8 (proof of the run)" in diagnosis_text(found)
+    assert "did not forward" not in diagnosis_text(of_counts(8, 8, 8, lost=2))
+    assert named(of_counts(10, 10, 8))[:2] == ("unproven-paths", FABRIC.name)
+    assert of_counts(10, 10, 10).ruled_out["unproven-paths"] == "prediction, oracle and counters agree on 1 QPs"
 
 
 def test_packets_that_this_machine_dropped_are_no_loss_of_a_link() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -123,6 +123,9 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
         ("offline: true", "offline: true\n    mode: ecmp", "x.yml:8  runs.sweep.mode: ecmp is not a hashing mode"),
         (SIGN, ", hihg: 1}", "x.yml:9  checks.better.hihg is not a key\n         hint: did you mean high?"),
         ("worst: max(mmr(sweep))", "worst: {value: mmr(sweep, qps=1)}", "checks.worst.value: mmr(sweep ends at a"),
+        (SIGN, ", sign: below 1, draws: routing.ecmp}", "x.yml:9  checks.better.draws: routing.ecmp is not one list"),
+        ("max(mmr(sweep))", "{value: mmr(sweep), draws: routing.ecmp}", "x.yml:10  checks.worst.draws: routing"),
+        ("max(mmr(sweep))", "{value: max(mmr(sweep)), draws: seed}", "and use mean(x) or deviation(x)"),
         ("tiny", "tinny", "x.yml:2  tinny is neither a preset nor a file"),
     ],
 )  # fmt: skip
@@ -139,6 +142,7 @@ def test_every_error_has_its_line_and_a_reason(tmp_path: Path, old: str, new: st
         ("-abs(difference(busbw(a), 3))", -2.0),
         ("max(busbw(a), 7) * 2", 14.0),
         ("spread(busbw(grid))", 3.0),
+        ("deviation(busbw(grid)) / deviation(busbw(grid))", 1.0),
         ("busbw(grid, n=4) + min(busbw(grid))", 5.0),
     ],
 )
@@ -307,6 +311,53 @@ def test_a_sign_holds_or_not_and_exact_values_do_not_vary(tmp_path: Path) -> Non
     assert judged(exact, 1.5, 1.5) == ("in band", "", False)
     assert judged(exact, 1.5) == ("not known", "too few repeats", True)  # nothing to compare it with
     assert judged(exact, 1.5, 1.6) == judged(exact, 2.5, 2.5) == ("out of band", "", True)
+
+
+DRAWS = """\
+title: Draws of a hash
+fabric: {use: tiny, set: {hosts_per_rack: 4}}
+runs:
+  few:
+    offline: true
+    set: {routing.ecmp: flow, routing.seed: &seeds [1, 2, 3, 4, 5, 6]}
+    run: &ring {collective: all-reduce, size: 1M, placement: cyclic}
+  many: {offline: true, set: {ctsw: 8, routing.ecmp: flow, routing.seed: *seeds}, run: *ring}
+  te: {offline: true, mode: te, run: *ring}
+checks:
+  mean: {value: mean(completion(few)), draws: routing.seed}
+  ratio: {value: mean(completion(few)) / mean(completion(many)), draws: routing.seed, low: 1, high: 1.01}
+  one: {value: mean(completion(few)) / mean(completion(many)), sign: above 1}
+  same: {value: deviation(completion(few)) / deviation(completion(few)), draws: routing.seed, sign: is 1}
+  constant: {value: mean(completion(few)) / completion(te), draws: routing.seed}
+"""
+
+
+def test_a_claim_on_a_mean_over_draws_rests_on_the_interval_over_them(tmp_path: Path) -> None:
+    result = Running(loaded(tmp_path, DRAWS), Silent()).run()
+    rows = {row.name: row for row in result.rows}
+    samples = {name: row.sample for name, row in rows.items() if row.sample is not None}
+    few, many = (
+        [each.figures.value("completion", {}) for each in result.done if each.variant.run == run and each.figures]
+        for run in ("few", "many")
+    )
+    assert samples["mean"].values == pytest.approx(few)  # of a mean, pseudo-values are the values
+    assert samples["constant"].values == pytest.approx(few)  # TE has no draws; here it is the shortest possible time
+    whole = sum(few) / sum(many)
+    without = [(sum(few) - a) / (sum(many) - b) for a, b in zip(few, many, strict=True)]
+    assert samples["ratio"].values == pytest.approx([6 * whole - 5 * each for each in without])
+    assert samples["ratio"].half and rows["ratio"].state == "out of band"
+    near = loaded(
+        tmp_path, DRAWS.replace("high: 1.01", f"high: {samples['ratio'].mean + samples['ratio'].half / 2:.4f}")
+    )
+    (row,) = (row for row in ExperimentResult(near, result.done).rows if row.name == "ratio")
+    assert (row.state, row.cause) == ("not known", "too few repeats") and "crosses the edge" in row.why[0]
+    assert rows["one"].state == "sign only" and samples["one"].half is None  # without draws nothing is said of them
+    assert samples["same"].values == pytest.approx([1.0] * 6)
+    assert ",6,1.0,1.01," in result.checks_csv()
+    two = ExperimentResult(loaded(tmp_path, DRAWS.replace(", 3, 4, 5, 6]", "]")), result.done)
+    assert {row.name: row.why for row in two.rows}["ratio"] == ("2 repeats; a verdict on a value that varies needs 3",)
+    live = DRAWS.replace("offline: true, mode: te, run", "te: true, run")
+    assert "x.yml:16  checks.constant.draws" in said(tmp_path, live)  # repeats of a live run are no draws
 
 
 def test_runs_that_are_made_less_often_keep_their_last_value(tmp_path: Path) -> None:
@@ -483,6 +534,57 @@ def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_la
         results = [Running(found, Silent()).run() for found in broken]
         left = unbroken(each, results)
         assert not [check.name for found in broken for check in found.checks if check.name in left], (each.name, left)
+
+
+RAMP: Final = {"queues.ecn.kmin", "queues.ecn.kmax"}  # both ends of one ramp
+TOGETHER: Final = {
+    "ecn-threshold: earlier": "above kmax all packets are marked, also with pmax 0",
+    "ecn-threshold: lossless": "a lossy queue drops nothing until its buffer is full",
+    "12-incast: lossless": "without PFC nothing is dropped until a buffer is full",
+    "04-pfc-incast: loss": "a lossy queue drops nothing until its buffer is full",
+}
+
+
+def things(by: BreakSpec) -> set[tuple[str, str]]:
+    """The changed keys with their values. The same change of several runs is one."""
+    groups = [*by.runs.values(), *([{"set": by.set}] if by.set else [])]
+    return {(key, str(value)) for group in groups for key, value in leaves(group)}
+
+
+def leaves(group: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in group.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def test_what_breaks_a_shipped_claim_is_one_change() -> None:
+    """An exchange of two runs has one key with two values: it shows the order of a comparison, and not a cause."""
+    shipped = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
+    shipped += [each for name in folders_shipped() for each in load_folder(name).experiments]
+    several = {}
+    for each in shipped:
+        for check in each.checks:
+            found = set() if check.spec.broken_by is None else things(check.spec.broken_by)
+            if len(found) > 1 and not ({key for key, _ in found} == RAMP and len(found) == 2):
+                several[f"{each.name}: {check.name}"] = sorted(found)
+    assert set(several) == set(TOGETHER), several
+    exchanged = BreakSpec(runs={"a": {"run": {"recovery": "x"}}, "b": {"run": {"recovery": "y"}}})
+    both = BreakSpec(runs={"a": {"run": {"fault": []}}, "b": {"run": {"fault": []}}})
+    assert (len(things(exchanged)), len(things(both))) == (2, 1)
+    assert len(things(BreakSpec(runs={"a": {"hashing": "flow", "run": {"sport": "fixed"}}}))) == 2
+
+
+def test_a_shipped_value_over_hash_seeds_has_an_interval_over_them() -> None:
+    shipped = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
+    shipped += [each for name in folders_shipped() for each in load_folder(name).experiments]
+    seeded = {
+        f"{each.name}: {check.name}": check.spec.draws
+        for each in shipped for check in each.checks
+        if any("routing.seed" in each.axes_of(call) for call in check.expression.calls)
+    }  # fmt: skip
+    assert len(seeded) > 10 and set(seeded.values()) == {"routing.seed"}, seeded
 
 
 def test_only_changes_that_switches_make_keep_the_icrc_right(tmp_path: Path) -> None:

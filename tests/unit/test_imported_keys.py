@@ -14,7 +14,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.lab.imported import frr, imported
 from heddle.lab.imported.copy import copy_data
-from heddle.lab.imported.grammar import main_process
+from heddle.lab.imported.grammar import main_process, with_sh
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
 from heddle.render.dialects import RenderOptions
@@ -123,6 +123,20 @@ def test_a_namespace_runs_of_a_containers_command_what_is_not_waiting_and_not_th
     command: str, runs: str
 ) -> None:
     assert main_process(command) == runs
+
+
+@pytest.mark.parametrize(
+    ("command", "runs"),
+    [
+        ("ash -c 'date > /x'", "sh -c 'date > /x'"),
+        ("/bin/ash /start.sh", "sh /start.sh"),
+        ("/bin/busybox sh -c date", "sh -c date"),
+        ("busybox httpd -p 80", "busybox httpd -p 80"),
+        ("ashes -c x", "ashes -c x"),
+    ],
+)
+def test_the_shell_of_alpine_is_sh_in_a_namespace(command: str, runs: str) -> None:
+    assert with_sh(command) == runs
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from heddle.base.events import Silent
 from heddle.experiments.folders import load_folder
 from heddle.experiments.loading import Experiment
 from heddle.experiments.running import Running
+from tests.golden.reproducedpage import PREDICTION
 
 FILES: Final = load_folder("sigcomm24").experiments
 FITTED: Final = "19-posting"  # a model that was fitted to the published values claims nothing
 # State of each check that needs no lab, and why it is not another one: docs/reproduce.md.
 OFFLINE: Final = {
     "01-random-flows": {"mmr": "in band"},
-    "04-queue-pairs": {"gain": "in band"},
-    "06-uplinks": {"spread": "sign only", "te": "in band", "two_down": "in band"},
+    "04-queue-pairs": {"faster": "sign only", "gain": "out of band"},
+    "06-uplinks": {"faster": "sign only", "spread": "sign only", "te": "in band", "two_down": "in band"},
     "08-te": {"te_spread": "in band", "e_ecmp_spread": "in band", "gain": "out of band"},
-    "09-te-failure": {"shared_port": "sign only"},
+    "09-te-failure": {"beaten": "sign only"},
     "18-icrc": {"ttl_and_ecn": "sign only", "sport": "sign only"},
 }
 
@@ -59,6 +60,17 @@ def test_no_check_has_a_grid_so_that_all_tables_have_the_same_columns(each: Expe
 def test_live_claims_have_three_repeats(each: Experiment) -> None:
     live = [variant for variant in each.variants if variant.live and each.name != FITTED]
     assert all(variant.repeats >= 3 for variant in live)
+
+
+def test_live_runs_of_one_hash_draw_claim_only_that_they_agree_with_their_prediction() -> None:
+    """Claims on the network's hash need draws, and live runs here have one seed."""
+    drawn = {"04-queue-pairs", "06-uplinks", "08-te", "09-te-failure"}
+    for each in [each for each in FILES if each.name in drawn]:
+        live = {variant.run for variant in each.variants if variant.live}
+        for check in each.checks:
+            runs = {call.run for call in check.expression.calls}
+            if runs & live and check.spec.bounds is not None:
+                assert check.spec.published == PREDICTION and runs - live, check.name
 
 
 @pytest.mark.parametrize("name", OFFLINE)

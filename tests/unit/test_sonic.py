@@ -189,6 +189,8 @@ def test_a_profile_of_the_dynamic_model_with_a_threshold_of_its_own_has_priority
         ({"size": "192512", "xon": "38912", "xoff": "153600"}, 38_912),  # size = xon + xoff
         ({"size": "192512", "xoff": "153600", "xon_offset": "9000"}, 38_912),
         ({"size": "38912", "xon": "38912", "xoff": "153600"}, 38_912),  # with shared headroom
+        ({"size": "38912", "xon": "38912", "xoff": "20000"}, 38_912),
+        ({"size": "56368", "xon": "18432", "xoff": "55120"}, 1248),
         ({"size": "1248", "xon": "0", "xoff": "40000"}, 1248),
     ],
 )

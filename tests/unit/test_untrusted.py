@@ -95,6 +95,9 @@ ARCHIVES: Final[Mapping[str, Callable[[], str]]] = {
     **{name: lambda name=name: archive((name, b"x")) for name in (  # type: ignore[misc]
         "..", "../x", "a/../../x", "/etc/x", ".", ".git/hooks/x", "a/.ssh/x", "a//b", "a\nb", "\x1b[2J")},
     "twice": lambda: archive(("a", b"1"), ("a", b"2")),
+    "a file that is a directory, too": lambda: archive(("b", b"1"), ("a/b", b"1"), ("a", b"2")),
+    "a directory that is a file, too": lambda: archive(("a", b"1"), ("a-b", b"1"), ("a/b/c", b"2")),
+    "a path that is too long": lambda: archive(("/".join("a" * 2000), b"1")),
     "a link": lambda: archive(("a", b""), type=tarfile.SYMTYPE, linkname="/etc"),
     "a hard link": lambda: archive(("a", b""), type=tarfile.LNKTYPE, linkname="/etc/passwd"),
     "a device": lambda: archive(("a", b""), type=tarfile.CHRTYPE),
@@ -268,6 +271,26 @@ def test_a_lying_pod_changes_and_removes_nothing_of_the_user(kind: str, loaded: 
     sweep, fabric, _ = answered(loaded, [("repeated", SentRepeat(0, 1, None, "x", (ARCHIVES[kind](),)))])
     assert fabric.done and all(each.why for each in sweep.done) and files(mine) == before
     assert "is given up" in sweep.done[0].why and fabric.pod is None
+
+
+def test_half_a_character_in_the_reason_of_a_pod_can_be_written_to_a_file(loaded: Experiment, mine: Path) -> None:
+    sweep, _, _ = answered(loaded, [("repeated", SentRepeat(0, 1, None, "\ud800x"))])
+    assert sweep.done[0].why == "?x"
+
+
+def test_an_experiment_that_names_a_hidden_file_asks_no_cluster(loaded: Experiment) -> None:
+    named = FILE.replace("{collective: all-reduce, size: 4K}", "{trace: .ssh/id.et}")
+    Path(loaded.file).write_text(named)
+    with pytest.raises(InputError, match="names hidden files"):
+        Sweep(loaded, Silent(), typed=loaded.file).run()
+
+
+def test_nothing_is_left_of_a_stored_run_that_cannot_be_written(loaded: Experiment, mine: Path) -> None:
+    (mine / "runs").rename(mine / "kept")
+    (mine / "runs").write_text("a file")
+    before, run = files(mine), archive(("run.json", b"{}"))
+    sweep, _, _ = answered(loaded, [("repeated", SentRepeat(0, 1, None, "", (run,)))])
+    assert files(mine) == before and "runs cannot be used" in sweep.done[0].why
 
 
 def test_a_lying_pod_cannot_choose_a_directory_and_a_lost_one_takes_only_its_own(
@@ -546,6 +569,45 @@ def test_an_experiment_of_someone_else_sends_no_file_beyond_its_folder(
     else:
         assert {str(Path(each).expanduser().resolve()) for each in sent} & secrets == set()
         assert run == "{workload: FILE.csv}" and sent == ["dl/e.yml"]  # as load_experiment: not beside the file
+
+
+@pytest.mark.parametrize("name", [".ssh/id", "sub/.hidden.et", "link"])
+def test_a_hidden_file_is_not_sent_even_from_the_folder_itself(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers(tmp_path, monkeypatch)
+    (tmp_path / "link").symlink_to(".ssh/id")
+    (tmp_path / "w.yml").write_text(f"jobs: {{a: {{trace: [{name}]}}, b: {{collective: msccl, msccl: {name}}}}}\n")
+    (tmp_path / "t.clab.yml").write_text(f"name: x\ntopology: {{nodes: {{a: {{binds: ['{name}:/x']}}}}}}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/.hidden.et").write_text("x")
+    calls: list[tuple[Callable[[str], object], str]]
+    calls = [(files_of, "~/w.yml"), (files_of, "w.yml"), (files_of_topology, "~/t.clab.yml")]
+    for named, typed in calls:
+        with pytest.raises(InputError, match=r"names hidden files, which are not copied.*\n.*without a dot"):
+            named(typed)
+    assert kept_below(tmp_path / ".ssh/w.yml", [str(tmp_path / ".ssh/id")])  # the folder itself may be hidden
+
+
+@pytest.mark.parametrize("bound", [".", "..", "../dl/.."])
+def test_a_topology_does_not_send_the_home_directory(
+    bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = strangers(tmp_path, monkeypatch)
+    topology = (tmp_path if bound == "." else folder) / "t.clab.yml"
+    topology.write_text(f"name: x\ntopology: {{nodes: {{a: {{binds: ['{bound}:/all']}}}}}}\n")
+    with pytest.raises(InputError, match=r"binds your home directory, or one above it"):
+        files_of_topology(str(topology))
+    if bound == ".":
+        (folder / "t.clab.yml").write_text(topology.read_text())
+        assert str(folder / "in.et") in files_of_topology(str(folder / "t.clab.yml"))
+
+
+def test_half_a_character_of_a_pod_is_a_question_mark() -> None:
+    line = b'{"why": "\\ud800x \\uD83D\\uDE00 \\\\ud800", "\\udfff": [1e400, "\xc3\xa9"]}\n'
+    assert parsed(line) == {"why": "?x \U0001f600 \\ud800", "?": [math.inf, "\u00e9"]}
+    with pytest.raises(ValueError, match="decode"):
+        parsed(b'"\xed\xa0\x80"')
 
 
 def test_files_typed_on_the_command_line_are_sent_from_anywhere(

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -107,6 +108,45 @@ def test_root_follows_no_link_of_a_user_to_a_file_of_root(link: str, home_of_nob
                     assert path.lstat().st_uid == nobody.pw_uid, f"{what}: {path} is not the user's"
                     if path != home_of_nobody / "state":
                         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_root_writes_to_no_pipe_and_no_device_that_the_user_may_not_write_to(
+    kind: str, home_of_nobody: Path, roots: Path
+) -> None:
+    target = roots / kind
+    os.mkfifo(target, 0o600) if kind == "fifo" else os.mknod(target, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
+    (home_of_nobody / "out").symlink_to(target)
+    for mode in (0o755, 0o700):
+        roots.chmod(mode)
+        with pytest.raises(InputError, match=r"--csv out cannot be (written|used): Permission denied"):
+            write_file(home_of_nobody / "out", SECRET.encode(), "out", "--csv")
+    assert os.read(reader, 100) == b""
+    os.close(reader)
+
+
+def test_a_pipe_is_written_to_if_a_process_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="--out pipe is a FIFO that no process reads\n  hint: start its reader"):
+        write_file(path, b"x", "pipe")
+    large = b"x" * (1 << 20)  # more than a pipe takes at once
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = threading.Thread(target=write_file, args=(path, large, "pipe"))
+    writer.start()
+    os.set_blocking(reader, True)
+    found = b""
+    while len(found) < len(large):
+        found += os.read(reader, 1 << 16)
+    writer.join()
+    os.close(reader)
+    assert found == large
+    write_file(Path("/dev/null"), b"x", "/dev/null")
+    code = "import sys; from pathlib import Path; from heddle.views.graph import write_file as w;"
+    code += "w(Path('/dev/stdout'), b'drawn', '/dev/stdout')"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, check=True).stdout == b"drawn"
 
 
 @pytest.mark.root

@@ -7,6 +7,7 @@ Python runs once per message, not per packet: the loop returns when a message of
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -258,7 +259,9 @@ class FastLoop(NicLoop):
                 why = self.connection.why(event.b & 0xFF, event.b >> 8)
                 raise NicError(nic.rank, why, event.a)
             else:
-                raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
+                small = event.a == errno.EMSGSIZE
+                why = "has a smaller MTU than its packets" if small else f"is gone: {os.strerror(event.a)}"
+                raise NicError(nic.rank, f"its port {why}")
         return False
 
     def take_rest(self) -> None:

@@ -10,22 +10,26 @@ run, no chance that a link program draws from. A diagnosis that read them would 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from heddle.base.problems import CheckError, HeddleError
+from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.fact import Fact
-from heddle.lab.facts import facts, parts
+from heddle.lab.facts import FACTS, facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import QueueSetting, own_settings
 from heddle.predict.walk import ports_of, spreads
 from heddle.proof.evidence import Evidence
+from heddle.runs.store import History
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
+    from heddle.lab.fabricstate import FabricState
     from heddle.lab.lab import Lab
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
@@ -51,7 +55,8 @@ class Finding:
     """A cause at an object. cause: a key of CAUSES. object: a node, or a port (`rtsw1:eth1`).
 
     what: the cause with its object as a sentence without its end, such as `rtsw1:eth1 loses packets`.
-    also: other ports that the evidence cannot distinguish from the object.
+    also: other ports that the evidence cannot distinguish from the object. fact: the kind of fact that shows it, if
+    facts alone do. over: it was so before or after the run, and is not so now.
     """
 
     cause: str
@@ -60,6 +65,8 @@ class Finding:
     confidence: Confidence
     evidence: tuple[Observation, ...]
     also: tuple[str, ...] = ()
+    fact: str = ""
+    over: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,11 +145,6 @@ class TrafficSeen:
         rows = self.tallies.get(port, {}).values()
         return sum(each.offered - each.refused for each in rows), sum(each.lost - each.refused for each in rows)
 
-    @property
-    def incomplete(self) -> bool:
-        """Whether packets were lost on a link, or arrived with a wrong ICRC."""
-        return any(flow.damaged for flow in self.flows) or any(self.on_link(port)[1] > 0 for port in self.tallies)
-
 
 @dataclass(frozen=True)
 class LiveState:
@@ -158,12 +160,12 @@ class LiveState:
     facts: tuple[Fact, ...] = ()
 
     @classmethod
-    def of(cls, lab: Lab, *, measured: bool) -> LiveState:
-        """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
+    def of(cls, lab: Lab) -> LiveState:
+        """Read it now. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
         now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
         found = () if stopped else facts(lab, now)
-        return cls(now, stopped, None if measured else own_settings(lab), found)
+        return cls(now, stopped, None if History.of(lab).writing() else own_settings(lab), found)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Case:
     """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
 
     live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent. checks:
-    of `validate`, that failed then. watched: the evidence is of a second, since no run has left any.
+    of `validate`, as far as they were made. watched: the evidence is of a second, since no run has left any.
     """
 
     fabric: Fabric
@@ -186,19 +188,19 @@ class Case:
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
         """Read what there is. A run that failed has no evidence; then the lab is watched for a second."""
-        live = None if lab is None else LiveState.of(lab, measured=run is None)
-        evidence = None if run is None or run.damage else _measured(run)
+        live = None if lab is None else LiveState.of(lab)
+        evidence = None
+        with suppress(HeddleError):
+            measured = None if run is None or run.damage else run.measured.value
+            evidence = None if measured is None else measured[1]
         watched = evidence is None and lab is not None and live is not None and not live.stopped
         if watched and lab is not None and live is not None:
             time.sleep(_WATCHED_S)
             evidence = Evidence.of(live.snapshot, lab.snapshot(_COUNTED, keep_errors=True), (), ())
-        case = cls(fabric, run, evidence, live, (), watched=watched)
-        return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
-
-    def of_run(self, evidence: Evidence) -> TrafficSeen:
-        """The traffic of the run, or of the second in which the lab was watched."""
-        source = _OF_WATCH if self.watched else OF_RUN
-        return TrafficSeen(source, evidence.tallies, self._flows(), evidence.backlog_drops)
+        case, source = cls(fabric, run, evidence, live, (), watched=watched), _OF_WATCH if watched else OF_RUN
+        if evidence is None:
+            return case
+        return replace(case, traffic=(TrafficSeen(source, evidence.tallies, case._flows(), evidence.backlog_drops),))
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value
@@ -224,11 +226,7 @@ class Case:
     @cached_property
     def crossing(self) -> Mapping[str, int]:
         """Port -> flows of the run that passed it."""
-        found: dict[str, int] = {}
-        for path in self.paths:
-            for port in {port for step in path for port in ports_of(step)}:
-                found[port] = found.get(port, 0) + 1
-        return found
+        return Counter(port for path in self.paths for port in {port for step in path for port in ports_of(step)})
 
     @property
     def slowest(self) -> Slowest | None:
@@ -259,16 +257,24 @@ class Case:
 
     @cached_property
     def facts(self) -> Mapping[Fact, str]:
-        """Every fact that a reading of the lab has, with these readings: before the run, after it, now."""
-        outcome = None if self.run is None else self.run.record.outcome
-        around = None if outcome is None else outcome.fabric_state
-        readings = [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
-        readings += [] if self.live is None else [(NOW, self.live.facts)]
+        """Every fact that a reading of the lab has, with its readings. Those of now come first, then in the order of
+        FACTS: what explains others comes first.
+        """
+        around = self.around
+        readings = [] if self.live is None else [(NOW, self.live.facts)]
+        readings += [] if around is None else [(_BEFORE, around.before.facts), (_AFTER, around.after.facts)]
         found: dict[Fact, str] = {}
         for source, some in readings:
-            for fact in some:
+            for fact in (each for each in some if each.kind in FACTS):
                 found[fact] = f"{found[fact]}, {source}" if fact in found else source
-        return found
+        order = [*FACTS]
+        return dict(sorted(found.items(), key=lambda row: (NOW not in row[1], order.index(row[0].kind))))
+
+    @property
+    def around(self) -> FabricState | None:
+        """What the run has read of the lab, before and after it."""
+        outcome = None if self.run is None else self.run.record.outcome
+        return None if outcome is None else outcome.fabric_state
 
     @cached_property
     def disturbed(self) -> frozenset[str]:
@@ -276,11 +282,6 @@ class Case:
         kinds = ("mtu", "mac", "port", "programs")
         refs = {fact.problem.where for fact in self.facts if fact.kind in kinds}
         return frozenset({*refs, *(self.peer(ref) for ref in refs)})
-
-    @cached_property
-    def silent(self) -> Mapping[str, tuple[str, ...]]:
-        """Switch -> its daemons that do not answer; empty without a lab."""
-        return {} if self.live is None else self.live.snapshot.silent
 
     @cached_property
     def dead(self) -> tuple[str, ...]:
@@ -310,11 +311,3 @@ class Case:
     def of_switch(self, ref: str) -> bool:
         """Whether it is a port of a switch."""
         return self.fabric.by_name[ref.partition(":")[0]].role is Role.SWITCH
-
-
-def _measured(run: StoredRun) -> Evidence | None:
-    try:
-        found = run.measured.value
-    except (HeddleError, CheckError):
-        return None
-    return None if found is None else found[1]

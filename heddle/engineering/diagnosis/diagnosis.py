@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser
 from heddle.engineering.diagnosis import symptoms
 from heddle.engineering.diagnosis.case import (
+    NOW,
     OF_PROBES,
     Case,
     CauseResult,
@@ -31,7 +33,6 @@ from heddle.engineering.diagnosis.case import (
     Observation,
     TrafficSeen,
 )
-from heddle.engineering.diagnosis.symptoms import MEASURING
 from heddle.kernel.namespace import inside
 from heddle.lab.facts import FACTS
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -46,69 +47,76 @@ from heddle.wire import layout as wire
 
 if TYPE_CHECKING:
     from heddle.base.events import Observer
+    from heddle.lab.fact import Fact
     from heddle.lab.lab import Lab
+    from heddle.runs.stored import StoredRun
 
 
 @dataclass(frozen=True, slots=True)
 class CauseCheck:
-    """One cause. words: for a list of what was ruled out. judge: its function; or, where facts alone show it, the text
-    for a lab without such a fact.
+    """One cause. words: for a list of what was ruled out. nika: its name in the benchmark NIKA, or our own where NIKA
+    has none. kind: of the resource that NIKA blames. judge: its function; None where facts alone show it.
 
-    nika: its name in the benchmark NIKA, or our own where NIKA has none. kind: of the resource that NIKA blames.
     fault: False for what load and hashing cause in a healthy fabric.
     """
 
     words: str
-    judge: Callable[[Case], CauseResult] | str
     nika: str
     kind: Kind
+    judge: Callable[[Case], CauseResult] | None = None
     fault: bool = True
 
-    def result(self, case: Case) -> CauseResult:
-        """The findings of its function. What facts show is added by the diagnosis."""
-        return symptoms.without_facts(case, self.judge) if isinstance(self.judge, str) else self.judge(case)
 
-
-# In the order in which they are reported: what explains others comes first.
-CAUSES: Final[Mapping[str, CauseCheck]] = {
-    "node-down": CauseCheck("node down", symptoms.node_down, "frr_service_down", "node"),
-    "link-down": CauseCheck("link down", symptoms.link_down, "link_down", "link"),
-    "link-flap": CauseCheck("link flap", symptoms.link_flaps, "link_flap", "link"),
-    "control-plane-dead": CauseCheck("control plane dead", "all daemons answer", "frr_service_down", "node"),
-    "bgp-session-down": CauseCheck("BGP session down", "every session is established", "bgp_session_down", "interface"),
-    "drained": CauseCheck("drained switch", "BGP drains no switch", "bgp_graceful_shutdown", "node"),
-    "misrouting": CauseCheck("misrouting", "every route is a shortest path", "host_static_blackhole", "node"),
-    "missing-next-hop": CauseCheck("missing next hop", "every prefix has its next hops", "missing_next_hop", "node"),
-    "wrong-mtu": CauseCheck("wrong MTU", symptoms.wrong_mtu, "link_mtu_mismatch", "link"),
-    "wrong-neighbour": CauseCheck("wrong neighbour", "all MACs are right", "arp_cache_poisoning", "interface"),
-    "wrong-class": CauseCheck("wrong class of a DSCP", "every DSCP is in its class", "dscp_misconfiguration", "node"),
-    "pause-agent": CauseCheck("PFC agent", "it runs", "pfc_agent_down", "node"),
-    "wrong-queues": CauseCheck("wrong queues", "no port has others", "qdisc_misconfiguration", "interface"),
-    "pfc-storm": CauseCheck("PFC storm", symptoms.pause_storm, "pfc_storm", "interface"),
-    "slow-link": CauseCheck("slow link", symptoms.slow_link, "link_capacity_bottleneck", "link"),
-    "slow-host": CauseCheck("slow host or NIC", symptoms.slow_host, "receiver_resource_contention", "node"),
-    "bit-errors": CauseCheck("bit errors", symptoms.bit_errors, "link_packet_corruption", "link"),
-    "link-lossy": CauseCheck("lossy link", symptoms.lossy_link, "silent_egress_packet_loss", "interface"),
+_KNOWN: Final[Mapping[str, CauseCheck]] = {
+    "node-down": CauseCheck("node down", "frr_service_down", "node", symptoms.node_down),
+    "control-plane-dead": CauseCheck("control plane dead", "frr_service_down", "node"),
+    "pause-agent": CauseCheck("PFC agent", "pfc_agent_down", "node"),
+    "link-down": CauseCheck("link down", "link_down", "link", symptoms.link_down),
+    "link-flap": CauseCheck("link flap", "link_flap", "link", symptoms.link_flaps),
+    "wrong-mtu": CauseCheck("wrong MTU", "link_mtu_mismatch", "link", symptoms.wrong_mtu),
+    "wrong-neighbour": CauseCheck("wrong neighbour", "arp_cache_poisoning", "interface"),
+    "wrong-queues": CauseCheck("wrong queues", "qdisc_misconfiguration", "interface"),
+    "pfc-storm": CauseCheck("PFC storm", "pfc_storm", "interface", symptoms.pause_storm),
+    "slow-link": CauseCheck("slow link", "link_capacity_bottleneck", "link", symptoms.slow_link),
+    "slow-host": CauseCheck("slow host or NIC", "receiver_resource_contention", "node", symptoms.slow_host),
+    "bit-errors": CauseCheck("bit errors", "link_packet_corruption", "link", symptoms.bit_errors),
+    "link-lossy": CauseCheck("lossy link", "silent_egress_packet_loss", "interface", symptoms.lossy_link),
     "wrong-threshold": CauseCheck(
-        "wrong threshold", symptoms.wrong_threshold, "ecn_threshold_misconfiguration", "node"
+        "wrong threshold", "ecn_threshold_misconfiguration", "node", symptoms.wrong_threshold
     ),
-    "polarisation": CauseCheck("polarisation", symptoms.polarisation, "ecmp_polarisation", "node"),
-    "wrong-seed": CauseCheck("wrong hash seed", "every seed is as set last", "ecmp_seed_misconfiguration", "node"),
-    "wrong-sysctl": CauseCheck("wrong sysctl", "every sysctl is as set", "sysctl_misconfiguration", "node"),
-    "failed-check": CauseCheck("failed check", symptoms.failed_check, "failed_check", "node"),
-    "lossy-class": CauseCheck("lossy class of data", symptoms.lossy_class, "lossy_class", "node", fault=False),
-    "incast": CauseCheck("incast", symptoms.incast, "incast_traffic_network_limitation", "interface", fault=False),
-    "hash-collision": CauseCheck("hash collision", symptoms.collision, "ecmp_collision", "interface", fault=False),
-    "host-cpu": CauseCheck("host CPU", symptoms.busy_machine, "host_cpu", "node", fault=False),
+    "wrong-class": CauseCheck("wrong class of a DSCP", "dscp_misconfiguration", "node"),
+    "drained": CauseCheck("drained switch", "bgp_graceful_shutdown", "node"),
+    "bgp-session-down": CauseCheck("BGP session down", "bgp_session_down", "interface"),
+    "misrouting": CauseCheck("misrouting", "host_static_blackhole", "node"),
+    "missing-next-hop": CauseCheck("missing next hop", "missing_next_hop", "node"),
+    "polarisation": CauseCheck("polarisation", "ecmp_polarisation", "node", symptoms.polarisation),
+    "wrong-seed": CauseCheck("wrong hash seed", "ecmp_seed_misconfiguration", "node"),
+    "wrong-sysctl": CauseCheck("wrong sysctl", "sysctl_misconfiguration", "node"),
+    "black-hole": CauseCheck("black hole", "host_static_blackhole", "node", symptoms.black_hole),
+    "unproven-paths": CauseCheck("unproven paths", "unproven_paths", "node", symptoms.unproven_paths),
+    "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check),
+    "lossy-class": CauseCheck("lossy class of data", "lossy_class", "node", symptoms.lossy_class, fault=False),
+    "incast": CauseCheck("incast", "incast_traffic_network_limitation", "interface", symptoms.incast, fault=False),
+    "hash-collision": CauseCheck("hash collision", "ecmp_collision", "interface", symptoms.collision, fault=False),
+    "host-cpu": CauseCheck("host CPU", "host_cpu", "node", symptoms.busy_machine, fault=False),
 }  # fmt: skip
 
 
-_LINES: Final = 3  # of evidence, of one cause at one place
+def _ordered() -> Iterator[tuple[str, CauseCheck]]:
+    """The causes of facts in the order of FACTS, and each other one behind the one before it in _KNOWN."""
+    of_facts = [*dict.fromkeys(each.causes[0] for each in FACTS.values())]
+    behind: dict[str, list[str]] = {}
+    last = ""
+    for name in _KNOWN:
+        last = name if name in of_facts else last
+        behind.setdefault(last, []).append(name)
+    for name in ("", *of_facts):
+        for each in behind.get(name, [name]):
+            yield each, _KNOWN.get(each) or CauseCheck(each.replace("-", " "), each.replace("-", "_"), "node")
 
-if TYPE_CHECKING:
-    from heddle.base.events import Observer
-    from heddle.lab.lab import Lab
-    from heddle.runs.stored import StoredRun
+
+# In the order in which they are reported: what explains others comes first.
+CAUSES: Final[Mapping[str, CauseCheck]] = dict(_ordered())
 
 
 @dataclass(frozen=True)
@@ -120,17 +128,15 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings: faults before properties of the load, established ones before likely ones."""
-        order = [*CAUSES]
+        """All: faults before properties of the load, established before likely ones, those of now before past ones."""
+        causes, facts = [*CAUSES], ["", *FACTS]
         every = [finding for result in self.results.values() for finding in result.findings]
-        return tuple(
-            sorted(
-                every,
-                key=lambda each: (
-                    not CAUSES[each.cause].fault, each.confidence != "established", order.index(each.cause),
-                ),
-            )
-        )  # fmt: skip
+
+        def rank(each: Finding) -> tuple[bool, bool, bool, int, int]:
+            sure = each.confidence == "established"
+            return not CAUSES[each.cause].fault, not sure, each.over, causes.index(each.cause), facts.index(each.fact)
+
+        return tuple(sorted(every, key=rank))
 
     @property
     def verdict(self) -> Finding | None:
@@ -154,8 +160,10 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The document. `root_causes` is in the form of the benchmark NIKA."""
-        run = self.case.run
-        verdict = self.verdict
+        run, verdict = self.case.run, self.verdict
+        # A check that fails beside another fault may follow from it.
+        roots = [each for each in self.findings if CAUSES[each.cause].fault]
+        roots = [each for each in roots if each.cause != "failed-check" or each is verdict]
         return {
             "lab": self.case.fabric.name, "run_id": None if run is None else run.id,
             "verdict": None if verdict is None else verdict.to_json(),
@@ -163,7 +171,7 @@ class Diagnosis:
             "ruled_out": self.ruled_out, "not_checked": self.not_checked, "probed": self.case.probed,
             "probes": [each.to_json() for each in self.case.probes],
             "is_anomaly": self.fault,
-            "root_causes": [self._root_cause(each) for each in self.findings if CAUSES[each.cause].fault],
+            "root_causes": [self._root_cause(each) for each in roots],
         }  # fmt: skip
 
     def _root_cause(self, found: Finding) -> dict[str, Any]:
@@ -180,49 +188,67 @@ class Diagnosis:
 
 def judged(case: Case) -> Diagnosis:
     """Judge every cause, and add what facts show and no finding reports: a diagnosis knows all facts."""
-    results = {name: check.result(case) for name, check in CAUSES.items()}
-    added: dict[tuple[str, str], Finding] = {}
+    results = {name: check.judge(case) for name, check in CAUSES.items() if check.judge is not None}
+    found = [finding for result in results.values() for finding in result.findings]
+    now = {(fact.kind, fact.problem.where, fact.problem.what) for fact, read in case.facts.items() if NOW in read}
+    judges = case.live is not None and not case.live.stopped
     for fact, source in case.facts.items():
         where, causes = fact.problem.where, FACTS[fact.kind].causes
         line = Observation(fact.text.replace("  ", " "), source)
-        if any(_reports(case, found, where) for name in causes for found in results[name].findings):
+        over = judges and (fact.kind, where, fact.problem.what) not in now
+        same = (at for at, each in enumerate(found) if each.cause in causes and _reports(case, each, fact, over=over))
+        if (at := next(same, None)) is not None:
+            found[at] = replace(found[at], evidence=(*found[at].evidence, line))
             continue
-        key = (causes[0], where)
-        old = added.get(key) or Finding(causes[0], where or case.fabric.name, line.text, "established", ())
-        added[key] = replace(old, evidence=(*old.evidence, line)[:_LINES])
-    for (cause, _), finding in added.items():
-        results[cause] = CauseResult((*results[cause].findings, finding))
-    if results["missing-next-hop"].findings and results["misrouting"].ruled_out:
-        results["misrouting"] = CauseResult(unknown="next hops are missing")
-    return Diagnosis(case, results)
+        what = f"{line.text} ({source}), and is not so now" if over else line.text
+        place = where or case.fabric.name
+        found.append(Finding(causes[0], place, what, "established", (line,), fact=fact.kind, over=over))
+    for name in CAUSES:
+        if own := tuple(each for each in found if each.cause == name):
+            results[name] = CauseResult(own)
+        elif name not in results:
+            results[name] = symptoms.by_checks(case, name)
+    return Diagnosis(case, {name: results[name] for name in CAUSES})
 
 
-def _reports(case: Case, found: Finding, where: str) -> bool:
-    """Whether a finding is about a place, or about a node or a link that has it."""
-    node, colon, _ = where.partition(":")
-    return found.object in {where, node, *((peer := case.peer(where), peer.partition(":")[0]) if colon else ())}
+def _reports(case: Case, found: Finding, fact: Fact, *, over: bool) -> bool:
+    """Whether an established finding is about the place of a fact; or about a link or a node that is down with it."""
+    place = fact.problem.where
+    ends = {place, case.peer(place)} if ":" in place else {place or case.fabric.name}
+    if found.confidence != "established" or found.over != over or found.fact not in ("", fact.kind):
+        return False
+    if found.cause == "node-down":
+        return found.object in {end.partition(":")[0] for end in ends}
+    if found.cause in FACTS["link"].causes:
+        return found.object in ends
+    named = {line.text.partition(" ")[0] for line in found.evidence}
+    return (place or case.fabric.name) in {found.object, *named}
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:
-    """Judge a run and a lab. observer: of probes, which are sent over every path when no fault is established, or the
-    run has left no counters; None: send none. InputError for a run without a fabric when no lab runs.
+    """Judge a run and a lab, with the checks of `validate`. observer: of probes, which are sent over every path when no
+    fault is established, or the run has left no counters; None: send no packet. InputError for a run without a fabric
+    when no lab runs.
     """
     fabric = lab.fabric if lab is not None else run.needed(run.fabric) if run is not None else None
     if fabric is None:
         raise ValueError("a diagnosis needs a run or a lab")
-    found = judged(Case.of(fabric, run, lab))
-    verdict = found.verdict
-    decided = found.fault and verdict is not None and verdict.confidence == "established"
-    if (decided and not found.case.watched) or lab is None or observer is None:
-        return found
-    from heddle.checks.validate import validate
-    from heddle.engineering.diagnosis.diagnosis import probe_paths
-
-    case = replace(found.case, traffic=(*found.case.traffic, probe_paths(lab, observer)), probed=True)
-    if found.case.live is None or found.case.live.stopped:
+    case = Case.of(fabric, run, lab)
+    if lab is None or case.live is None:
         return judged(case)
-    failed = [each for each in validate(lab, MEASURING) if not each.ok and each.name in MEASURING]
-    return judged(replace(case, checks=tuple(failed)))
+    from heddle.checks.validate import CHECKS, validate
+
+    facts = case.live.facts
+    # `faults` compares with the record of faults, which a diagnosis does not read.
+    names = CHECKS.keys() - {"faults"} - ({"reachability"} if observer is None else set())
+    made = validate(lab, names, lambda check: tuple(each for each in facts if FACTS[each.kind].check == check))
+    found = judged(replace(case, checks=made))
+    faults = (each for each in found.findings if CAUSES[each.cause].fault and not each.over)
+    decided = any(each.confidence == "established" for each in faults)
+    if (decided and not case.watched) or observer is None:
+        return found
+    probes = probe_paths(lab, observer)
+    return judged(replace(found.case, traffic=(*case.traffic, probes), probed=True))
 
 
 STEP: Final = "probe"
@@ -282,18 +308,21 @@ class _Arrivals:
     damaged: int = 0
 
 
+_Exchange = tuple[dict[int, list[int]], dict[int, _Arrivals]]  # by QP number: times of what was sent; what arrived
+
+
 def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
     """Send the probes, and count. The lab is locked meanwhile. InputError when another command has it."""
     parts = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS
     with owners.lock(lab.name, work="diagnose (probes)"):
         before = lab.snapshot(parts)
-        ends = _ends(lab)
+        nics = [port for port in lab.fabric.nics if not no_nic(lab.fabric, port)]
+        ends = [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
         try:
             usable = _open(lab, ends)
-            try:
+            flows: list[_Probe] = []
+            with suppress(CheckError):  # the hash is not modelled
                 flows = _chosen(lab, before, [end for end in ends if end.nic in usable])
-            except CheckError:
-                flows = []  # the hash is not modelled
             count = max(_LEAST, min(_EACH, MOST_PACKETS // max(1, len(flows))))
             observer.begin(STEP)
             quiet_s = _QUIET_S if lab.runtime.here else _SHARD_QUIET_S
@@ -331,11 +360,6 @@ def _close(lab: Lab) -> None:
         each.close()
 
 
-def _ends(lab: Lab) -> list[Endpoint]:
-    nics = [port for port in lab.fabric.nics if not no_nic(lab.fabric, port)]
-    return [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
-
-
 def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
     """Flows of which some pass each port, chosen by their predicted paths. Each has a QP number of its own."""
     rng = random.Random(_SEED)  # noqa: S311 - no secret
@@ -347,31 +371,26 @@ def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
         for at, (a, b) in enumerate(pairs * _TRIES)
     ]
     by_ip = {end.ip: end for end in ends}
-    passed: dict[str, int] = {}
+    passed: Counter[str] = Counter()
     found: list[_Probe] = []
     for flow, path in zip(flows, predict(lab.fabric, now.fibs, now.hashing, flows), strict=True):
         here, there = by_ip[flow.src_ip], by_ip[flow.dst_ip]
         ports = (here.nic, *(port for step in path for port in ports_of(step)))
         if not path or path[-1] != there.first_hop:
             continue
-        if all(passed.get(port, 0) >= _OF_A_PORT for port in ports):
+        if all(passed[port] >= _OF_A_PORT for port in ports):
             continue
-        for port in ports:
-            passed[port] = passed.get(port, 0) + 1
+        passed.update(ports)
         found.append(_Probe(flow, path, here))
     return found
 
 
-def _joined(
-    found: Sequence[tuple[dict[int, list[int]], dict[int, _Arrivals]]],
-) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+def _joined(found: Sequence[_Exchange]) -> _Exchange:
     return union(sent for sent, _ in found), union(came for _, came in found)
 
 
 @spread(_joined)
-def _exchanged(
-    lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, began: Moment
-) -> tuple[dict[int, list[int]], dict[int, _Arrivals]]:
+def _exchanged(lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, began: Moment) -> _Exchange:
     """Send all in turns, a few of each flow, and receive until nothing more comes for some time.
 
     Returns, by QP number, the times of packets that were sent here, and of those that arrived here, ns after `began`.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -29,9 +30,9 @@ from heddle.engineering.diagnosis.case import (
     Finding,
     FlowSeen,
     Observation,
-    TrafficSeen,
 )
 from heddle.fabric.model import Role
+from heddle.lab.facts import FACTS
 from heddle.proof.linkuse import links_of
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.portids import numbered_ports
@@ -57,24 +58,30 @@ def node_down(case: Case) -> CauseResult:
         lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", case.states[-1][0])]
         if case.live is not None and name in case.live.stopped:
             lines = [Observation("the node does not run", NOW)]
-        elif daemons := case.silent.get(name):
+        elif case.live is not None and (daemons := case.live.snapshot.silent.get(name)):
             lines.append(Observation(f"{' and '.join(daemons)} do not answer", NOW))
         found.append(Finding("node-down", name, f"{name} is down", "established", tuple(lines)))
     ruled_out = f"no switch of {len(case.fabric.switches)} has lost all links"
-    return CauseResult.of(found, ruled_out) if case.states else _unread()
+    return CauseResult.of(found, ruled_out) if case.states else CauseResult(unknown=NO_LAB)
 
 
 def link_down(case: Case) -> CauseResult:
     """A link lost its carrier once during the run, and found it again; facts show those that are down."""
     if not case.states:
-        return _unread()
+        return CauseResult(unknown=NO_LAB)
     found = list[Finding]()
     for ref, count in _changes(case).items():
         if count == _ONCE and not {ref, case.peer(ref)} & case.down and not _on_dead(case, ref):
             line = Observation(f"the carrier of {ref} was lost once and came back", OF_RUN)
             what = f"the link {case.link(ref)} was down for a part of the run, and is up again"
             found.append(Finding("link-down", ref, what, "established", (line,)))
-    return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier")
+    links = {frozenset({port.ref, port.peer_ref}) for node in case.fabric.switches for port in node.ports}
+    nodes = case.states[-1][1].nodes
+    read = {f"{name}:{port}" for name, node in nodes.items() for port in node.carrier_changes or ()} - case.down
+    silent = [min(link) for link in links if {ref for ref in link if case.of_switch(ref)} - read]
+    if silent and not found:
+        return CauseResult(unknown=f"{some_of(sorted(silent))} had no carrier at one reading")
+    return CauseResult.of(found, f"{len(links)} links have a carrier")
 
 
 def _on_dead(case: Case, ref: str) -> bool:
@@ -85,7 +92,8 @@ def _changes(case: Case) -> dict[str, int]:
     """The lower end of each link -> how often its carrier was lost or found during the run."""
     found: dict[str, int] = {}
     for ref, count in ({} if case.evidence is None else case.evidence.carrier_changes).items():
-        lower = _lower(case, ref)
+        ends = [each for each in (ref, case.peer(ref)) if case.of_switch(each)]
+        lower = min(ends, key=lambda each: (case.fabric.by_name[each.partition(":")[0]].level, each))
         found[lower] = max(count, found.get(lower, 0))
     return found
 
@@ -99,22 +107,20 @@ def link_flaps(case: Case) -> CauseResult:
         if count > _ONCE and not _on_dead(case, ref):
             line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
             found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
-    return CauseResult.of(found, "no carrier was lost more than once during the run")
+    when = "in a second" if case.watched else "during the run"
+    return CauseResult.of(found, f"no carrier was lost more than once {when}")
 
 
-def _lower(case: Case, ref: str) -> str:
-    """The end of a link on the lower level that is a switch's; else the switch's end."""
-    other = case.peer(ref)
-    levels = {each: case.fabric.by_name[each.partition(":")[0]].level for each in (ref, other) if case.of_switch(each)}
-    return min(levels, key=lambda each: (levels[each], each))
-
-
-def without_facts(case: Case, ruled_out: str) -> CauseResult:
-    """The result for a cause that facts alone show, where there is none."""
-    if case.live is None and not case.states:
-        return _unread()
-    stopped = case.live is not None and case.live.stopped
-    return CauseResult(unknown="nodes do not run") if stopped else CauseResult(ruled_out=ruled_out)
+def by_checks(case: Case, cause: str) -> CauseResult:
+    """The result for a cause that facts show, where there is none: what the checks of these facts have read."""
+    if case.live is None:
+        return CauseResult(unknown=NO_LAB) if case.around is None else CauseResult(ruled_out="the run has read none")
+    if case.live.stopped:
+        return CauseResult(unknown="nodes do not run")
+    names = {each.check for each in FACTS.values() if each.causes[0] == cause}
+    rows = [each for each in case.checks if each.name in names]
+    open_ = [each.detail if each.ok else f"the check {each.name} fails" for each in rows if not each.ok or each.skipped]
+    return CauseResult(ruled_out="" if open_ else "; ".join(each.detail for each in rows), unknown="; ".join(open_))
 
 
 def lossy_class(case: Case) -> CauseResult:
@@ -134,12 +140,21 @@ def lossy_class(case: Case) -> CauseResult:
 
 def polarisation(case: Case) -> CauseResult:
     """Switches of two levels choose by the same rule, so that the upper one uses few of its next hops."""
-    pairs = _polarised(case)
+    from heddle.predict.polarisation import polarisation as pairs_of
+
+    nodes = case.states[-1][1].nodes if case.states else {}
+    hashing = {name: node.hashing for name, node in nodes.items() if node.hashing is not None}
+    fibs = {name: node.fib for name, node in nodes.items() if node.fib is not None}
+    pairs: list[Pair] | None = None
+    with suppress(CheckError):  # a hash that is not modelled
+        if min(len(fibs), len(hashing)) >= len(case.fabric.switches):
+            pairs = [pair for pair in pairs_of(case.fabric, fibs, hashing).pairs if pair.polarised]
     if pairs is None:
         return CauseResult(unknown="the hashing of its switches cannot be predicted")
     if not pairs:
         return CauseResult(ruled_out="the choice at one level does not decide the choice at the next")
-    if not _one_seed(case):
+    seeds = Counter(rule.seed for rule in hashing.values())
+    if seeds.most_common(1)[0][1] <= _SHARE * seeds.total():
         return CauseResult(unknown="the seeds differ; see wrong-seed")
     worst = max(pairs, key=lambda pair: pair.share)
     names = [*dict.fromkeys(pair.switch for pair in pairs)]
@@ -149,42 +164,19 @@ def polarisation(case: Case) -> CauseResult:
     return CauseResult((found,))
 
 
-def _one_seed(case: Case) -> bool:
-    """Whether most switches have the same seed."""
-    hashing = [node.hashing for node in case.states[-1][1].nodes.values() if node.hashing] if case.states else []
-    counts = Counter(each.seed for each in hashing)
-    return bool(counts) and counts.most_common(1)[0][1] > _SHARE * len(hashing)
-
-
-def _polarised(case: Case) -> list[Pair] | None:
-    from heddle.predict.polarisation import polarisation as pairs_of
-
-    if not case.states:
-        return None
-    state = case.states[-1][1]
-    hashing = {name: node.hashing for name, node in state.nodes.items() if node.hashing is not None}
-    fibs = {name: node.fib for name, node in state.nodes.items() if node.fib is not None}
-    if len(fibs) < len(case.fabric.switches) or len(hashing) < len(case.fabric.switches):
-        return None
-    try:
-        return [pair for pair in pairs_of(case.fabric, fibs, hashing).pairs if pair.polarised]
-    except CheckError:
-        return None
-
-
 def wrong_threshold(case: Case) -> CauseResult:
     """Thresholds of ECN, PFC or buffers that were set live, and are not those of the fabric file."""
     around = None if case.run is None else case.run.surroundings.value
     settings = case.live.settings if case.live is not None else None if around is None else around.queues
     if settings is None:
-        return CauseResult(unknown="a run may scale them while it is measured") if case.live is not None else _unread()
+        return CauseResult(unknown=NO_LAB if case.live is None else "a run may scale them while it is measured")
     found, source = list[Finding](), "configuration of the run" if case.live is None else NOW
     for name, values in settings.items():
         if values and case.fabric.by_name[name].role is not Role.HOST:
             lines = [Observation(f"{path}: {value}", source) for path, value in values.items()][:_LINES]
             what = f"{name} has thresholds that differ from the fabric file"
             found.append(Finding("wrong-threshold", name, what, "established", tuple(lines)))
-    return CauseResult.of(found, "all thresholds of ECN, PFC and buffers are those of the fabric file")
+    return CauseResult(tuple(found)) if found else by_checks(case, "wrong-threshold")
 
 
 def slow_port(case: Case) -> CauseResult:
@@ -193,7 +185,7 @@ def slow_port(case: Case) -> CauseResult:
     A slow NIC is a slow host, whatever rate the switch's end has. Elsewhere it is a slow link.
     """
     if case.live is None:
-        return _unread()
+        return CauseResult(unknown=NO_LAB)
     shapers, texts = case.live.snapshot.shapers, dict[str, str]()
     for port in (port for node in case.fabric.nodes for port in node.ports):
         row = shapers.get(port.ref)
@@ -207,14 +199,9 @@ def slow_port(case: Case) -> CauseResult:
         if not case.of_switch(ref):
             cause, what = "slow-host", f"the NIC {ref} is slow"
         found.setdefault(link, Finding(cause, ref, what, "established", lines))
-    return CauseResult.of([*found.values()], "every port has the rate of its link now")
+    return CauseResult.of([*found.values()], f"{len(shapers)} ports have the rate of their links")
 
 
-def _unread() -> CauseResult:
-    return CauseResult(unknown=NO_LAB)
-
-
-MEASURING: Final = ("offloads", "order", "reachability", "depths", "headroom", "pauses")  # checks without facts
 OF_SERIES: Final = "queues over time"
 OF_RANKS: Final = "times of the ranks"
 _NO_SLOWEST: Final = "no message is known to have waited, or the host CPU was the bottleneck"
@@ -232,28 +219,25 @@ _PAUSED: Final = 0.02  # of the run: a host that pauses its switch for less hold
 
 
 def lossy_link(case: Case) -> CauseResult:
-    """A port sent packets that did not arrive at the other end of its link."""
-    found = [finding for traffic in case.traffic for finding in _losses(case, traffic)]
-    single = {finding.object: finding for finding in reversed(found)}
+    """A port sent packets that did not arrive at the other end of its link, and more than this machine dropped."""
+    found: dict[str, Finding] = {}
+    for traffic in case.traffic:
+        rows = {port: traffic.on_link(port) for port in traffic.tallies}
+        every = sum(lost for _, lost in rows.values())
+        confidence: Confidence = "likely" if traffic.backlog else "established"
+        for port, (sent, lost) in rows.items() if every > traffic.backlog else ():
+            if lost <= 0 or _gone(case, port):
+                continue
+            share = f"{lost:,} of {sent:,} packets that {port} sent did not reach {case.peer(port)} ({lost / sent:.2%})"
+            lines = [Observation(share, traffic.source)]
+            if traffic.backlog:
+                text = f"the receive backlog of this machine dropped {many(traffic.backlog, 'packet')}, too"
+                lines.append(Observation(text, traffic.source))
+            what = f"{port} loses packets on its link"
+            found.setdefault(port, Finding("link-lossy", port, what, confidence, tuple(lines)))
     if not found and any(each.backlog for each in case.traffic):
         return CauseResult(unknown="the receive backlog of this machine dropped packets")
-    return _seen(case, tuple(single.values()), "every packet that a port sent arrived at the other end")
-
-
-def _losses(case: Case, traffic: TrafficSeen) -> Iterator[Finding]:
-    """Losses of links, unless the receive backlog of this machine dropped as many packets meanwhile."""
-    rows = {port: traffic.on_link(port) for port in traffic.tallies}
-    every = sum(lost for _, lost in rows.values())
-    confidence: Confidence = "likely" if traffic.backlog else "established"
-    for port, (sent, lost) in rows.items() if every > traffic.backlog else ():
-        if lost <= 0 or _gone(case, port):
-            continue
-        share = f"{lost:,} of {sent:,} packets that {port} sent did not reach {case.peer(port)} ({lost / sent:.2%})"
-        lines = [Observation(share, traffic.source)]
-        if traffic.backlog:
-            text = f"the receive backlog of this machine dropped {many(traffic.backlog, 'packet')}, too"
-            lines.append(Observation(text, traffic.source))
-        yield Finding("link-lossy", port, f"{port} loses packets on its link", confidence, tuple(lines))
+    return _seen(case, tuple(found.values()), "every packet that a port sent arrived at the other end")
 
 
 def _gone(case: Case, port: str) -> bool:
@@ -267,10 +251,8 @@ def bit_errors(case: Case) -> CauseResult:
     for traffic in case.traffic:
         for place in damaged_at(traffic.flows):
             sure = place.margin >= _SURE and not place.ties
-            text = (
-                f"{place.damaged:,} of {place.packets:,} packets over {place.port} had a wrong ICRC; "
-                f"over other ports {place.elsewhere:,} of {place.others:,}"
-            )
+            text = f"{place.damaged:,} of {place.packets:,} packets over {place.port} had a wrong ICRC; "
+            text += f"over other ports {place.elsewhere:,} of {place.others:,}"
             what = f"{place.port} damages packets on its link"
             confidence: Confidence = "established" if sure else "likely"
             line = Observation(text, traffic.source)
@@ -282,9 +264,8 @@ def bit_errors(case: Case) -> CauseResult:
     kept = sure_ports or [*found.values()]
     errors = None if case.run is None or case.run.record.outcome is None else case.run.record.outcome.icrc_errors
     if not kept and errors:
-        return CauseResult(
-            unknown=f"{many(errors, 'packet')} arrived with a wrong ICRC, and no flow of data among them"
-        )
+        text = f"{many(errors, 'packet')} arrived with a wrong ICRC, and no flow of data among them"
+        return CauseResult(unknown=text)
     return _seen(case, tuple(kept), "no packet arrived with a wrong ICRC")
 
 
@@ -300,7 +281,7 @@ def wrong_mtu(case: Case) -> CauseResult:
         what = f"no full packet passes the link {case.link(place.port)} (MTU)"
         sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
         found.append(Finding("wrong-mtu", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
-    return CauseResult(tuple(found)) if found else without_facts(case, "every port has the MTU of its link")
+    return CauseResult(tuple(found)) if found else by_checks(case, "wrong-mtu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +324,11 @@ def damaged_at(flows: Sequence[FlowSeen]) -> list[DamagePlace]:
 
 def _score(packets: int, damaged: int, every: int, total: int) -> float:
     """The log-likelihood of one share of damaged packets over a port, and another, small one elsewhere."""
-    return _bernoulli(packets, damaged) + _bernoulli(every - packets, total - damaged)
-
-
-def _bernoulli(count: int, hits: int) -> float:
-    if not 0 < hits < count:
-        return 0.0
-    share = hits / count
-    return hits * math.log(share) + (count - hits) * math.log1p(-share)
+    found = 0.0
+    for count, hits in ((packets, damaged), (every - packets, total - damaged)):
+        if 0 < hits < count:
+            found += hits * math.log(hits / count) + (count - hits) * math.log1p(-hits / count)
+    return found
 
 
 def slow_link(case: Case) -> CauseResult:
@@ -415,7 +393,8 @@ def slow_host(case: Case) -> CauseResult:
         host = rank.nic.partition(":")[0]
         what = f"{host} is slow: its rank uses messages late"
         found.append(Finding("slow-host", host, what, _by_times(slowest), lines))
-    if not found and any(traffic.incomplete for traffic in case.traffic):
+    lost = any(each.on_link(port)[1] > 0 for each in case.traffic for port in each.tallies)
+    if not found and (lost or any(flow.damaged for each in case.traffic for flow in each.flows)):
         return CauseResult(unknown="packets were lost or damaged, so ranks waited for these")
     return CauseResult.of(found, "no rank uses messages late")
 
@@ -431,14 +410,18 @@ def pause_storm(case: Case) -> CauseResult:
         confidence: Confidence = "established"
         if recorded is not None and source == OF_SERIES:
             total = max(float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 0.0, 1e-9)
-            paused = _sum_of(recorded.labels, recorded.series, port, "paused_ns") / 1e9
+            times: Counter[str] = Counter()
+            for row, label in enumerate(recorded.labels):
+                times[label.port] += 0 if label.host else int(recorded.series.columns["paused_ns"][row].sum())
+            paused = times[port] / 1e9
             lines.append(Observation(f"{port} was paused {paused / total:.0%} of the run", OF_SERIES))
             confidence = "established" if paused >= _PAUSED * total else "likely"
-            victims = [each for each in _paused(case, recorded.labels, recorded.series) if each != port]
-            if victims:
+            if victims := [each for each, ns in times.most_common() if ns and each != port]:
                 lines.append(Observation(f"paused behind it, as victims: {some_of(victims)}", OF_SERIES))
         what = f"{nic} sends pause frames (PFC storm)"
         found.append(Finding("pfc-storm", nic, what, confidence, tuple(lines)))
+    if source == OF_RUN and not case.watched:
+        return CauseResult(unknown="no queues over time")
     return CauseResult.of(found, "no host sent a pause frame")
 
 
@@ -459,28 +442,14 @@ def _host_pauses(case: Case) -> tuple[dict[str, int], str]:
     return {port: count for port, count in found.items() if count}, OF_RUN if recorded is None else OF_SERIES
 
 
-def _sum_of(labels: Sequence[RowLabel], series: Series, port: str, column: str) -> int:
-    return int(sum(series.columns[column][row].sum() for row, label in enumerate(labels) if label.port == port))
-
-
-def _paused(case: Case, labels: Sequence[RowLabel], series: Series) -> list[str]:
-    """Ports of switches that were paused, longest first."""
-    times: dict[str, int] = {}
-    for row, label in enumerate(labels):
-        if not label.host:
-            times[label.port] = times.get(label.port, 0) + int(series.columns["paused_ns"][row].sum())
-    return sorted((port for port, ns in times.items() if ns), key=lambda port: -times[port])
-
-
 def incast(case: Case) -> CauseResult:
     """Several senders fill the port of one receiver: a property of the traffic, not a fault."""
     slowest = _waited(case)
     if slowest is None:
         return CauseResult(unknown=_NO_SLOWEST)
     port = slowest.waits[0]
-    senders = (
-        {flow.ports[0] for flow in case.traffic[0].flows if flow.ports[-1] == port.port} if case.traffic else set()
-    )
+    flows = case.traffic[0].flows if case.traffic else ()
+    senders = {flow.ports[0] for flow in flows if flow.ports[-1] == port.port}
     if not case.to_host(port.port) or len(senders) < _FAN_IN:
         return CauseResult(ruled_out="packets did not wait longest at the port of a receiver with several senders")
     text = f"packets waited {port.wait_s * 1e3:.3g} ms at {port.port}, up to {format_bytes(port.high_water)}"
@@ -538,16 +507,69 @@ def busy_machine(case: Case) -> CauseResult:
     return CauseResult.of(found, "the host CPU was not the bottleneck")
 
 
-def failed_check(case: Case) -> CauseResult:
-    """A check of `validate` that measures has failed, without a cause that is known here."""
+def black_hole(case: Case) -> CauseResult:
+    """Every probe of some paths is lost, and no link loses or refuses them: at a node that all these paths have."""
+    tallies = case.traffic[-1] if case.probed else None
+    if tallies is None or not case.probes:
+        return CauseResult(unknown="no probes were sent")
+    flows = []
+    for each in case.probes:
+        dead = not each.packets and not any(tallies.on_link(port)[1] > 0 or _gone(case, port) for port in each.ports)
+        nodes = [port.partition(":")[0] for port in (*each.ports[1:], case.peer(each.ports[-1]))]
+        flows.append(replace(each, ports=(*nodes,), packets=each.packets + each.lost, damaged=each.lost * dead))
     found = []
-    for each in case.checks:
-        where = next((word.rstrip(":,;") for word in each.detail.split() if ":eth" in word), case.fabric.name)
+    for place in damaged_at(flows):
+        count = sum(bool(each.damaged) for each in flows if place.port in each.ports)
+        text = f"all probes over {many(count, 'path')} through {place.port} were lost, and none on a link"
+        sure: Confidence = "established" if place.margin >= _SURE and not place.ties else "likely"
+        what = f"{place.port} does not forward packets of {many(count, 'path')}"
+        found.append(Finding("black-hole", place.port, what, sure, (Observation(text, OF_PROBES),), place.ties))
+    alive = sum(each.packets > 0 for each in case.probes)
+    text = f"probes passed {alive} of {many(len(case.probes), 'path')}"
+    return CauseResult.of(found, text + ("" if alive == len(case.probes) else ", and links lost those of the others"))
+
+
+def unproven_paths(case: Case) -> CauseResult:
+    """Counters do not agree with the paths that routes and hashing give, as when routes were lost for some time."""
+    proof = None if case.run is None else case.run.proof
+    if proof is None or proof.value is None:
+        return CauseResult(unknown="no run" if proof is None else proof.why)
+    result, lines = proof.value, proof.value.unproven
+    if not lines:
+        return CauseResult(ruled_out=f"{result.source_names} agree on {len(result.flows)} {result.units}")
+    dropped: Counter[str] = Counter()
+    for each in result.flows:
+        hop = each.flow.first_hop
+        arrived = bool(case.traffic) and case.traffic[0].on_link(case.peer(hop))[1] <= 0
+        if each.why and arrived:
+            dropped[hop.partition(":")[0]] += max(0, each.sent.packets - (each.counted or (0,))[0])
+    count = sum(bool(flow.why) for flow in result.flows) or len(result.flows)
+    what = f"the paths of {count} of {len(result.flows)} {result.units} are not proven"
+    where, packets = ((+dropped).most_common(1) or [(case.fabric.name, 0)])[0]
+    if packets:
+        what = f"{where} did not forward {many(packets, 'packet')} that it received, as without a route; {what}"
+    rows = tuple(Observation(line, "proof of the run") for line in lines)
+    return CauseResult((Finding("unproven-paths", where, what, "established", rows),))
+
+
+def failed_check(case: Case) -> CauseResult:
+    """A check of `validate` fails, and no fact is its cause."""
+    found = []
+    places = {*case.fabric.by_name, *(port.ref for node in case.fabric.nodes for port in node.ports)}
+    # What facts, nodes that are down, and the proof of the run show is named by other findings.
+    shown = {line.text for each in unproven_paths(case).findings for line in each.evidence}
+    known = {FACTS[fact.kind].check for fact, source in case.facts.items() if NOW in source}
+    known |= {"nodes"} if case.live is not None and {*case.live.stopped} <= {*case.dead} else set()
+    for each in (row for row in case.checks if not row.ok and row.name not in known):
+        if any(text in each.detail for text in shown):
+            continue
+        words = (word.rstrip(":,;") for word in each.detail.split())
+        where = next((word for word in words if word in places), case.fabric.name)
+        what = f"the check {each.name} fails: {each.detail.partition('; ')[0]}"
         line = Observation(each.detail, f"check {each.name}")
-        found.append(Finding("failed-check", where, f"the check {each.name} fails", "likely", (line,)))
-    if not case.probed:
-        return CauseResult(unknown="they run with the probes")
-    return CauseResult.of(found, f"{', '.join(MEASURING)} pass")
+        found.append(Finding("failed-check", where, what, "likely", (line,)))
+    made = sum(each.ok and not each.skipped for each in case.checks)
+    return CauseResult.of(found, f"{made} checks pass") if made else CauseResult((*found,), unknown=NO_LAB)
 
 
 def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult:

@@ -1,7 +1,7 @@
 """Measures: what settings of a run cannot say, as a Python function. A new one is a file here and a line of MEASURES.
 
 In:  a Measuring (measuring.py): the lab, the fabric, the options of the file, and `run`, which keeps what it runs.
-Out: the figures that the measure declares, by name. Expressions use them as `NAME(RUN)`.
+Out: the figures that the measure declares, by name; what is not known is left out. Expressions use `NAME(RUN)`.
 """
 
 from __future__ import annotations

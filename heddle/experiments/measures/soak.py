@@ -13,6 +13,7 @@ import numpy as np
 from heddle.experiments.measuring import Measure, Measuring
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
+from heddle.runs.results import RunOutcome
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -29,17 +30,24 @@ def _measure(at: Measuring) -> Mapping[str, float]:
         for collective in ("all-reduce", "all-to-all"):
             at.collective(collective=collective, size=size, qps=qps, placement="cyclic", iters=20, warmup=0)
         seen.append((time.monotonic() - begin, memory(at.running)))
-    ratios = [used.ratio for run in at.runs if (used := run.part(IdealUse)) is not None and used.ratio is not None]
-    queues = [each for run in at.runs if (each := run.part(QueueUse)) is not None]
-    return {
-        "jct": fmean(ratios),
-        "jct_sd": pstdev(ratios),
-        "lost": float(sum(sum((run.lost or {}).values()) for run in at.runs)),
-        "storms": float(sum(each.storms for each in queues)),
-        "runs": float(len(at.runs)),
+    return figures_of(at.runs, seen)
+
+
+def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
+    """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
+    ratios = [used.ratio for run in runs if (used := run.part(IdealUse)) is not None and used.ratio is not None]
+    storms = [queues.storms for run in runs if (queues := run.part(QueueUse)) is not None]
+    lost = [sum(run.lost.values()) for run in runs if run.lost is not None]
+    found = {
+        "jct": fmean(ratios) if len(ratios) == len(runs) else None,
+        "jct_sd": pstdev(ratios) if len(ratios) == len(runs) else None,
+        "lost": sum(lost) if len(lost) == len(runs) else None,
+        "storms": sum(storms) if len(storms) == len(runs) else None,
+        "runs": len(runs),
         "slope": steepest(seen),
-        "ended": float(len(set(seen[0][1]) - set(seen[-1][1]))),
+        "ended": len(set(seen[0][1]) - set(seen[-1][1])),
     }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def memory(lab: Lab) -> dict[int, int]:
@@ -56,13 +64,12 @@ def memory(lab: Lab) -> dict[int, int]:
     return found
 
 
-def steepest(seen: Sequence[tuple[float, Mapping[int, int]]]) -> float:
-    """The largest slope of a process that was there all the time: linear regression, in MB an hour. 0 without one."""
+def steepest(seen: Sequence[tuple[float, Mapping[int, int]]]) -> float | None:
+    """The largest slope of a process that was there all the time: linear regression, in MB an hour; None without."""
     times = np.array([at for at, _ in seen])
     every = set.intersection(*(set(each) for _, each in seen))
-    return max((float(np.polyfit(times, [each[pid] for _, each in seen], 1)[0]) for pid in every), default=0.0) * (
-        _HOUR_S / 1e6
-    )
+    slopes = [float(np.polyfit(times, [each[pid] for _, each in seen], 1)[0]) for pid in every]
+    return max(slopes) * _HOUR_S / 1e6 if slopes else None
 
 
 MEASURE: Final = Measure(

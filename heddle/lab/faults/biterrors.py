@@ -41,12 +41,10 @@ class BitErrors(KeptFault):
         return f"now {format_share(share)}; the program has inverted a bit in {corrupted}"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """End the process, and restore the share from before."""
         super().undo(lab, fault)
         _set(lab, fault.where, fault.values["before"])
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
-        """One step after the other; the last one stays."""
         rate, step_s = fault.values["rate"], fault.values["ramp"] / 1e9 / STEPS
         for number in range(1, STEPS + 1):
             with changing(lab):
@@ -56,7 +54,6 @@ class BitErrors(KeptFault):
         return False
 
     def text(self, fault: SetFault) -> str:
-        """`bit-errors up to 1/64 within 10s`."""
         return f"bit-errors up to {format_share(fault.values['rate'])} within {format_duration(fault.values['ramp'])}"
 
 

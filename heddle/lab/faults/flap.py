@@ -45,12 +45,10 @@ class Flap(KeptFault):
         return f"the carrier of {fault.values['port']} has changed {count} times" if count >= _CHANGES else ""
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """End the process, and set the link up."""
         super().undo(lab, fault)
         set_links(lab, [fault.values["port"]], "up")
 
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
-        """Down for duty * period, then up for the rest."""
         period_s, duty, ports = fault.values["period"] / 1e9, fault.values["duty"], [fault.values["port"]]
         while True:
             set_links(lab, ports, "down")
@@ -61,7 +59,6 @@ class Flap(KeptFault):
                 return False
 
     def text(self, fault: SetFault) -> str:
-        """`flap every 2s, down for 50% of it`."""
         values = fault.values
         return f"flap every {format_duration(values['period'])}, down for {format_share(values['duty'])} of it"
 

@@ -65,7 +65,6 @@ class Misroute(NamedFault):
         _routes(lab, fault, "del")
 
     def text(self, fault: SetFault) -> str:
-        """`misroute of packets to host3`."""
         return f"misroute of packets to {fault.values['host']}"
 
     def touched(self, fabric: Any, fault: SetFault) -> set[str]:

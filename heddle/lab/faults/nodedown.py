@@ -35,13 +35,11 @@ class NodeDown(NamedFault):
         return {"ports": fresh}
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        """Take the links down, then end the daemons."""
         set_links(lab, fault.values["ports"], "down")
         if lab.fabric.by_name[fault.where].role is Role.SWITCH:
             end_daemons(lab, fault.where)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """No link has a carrier, and no daemon answers."""
         ports = fault.values["ports"]
         down = down_of(lab, [*by_node(ports)])
         if any({*names} - down[node].keys() for node, names in by_node(ports).items()):
@@ -54,11 +52,9 @@ class NodeDown(NamedFault):
         return f"{carrier}, and no daemon answers"
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Start the daemons, and set the links up."""
         set_links(lab, fault.values["ports"], "up")
         if lab.fabric.by_name[fault.where].role is Role.SWITCH:
             start_daemons(lab, fault.where)
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        """The node, and both ends of its links."""
         return {fault.where} | {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}

@@ -49,7 +49,6 @@ class PfcStorm(KeptFault):
         return {**values, "class": number, "received": _received(lab, where, number)[0]}
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
-        """The switch has received frames, and its gate is closed."""
         count, closed = _received(lab, fault.where, fault.values["class"])
         if count <= fault.values["received"] or not closed:
             return ""
@@ -71,7 +70,6 @@ class PfcStorm(KeptFault):
         return True
 
     def text(self, fault: SetFault) -> str:
-        """`pfc-storm of class 3 for 5s`."""
         of = f" of class {fault.values['class']}" if "class" in fault.values else ""
         return f"pfc-storm{of} for {format_duration(fault.values['time'])}"
 

@@ -42,11 +42,9 @@ class SlowLink(NamedFault):
         return "; ".join(parts)
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        """Restore the rate of the fabric file."""
         set_shares(lab, self.ports(lab, fault), 1)
 
     def text(self, fault: SetFault) -> str:
-        """`slow-link at 10% of its rate`."""
         return f"{self.name} at {format_share(fault.values['rate'])} of its rate"
 
     def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:
@@ -78,7 +76,6 @@ class SlowHost(SlowLink):
     at = "host"
 
     def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:
-        """The host's ports, and those at the other ends of their links."""
         return sorted(self.touched(lab.fabric, fault))
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:

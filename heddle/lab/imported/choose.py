@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base.files import real, result_name
+from heddle.base.files import absent, expanded, real, result_name
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
-from heddle.base.untrusted import kept_below
+from heddle.base.untrusted import has_home, kept_below
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.grammar import NODE_NAME, resolved
 from heddle.lab.lab import Blueprint
@@ -61,10 +61,7 @@ def is_topology(typed: str) -> bool:
     from heddle.lab.imported.reader import holds_topology
 
     path = real(typed)
-    try:
-        if typed in presets() or not path.is_file():
-            return False
-    except OSError:  # a directory without permission, a name that is too long: the fabric's reader reports it
+    if typed in presets() or absent(path) or not path.is_file():  # the fabric's reader reports what cannot be used
         return False
     try:
         return holds_topology(path)
@@ -77,7 +74,7 @@ _MOST: Final = 10_000  # files
 
 def files_of(fabric: str | None) -> list[str]:
     """The files that `up` reads: the fabric file, or the topology and the files that it binds by relative paths."""
-    return [fabric, *companions(Path(fabric).expanduser())] if fabric is not None else []  # a fabric file binds none
+    return [fabric, *companions(expanded(fabric))] if fabric is not None else []  # a fabric file binds none
 
 
 def companions(topology: Path) -> list[str]:
@@ -98,7 +95,12 @@ def companions(topology: Path) -> list[str]:
             continue
         for name in nodes if NODE_NAME in source else [""]:
             bound = resolved(source.replace(NODE_NAME, str(name)), directory)
-            for each in _below(bound) if bound.resolve().is_relative_to(root) else [bound] * bound.exists():
+            if absent(bound):
+                continue
+            if bound.is_dir() and has_home(bound):
+                why = f"binds your home directory, or one above it, which is not copied to another machine: {text}"
+                raise InputError(Problem("", str(topology), why, "move the topology to a directory of its own"))
+            for each in _below(bound) if bound.resolve().is_relative_to(root) else [bound]:
                 found[str(each)] = None
                 if len(found) > _MOST:
                     why = f"binds more than {_MOST} files, which are not copied to another machine"
@@ -116,7 +118,6 @@ def _texts(value: Any, within: str = "") -> Iterator[str]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from (each for each in sorted(path.rglob("*")) if each.is_file())
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if not absent(each) and each.is_file():
+            yield each

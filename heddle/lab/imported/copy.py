@@ -52,7 +52,10 @@ _PROC: Final = "/proc/sys/"
 def settings_of(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
     """Sysctl -> the values that the node's configuration sets: `sysctls` first, then FRR's files, then commands."""
     found: dict[str, dict[Setting, None]] = {}
-    for rows, certain in ((_file_settings(node), True), (_frr_settings(node), True), (_command_settings(node), False)):
+    own = ((key, value, "sysctls") for key, value in node.sysctls.items())
+    lines = (line for command in node.commands for line in command_lines(command, node.sources))
+    typed = (row for line in lines for row in _line_settings(line, node.sources))
+    for rows, certain in ((own, True), (_frr_settings(node), True), (typed, False)):
         for key, value, source in rows:
             settings = found.setdefault(_SAME[0] if key in _SAME else key, {})
             settings[Setting(" ".join(value.split()), source, certain)] = None
@@ -67,10 +70,6 @@ def forwarding(node: NodeDescription) -> dict[str, str]:
     return {key: value for key, value, _ in _frr_settings(node)}
 
 
-def _file_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
-    yield from ((key, value, "sysctls") for key, value in node.sysctls.items())
-
-
 def _frr_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
     for file in _FRR_FILES:
         for match in _FRR_LINE.finditer(node.text(file) or ""):
@@ -79,12 +78,6 @@ def _frr_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
 
 def _forwarding(match: re.Match[str], source: str) -> tuple[str, str, str]:
     return _FORWARDING[match[2]], "0" if match[1] else "1", source
-
-
-def _command_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
-    for command in node.commands:
-        for line in command_lines(command, node.sources):
-            yield from _line_settings(line, node.sources)
 
 
 def _line_settings(words: list[str], sources: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:

@@ -110,6 +110,11 @@ def magic(text: str, lab: str, node: str) -> str:
     return text.replace(NODE_NAME, node).replace(LAB_NAME, f"clab-{lab}")
 
 
+def with_sh(command: str) -> str:
+    """A command of Alpine's shell for a node without BusyBox: `ash` is a POSIX shell, as this machine's `sh`."""
+    return _ASH.sub("sh", command, count=1)
+
+
 def resolved(path: str, base: Path) -> Path:
     """A path of the file as an absolute path: `~` is the caller's home; others are relative to the file's directory."""
     if path == "~" or path.startswith("~/"):
@@ -376,6 +381,7 @@ class Sections:
 
 
 OUTPUT: Final = "/run/heddle-cmd.log"  # of a main process; /run is the node's own
+_ASH: Final = re.compile(r"^\s*(?:(?:\S*/)?busybox\s+a?sh|(?:\S*/)?ash)(?=\s|$)")
 SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "busybox", ".", "source"})
 _BEFORE: Final = frozenset({"then", "else", "do", "{", "(", "!", "sudo", "exec", "command"})  # a command follows
 _REAPER: Final = re.compile(r"(\S*/)?(tini|tini-static|dumb-init|catatonit)(\s+-\S+)*\s+")  # starts the next words

@@ -155,7 +155,6 @@ class ImportedLab(Blueprint):
         return write_copy(self.description, self.fabric, out, options, self.runtime)
 
     def differences(self, record: Record) -> list[Difference]:
-        """Differences between this file and the one that is running."""
         if not record.imported:
             return [("the lab's source", f"{record.source}, rendered", "an imported topology")]
         old = record.imported.get("parts", {})
@@ -167,11 +166,9 @@ class ImportedLab(Blueprint):
         return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
 
     def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
-        """Sysctls that the nodes' own configuration sets."""
         return self.settings
 
     def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
-        """The sysctls in the copy that runs."""
         return {node.name: node.sysctls for node in read_topology(topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
@@ -233,7 +230,6 @@ class ImportedLab(Blueprint):
         return [*(Problem(e.port, e.what, e.why) for e in awaited(self.fabric, now.adjacencies)), *routes, *idle]
 
     def routes_checked(self) -> str:
-        """`4 addresses of hosts have routes in every switch's kernel`."""
         hosts = convergence.host_addresses(self.fabric)
         return f"{len(hosts)} addresses of hosts have routes in every switch's kernel" if hosts else ""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.files import absent
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.tables import some_of
 from heddle.lab.imported import grammar
@@ -38,6 +39,7 @@ from heddle.lab.imported.grammar import (
     no_command,
     resolved,
     sets_queue,
+    with_sh,
 )
 from heddle.lab.imported.innamespace import absent_in_main, absent_program, no_view, reach_of, seen_anyway, with_bridges
 from heddle.runtimes.netns_space import PROVIDED, WRITABLE, why_read_only
@@ -231,7 +233,7 @@ class _DescriptionReader:
         """What a namespace runs of a container's command: Heddle starts FRR, and idle commands are left out."""
         keys = [((*trail, k), k) for trail, layer in layers for k in ("entrypoint", "cmd") if layer.get(k)]
         try:
-            main = main_process(command)
+            main = main_process(with_sh(command))
         except ValueError as error:
             hint = "use --runtime containerlab"
             self.add(keys[-1][0], f"{keys[-1][1]}: {command[:_SHOWN]}", str(error).lower(), hint)
@@ -263,8 +265,8 @@ class _DescriptionReader:
             target = target.removeprefix("/var")
         if self.runtime == "netns" and seen_anyway(path, target):
             return None
-        if not path.exists():
-            self.add(trail, what, f"names {path}, which does not exist", "paths are relative to the topology file")
+        if why := absent(path):
+            self.add(trail, what, f"names {path}, which {why}", "paths are relative to the topology file")
         elif self.runtime == "netns" and (refused := no_view(path, target, self.read_only)):
             self.add(trail, what, *refused)
         return BindDescription(path, target, mode)
@@ -272,7 +274,7 @@ class _DescriptionReader:
     def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str, targets: list[str]) -> list[str]:
         kept: list[str] = []
         for trail, line in lines:
-            text = magic(line, lab, node)
+            text = magic(with_sh(line) if self.runtime == "netns" else line, lab, node)
             if text not in self._commands:
                 self._commands[text] = no_command(text)
             if (why := self._commands[text]) is not None:

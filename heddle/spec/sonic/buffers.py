@@ -147,13 +147,15 @@ def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricS
 
 
 def _reserve(db: ConfigDb, name: str) -> None:
-    """The guaranteed bytes of a lossless group. On NVIDIA's switches `size` is xon + xoff: headroom is in it."""
+    """The guaranteed bytes of a lossless group. SAI sends Xoff when less than `xoff` of the group's own buffer is free,
+    so a `size` of `xoff` or more has the headroom in it. With shared headroom `size` is `xon`, and has none.
+    """
     size, headroom, xon = (db.number(_PROFILE, name, key, 0, 2**31) or 0 for key in ("size", "xoff", "xon"))
     trail = (_PROFILE, name, "size")
     if not size and not headroom and db.text(*trail) is not None:
         db.leave([trail], f"is 0, and the profile has no xoff: {_COMPUTED}")
     elif db.text(*trail) is not None:
-        within = headroom if size >= headroom + xon else 0
+        within = headroom if size >= headroom and size != xon else 0
         why = "of each lossless class of each port" + (f": size, less xoff, {within}, the headroom" if within else "")
         db.apply([trail], {"queues.pfc.reserve": size - within}, why)
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from heddle.base.files import real
+from heddle.base.files import absent, is_file, real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.traces import chakra, goal, htsim, simai
 from heddle.traffic.traces.graph import MOST_RANKS, Reading, Trace
@@ -45,12 +45,12 @@ def is_trace(typed: str) -> bool:
 def trace_files(typed: str) -> list[str]:
     """The files of a name: itself; or those of all ranks, as `gpt.0.et` and so on for `gpt.et` or `gpt`."""
     cut = re.fullmatch(r"(.*?)(\.(?:et|json)(?:\.gz)?)?", typed, re.IGNORECASE | re.DOTALL)
-    if cut is None or real(typed).is_file():
+    if cut is None or is_file(real(typed), typed):
         return [typed]
     names = (f"{cut[1]}.{rank}{cut[2] or '.et'}" for rank in range(MOST_RANKS))
     found: list[str] = []
     for name in names:
-        if not real(name).is_file():
+        if not is_file(real(name), name):
             break
         found.append(name)
     return found or [typed]
@@ -61,7 +61,7 @@ def read_trace(files: Sequence[str], reading: Reading) -> Trace:
     formats = list(dict.fromkeys(map(_format, files)))
     if (unknown := next((name for name in files if _format(name) not in _FORMATS), None)) is not None:
         why, hint = "has a name with an unknown end", did_you_mean(_format(unknown), _FORMATS)
-        if not real(unknown).exists():
+        if absent(real(unknown)):
             why = f"does not exist, and {Path(unknown).name}.0.et does not, either"
             hint = "check the path; a prefix of JSON files has their end: gpt.json for gpt.0.json and so on"
         raise InputError(Problem(unknown, "the trace", why, hint))
