@@ -378,6 +378,7 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
 
 @pytest.mark.deep
 @pytest.mark.needs("procps")
+@pytest.mark.long
 def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: str, name: str) -> None:
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
     path = ring(tmp_path, quick, f" ip ospf area 0\n{quick}")
