@@ -44,7 +44,7 @@ class Beside:
         """Of a job among those that ran with it."""
         mine = _iterations(job)
         took, found = mine.end_s - mine.begin_s, dict[int, float]()
-        every = {each.job: _overlap(mine, _under_way(_iterations(each))) for each in jobs if each.job != job.job}
+        every = {each.job: _overlap(mine, _iterations(each)) for each in jobs if each.job != job.job}
         others = {name: overlap for name, overlap in every.items() if overlap.any()}
         if not others:
             return cls((), {}, 0.0)
@@ -58,28 +58,14 @@ class Beside:
         return cls(tuple(others), found, float(inside.mean()), busy)
 
 
-def _under_way(its: Iterations) -> list[tuple[float, float]]:
-    """The times in which any rank has an iteration under way, in order."""
-    found: list[tuple[float, float]] = []
-    for begin, end in sorted(zip(its.begin_s.tolist(), its.end_s.tolist(), strict=True)):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((begin, end))
-    return found
-
-
-def _overlap(its: Iterations, spans: Sequence[tuple[float, float]]) -> F64:
-    """How much of each iteration is within these spans, in seconds."""
-    begins, ends = np.array(spans).T
-    done = np.concatenate([[0.0], np.cumsum(ends - begins)])
-
-    def before(at: F64) -> F64:
-        last = np.searchsorted(begins, at, side="right")
-        past = np.where(last > 0, np.maximum(0.0, ends[last - 1] - at), 0.0)
-        return np.asarray(done[last] - past, np.float64)
-
-    return before(its.end_s) - before(its.begin_s)
+def _overlap(its: Iterations, others: Iterations) -> F64:
+    """How long any rank of the other job had an iteration under way during each of these, in seconds."""
+    order = np.argsort(others.begin_s)
+    ends = np.maximum.accumulate(others.end_s[order])
+    begins = np.maximum(others.begin_s[order], np.concatenate([[-np.inf], ends[:-1]]))
+    done = np.cumsum(ends - begins)
+    at, busy = np.column_stack([begins, ends]).ravel(), np.column_stack([done - (ends - begins), done]).ravel()
+    return np.interp(its.end_s, at, busy) - np.interp(its.begin_s, at, busy)
 
 
 def _iterations(job: RunResult) -> Iterations:

@@ -344,13 +344,11 @@ def test_rows_have_the_means_that_decide_and_an_outlier_is_not_known(tmp_path: P
     slow, fast = [110.0, 111, 109, 110.5, 112, 108, 110, 107], [105.0, 105.1, 104.9, 105, 105.2, 105, 105.1, 108]
     for last, verdict in ((107.0, "differs"), (100.0, "unknown")):
         times = [[*slow[:-1], last], fast]
-        for at, (us, options) in enumerate(zip(times, (ONE, OTHER), strict=True)):
-            kept = [
-                keep(tmp_path / f"{last}", 10 * at + n, with_rows(counted(options, 3), row(1 << 16, each, each, each)))
-                for n, each in enumerate(us)
-            ]
-            first, other = (kept[-1], None) if not at else (first, kept[-1])
-        found = of(compare(first, other), "time", 1 << 16)
+        ends = []
+        for at, (group, options) in enumerate(zip(times, (ONE, OTHER), strict=True)):
+            rows = [with_rows(counted(options, 3), row(1 << 16, us, us, us)) for us in group]
+            ends.append([keep(tmp_path / f"{last}", 10 * at + n, each) for n, each in enumerate(rows)][-1])
+        found = of(compare(*ends), "time", 1 << 16)
         assert (found.verdict, found.means) == (verdict, True) and found.ratio == pytest.approx(105 / 110, abs=0.01)
         assert ("A is an outlier" if last == 100 else "A and B themselves are the other way round") in found.why
 
