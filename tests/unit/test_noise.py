@@ -12,7 +12,7 @@ import pytest
 
 from heddle.predict.statistics import quantile, student_p
 from heddle.runs.compare import judged_once
-from heddle.runs.noise import LEVEL, STEADY, chance_of, chance_of_groups, middle, outliers
+from heddle.runs.noise import LEVEL, STEADY, chance_of, middle, outliers
 
 Runs = list[float]
 Judge = Callable[[Runs, Runs], bool]
@@ -101,6 +101,56 @@ def test_of_equal_runs_at_most_1_in_20_pairs_is_said_to_differ(runs: int) -> Non
         others += abs(group[0] - group[1]) > quantile(runs - 3) * math.sqrt(2 * variance(rest))
     assert wrong / 2000 <= LEVEL * 1.2  # the deviation of this share is 0.5 %
     assert others / 2000 > LEVEL * 1.2, "this data would show a judgement by the normal spread of the others"
+
+
+def modes(share: float, spread: float) -> Callable[[np.random.Generator, int], Runs]:
+    return lambda draw, n: [*map(float, np.where(draw.random(n) < share, 0.6, 1) * draw.normal(1, spread, n))]
+
+
+def zeros(share: float) -> Callable[[np.random.Generator, int], Runs]:
+    return lambda draw, n: [*map(float, np.where(draw.random(n) < share, 0, draw.poisson(500, n)))]
+
+
+@pytest.mark.parametrize(
+    ("draw", "sizes", "counted", "most"),
+    [
+        # What docs/report.md says of each, and 2.5 deviations of 600 cases.
+        (modes(0.5, 0.001), (1, 3), False, 0.125),
+        (modes(0.5, 0.001), (2, 2), False, 0.125),
+        (modes(0.2, 0.01), (1, 5), False, 0.08),
+        (modes(0.5, 0.001), (3, 10), False, 0.16),
+        (zeros(0.5), (2, 2), True, 0.125),
+        (modes(0.5, 0.01), (3, 3), False, 0.05),
+        (modes(0.5, 0.01), (3, 8), False, 0.11),
+        (modes(0.5, 0.01), (5, 5), False, 0.05),
+        (modes(0.5, 0.01), (10, 10), False, 0.06),
+        (zeros(0.2), (1, 3), True, 0.11),
+        (zeros(0.2), (1, 5), True, 0.09),
+        (zeros(0.2), (5, 5), True, 0.05),
+        (zeros(0.8), (3, 3), True, 0.05),
+    ],
+)
+def test_two_modes_and_zeros_differ_by_chance_no_more_often_than_the_page_says(
+    draw: Callable[[np.random.Generator, int], Runs], sizes: tuple[int, int], counted: bool, most: float
+) -> None:
+    own, wrong = np.random.default_rng(3), 0
+    for _ in range(600):
+        one, other = (draw(own, n) for n in sizes)
+        wrong += differs(one, other, counted=counted)
+    assert wrong / 600 <= most + 2.5 * math.sqrt(most * (1 - most) / 600)
+
+
+@pytest.mark.parametrize("runs", [4, 7, 8, 12])
+@pytest.mark.parametrize("draw", [modes(0.5, 0.001), modes(0.2, 0.01), zeros(0.2)])
+def test_pairs_of_two_modes_differ_in_at_most_1_of_20_cases(
+    runs: int, draw: Callable[[np.random.Generator, int], Runs]
+) -> None:
+    own, wrong = np.random.default_rng(runs), 0
+    for _ in range(300):
+        group = draw(own, runs)
+        found = chance_of(group[0], group[1], [group], counted=False)
+        wrong += found is not None and found.p <= LEVEL
+    assert wrong / 300 <= LEVEL + 2.5 * math.sqrt(LEVEL * (1 - LEVEL) / 300)
 
 
 def test_the_p_of_a_pair_is_its_share_of_all_pairs() -> None:

@@ -181,7 +181,7 @@ def test_eight_equal_settings_get_a_line_in_at_most_1_of_20_cases(runs: int, spr
         wrong += _choice(points).verdict == "differs"
         second += _choice([points[0], points[-1]]).verdict == "differs"
     assert wrong / 200 <= 0.05
-    assert second / 200 > 0.2, "this data would show a choice against one other setting alone"
+    assert second / 200 > 0.1, "this data would show a choice against one other setting alone"
 
 
 def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
