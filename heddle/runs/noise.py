@@ -155,7 +155,7 @@ def chance_of_groups(
     least = STEADY if logs else STEADY / _STEADY_DEVIATION  # what single values without any spread may differ by
     gap, words = _gap(*usual), f"{sizes[0]} and {sizes[1]} equal runs"
     words += f", all of {names[means[0] < means[1]]} are higher" if gap > 0 else ""
-    over, far = gap >= _APART and apart > least, _far(kept, least)
+    over, far = gap >= _APART and apart > least, None if p <= LEVEL else _far(kept, least)
     said = _told(
         p, apart, f"{words}, one of {names[far]} is far from all others" if far is not None else words, logs=logs
     )
