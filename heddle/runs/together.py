@@ -65,7 +65,7 @@ def _overlap(its: Iterations, others: Iterations) -> F64:
     begins = np.maximum(others.begin_s[order], np.concatenate([[-np.inf], ends[:-1]]))
     done = np.cumsum(ends - begins)
     at, busy = np.column_stack([begins, ends]).ravel(), np.column_stack([done - (ends - begins), done]).ravel()
-    return np.interp(its.end_s, at, busy) - np.interp(its.begin_s, at, busy)
+    return np.asarray(np.interp(its.end_s, at, busy) - np.interp(its.begin_s, at, busy), np.float64)
 
 
 def _iterations(job: RunResult) -> Iterations:

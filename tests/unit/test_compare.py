@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -354,7 +355,7 @@ def test_rows_have_the_means_that_decide_and_an_outlier_is_not_known(tmp_path: P
 
 
 @pytest.mark.parametrize("tiny", [{"busbw": 1e-320}, {"time_us": 1e-320}, {"busbw": 0.0}, {"iteration_us": (0.0,) * 3}])
-def test_a_figure_that_no_run_can_have_is_not_known(tmp_path: Path, tiny: dict[str, float]) -> None:
+def test_a_figure_that_no_run_can_have_is_not_known(tmp_path: Path, tiny: dict[str, Any]) -> None:
     good = row(1 << 16, 100, 101, 102)
     for pair in ((good, replace(good, **tiny)), (replace(good, **tiny), good)):
         assert judged(*pair)[0] == "unknown"
