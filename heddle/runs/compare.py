@@ -36,6 +36,7 @@ from heddle.runs.stored import StoredRun
 Verdict = Literal["same", "noise", "differs", "unknown"]
 REPEAT: Final = "repeat A or B"
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
+_LEAST: Final = 1e-30  # of a time or bandwidth, and 1 / the most: no run has such
 _COUNTED: Final = ("packets", "frames", "count")
 DESPITE: Final = "despite"  # before what makes a run unreliable that counts all the same
 _NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
@@ -44,7 +45,10 @@ Group = Mapping[Path, RunOutcome]  # equal runs, by directory
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One figure of both runs. ratio: B / A; None where A is 0 or one is not known. why: of the verdict."""
+    """One figure of both runs. ratio: B / A; None where A is 0 or one is not known. why: of the verdict.
+
+    means: a and b are means of the equal runs of A and of B, because these decide.
+    """
 
     figure: str
     unit: str
@@ -54,6 +58,7 @@ class Ratio:
     ratio: float | None
     verdict: Verdict
     why: str
+    means: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +157,28 @@ class _Pair:
         self._name_outliers(f"busbw {format_size(one.size)}", busbw, counted=False)
         doubt, but = self._doubt(one.size)
         verdict, why = judged(one, other, self._values(busbw), doubt, _several_paths(self.a) or _several_paths(self.b))
-        found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, why, but)]
+        both, row = (one.busbw, other.busbw), partial(self._ratio, size=one.size, doubt=doubt, verdict=verdict, but=but)
+        found = [row("busbw", "GB/s emulated", both, of=busbw, why=why)]
         if len(self.a.record.header.ranks) == len(self.b.record.header.ranks):
-            found.append(_ratio("time", "us an iteration", one.size, one.time_us, other.time_us, verdict, why, but))
+            both, of = (one.time_us, other.time_us), partial(_of_row, one.size, "time_us")
+            found.append(row("time", "us an iteration", both, of=of, why=why))
         return found
+
+    def _ratio(
+        self, name: str, unit: str, both: tuple[float, float], *, size: int | None,
+        of: Callable[[RunOutcome], float | None], verdict: Verdict, why: str, doubt: str, but: str,
+        counted: bool = False,
+    ) -> Ratio:  # fmt: skip
+        """The row of a figure; of means where groups of equal runs decide. but: to be said before the reason."""
+        found = None if doubt else chance_of(*both, self._values(of), counted=counted)
+        means = None if found is None else found.means
+        a, b = means or both
+        ratio = b / a if a else math.inf
+        if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
+            verdict, why = "same", but.removesuffix("; ")
+        else:
+            why = but + why
+        return Ratio(name, unit, size, a, b, ratio if math.isfinite(ratio) else None, verdict, why, means is not None)
 
     def of_run(self) -> list[Ratio]:
         """Figures of the whole run. Ratios of counts need equal sizes and iterations."""
@@ -178,7 +201,8 @@ class _Pair:
                     (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
                 )
             self._name_outliers(count.name, count.of, counted=counted)
-            found.append(_ratio(count.name, count.unit, None, x, y, verdict, why, but))
+            row = partial(self._ratio, size=None, doubt=doubt, verdict=verdict, but=but, counted=counted)
+            found.append(row(count.name, count.unit, (x, y), of=count.of, why=why))
         return found
 
     def notes(self) -> Iterator[str]:
@@ -208,7 +232,11 @@ class _Pair:
 
 def busbw_of(size: int, outcome: RunOutcome) -> float | None:
     """The busbw of a size, GB/s, emulated; None for a run without it."""
-    return next((row.busbw for row in outcome.rows if row.size == size), None)
+    return _of_row(size, "busbw", outcome)
+
+
+def _of_row(size: int, name: str, outcome: RunOutcome) -> float | None:
+    return next((getattr(row, name) for row in outcome.rows if row.size == size), None)
 
 
 def judged(
@@ -222,6 +250,10 @@ def judged(
         return "unknown", doubt
     if (found := chance_of(one.busbw, other.busbw, equal, counted=False) if equal else None) is not None:
         return _by(found)
+    if not all(
+        _LEAST < each < 1 / _LEAST for row in (one, other) for each in (row.busbw, row.time_us, *row.iteration_us)
+    ):
+        return "unknown", "a time or bandwidth is not that of a measurement"
     apart = abs(math.log(other.busbw) - math.log(one.busbw))
     share = math.expm1(apart)
     if share <= STEADY:
@@ -238,10 +270,8 @@ def judged(
 
 
 def _by(found: Chance) -> tuple[Verdict, str]:
-    """The verdict of equal runs. Groups that are far apart, but too small to be sure, are not noise."""
-    if found.p <= LEVEL:
-        return "differs", found.words
-    return ("unknown", f"{found.words}: {REPEAT}") if found.unsure else ("noise", found.words)
+    """The verdict of equal runs."""
+    return found.verdict, f"{found.words}: {REPEAT}" if found.verdict == "unknown" else found.words
 
 
 def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:
@@ -255,18 +285,6 @@ def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:
 
 def _several_paths(run: StoredRun) -> str:
     return several_paths(run.record.header, run.record.outcome)
-
-
-def _ratio(
-    name: str, unit: str, size: int | None, a: float | None, b: float | None, verdict: Verdict, why: str, but: str
-) -> Ratio:
-    """but: what is to be said before the reason."""
-    ratio = b / a if a and b is not None else None
-    if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
-        verdict, why = "same", but.removesuffix("; ")
-    else:
-        why = but + why
-    return Ratio(name, unit, size, a, b, ratio, verdict, why)
 
 
 def _not_fixed(run: StoredRun, mmr: _Count) -> str:

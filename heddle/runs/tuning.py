@@ -2,7 +2,7 @@
 
 In:  finished runs of one collective that differ in these settings. Out: choices with their margin and whether noise
 explains it; `nccl_tuner.conf`; the CSV of measurements that the plugin's scripts/optimize_config.py reads
-(NVIDIA/nccl, plugins/tuner/example).
+(NVIDIA/nccl, plugins/tuner/example). Means of equal runs count; the best must beat every other setting (noise.py).
 Only algorithms of NCCL are measured: an all-reduce by rings and trees, all else by rings. A chain through all ranks is
 NCCL's ring of a broadcast and a reduce. Protocols are not modelled; a line needs one, and the plugin takes any other
 word for `simple`. A line has no QPs: it is NCCL_IB_QPS_PER_CONNECTION of the whole job, so one number is chosen.
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from heddle.base.units import emulated_words
 from heddle.runs.compare import REPEAT, Verdict, busbw_of, judged, several_paths
+from heddle.runs.noise import LEVEL, STEADY, chance_of_groups, middle, steady_p
 from heddle.runs.results import RunOutcome, RunResult, unfit
 from heddle.runs.runtable import SizeRow
 
@@ -64,7 +65,7 @@ class TunerSetting:
 class TunerPoint:
     """One setting at one size. doubt: why no verdict rests on it; chance: why another run may differ more.
 
-    equal: busbw of equal runs and this one, GB/s, emulated.
+    equal: busbw of equal runs and this one, GB/s, emulated; their mean counts.
     """
 
     setting: TunerSetting
@@ -73,10 +74,22 @@ class TunerPoint:
     chance: str
     equal: tuple[float, ...]
 
+    @property
+    def busbw(self) -> float:
+        """The mean of equal runs."""
+        return middle(self.equal, counted=False) if self.equal else self.row.busbw
+
+    @property
+    def time_us(self) -> float:
+        """The mean of equal runs."""
+        return self.row.time_us * self.row.busbw / self.busbw
+
 
 @dataclass(frozen=True, slots=True)
 class TunerChoice:
-    """The fastest setting of a size, and the next one. margin: how much longer that takes, as a share."""
+    """The fastest setting of a size, and the next one. verdict: against all others. margin: how much longer the next
+    takes, as a share.
+    """
 
     size: int
     best: TunerPoint
@@ -87,7 +100,7 @@ class TunerChoice:
     @property
     def margin(self) -> float | None:
         """The share; None with one setting."""
-        return None if self.second is None else self.second.row.time_us / self.best.row.time_us - 1
+        return None if self.second is None else self.second.time_us / self.best.time_us - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +148,22 @@ class Tuning:
     @property
     def _qps(self) -> list[int]:
         """The numbers of QPs that are slower at no size than the one with the smallest geometric mean of best times."""
-        numbers = sorted({each.setting.qps for each in self.points})
-        of = {n: [next(each for each in group if each.setting.qps == n) for group in self._sizes()] for n in numbers}
-        top = of[min(numbers, key=lambda n: fmean(log(each.row.time_us) for each in of[n]))]
+        numbers, sizes = sorted({each.setting.qps for each in self.points}), self._sizes()
+        of = {n: [[each for each in group if each.setting.qps == n] for group in sizes] for n in numbers}
+        best = min(numbers, key=lambda n: fmean(log(group[0].time_us) for group in of[n]))
+        tests = (len(numbers) - 1) * len(sizes)
         return [
             n
             for n in numbers
-            if not any(
-                one.row.time_us < other.row.time_us and _judged(one, other)[0] == "differs"
-                for one, other in zip(top, of[n], strict=True)
+            if n == best
+            or not any(
+                _choice([top[0], *rest], tests).verdict == "differs" for top, rest in zip(of[best], of[n], strict=True)
             )
         ]
 
     def _sizes(self) -> list[list[TunerPoint]]:
         sizes = sorted({each.row.size for each in self.points})
-        by_time = sorted(self.points, key=lambda each: each.row.time_us)
+        by_time = sorted(self.points, key=lambda each: each.time_us)
         return [[each for each in by_time if each.row.size == size] for size in sizes]
 
     def best(self) -> list[TunerChoice]:
@@ -170,6 +184,12 @@ class Tuning:
             found.append((best.row.size, next(better, None)))
         return found
 
+    @property
+    def assumed(self) -> str:
+        """What a line of single runs rests on; empty where all settings have equal runs."""
+        single = any(len(each.equal) < 2 for each in self.points)
+        return f"Assumed for single runs: equal ones differ by at most {STEADY:.0%}. Repeat to measure it." * single
+
     def conf(self) -> str:
         """`nccl_tuner.conf`."""
         return "\n".join([*self._head(), *self._ranges()]) + "\n"
@@ -185,6 +205,8 @@ class Tuning:
         yield f"# Measured: {COLLECTIVES[self.collective]}; {algorithms}; channels: {named}; QPs: {qps}."
         yield f"# These lines are for NCCL_IB_QPS_PER_CONNECTION={self.qps}{'' if self.decided else ', not decided'}."
         yield "# Protocols are not modelled. A line needs one, so each has simple."
+        if self.assumed:
+            yield f"# {self.assumed}"
         yield "# A line ends halfway to the next measured size."
         yield "# A size without a line: no difference beyond noise, or not known."
         yield "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
@@ -212,7 +234,7 @@ class Tuning:
             row, setting = each.row, each.setting
             table.writerow([
                 COLLECTIVES[self.collective], row.size, setting.algorithm, _PROTOCOL, setting.channels, self.nodes,
-                self.ranks, ANY, ANY, f"{row.busbw:.6g}", round(row.time_us, 3),
+                self.ranks, ANY, ANY, f"{each.busbw:.6g}", round(each.time_us, 3),
             ])  # fmt: skip
         return text.getvalue()
 
@@ -222,8 +244,8 @@ class Tuning:
             "collective": self.collective, "lab": self.lab, "fabric": self.fabric, "hashing": self.hashing,
             "nodes": self.nodes, "ranks": self.ranks, "qps": self.qps, "qps_decided": self.decided,
             "measured": [
-                {**asdict(each.setting), "size": each.row.size, "time_us": each.row.time_us, "busbw": each.row.busbw,
-                 "doubt": each.doubt}
+                {**asdict(each.setting), "size": each.row.size, "time_us": each.time_us, "busbw": each.busbw,
+                 "equal_runs": len(each.equal), "doubt": each.doubt}
                 for each in self.points
             ],
             "best": [
@@ -235,15 +257,32 @@ class Tuning:
         }  # fmt: skip
 
 
-def _judged(one: TunerPoint, other: TunerPoint) -> tuple[Verdict, str]:
-    equal = (one.equal, other.equal)
-    return judged(one.row, other.row, equal, one.doubt or other.doubt, one.chance or other.chance)
+def _against(best: TunerPoint, other: TunerPoint) -> tuple[float, Verdict, str]:
+    """p of two settings if they do not differ, 1 where the first is not faster; why a line may not rest on it."""
+    groups = (best.equal, other.equal)
+    doubt = next((f"{each.setting.text}: {each.doubt}" for each in (best, other) if each.doubt), "")
+    found = None if doubt else chance_of_groups(groups, counted=False, names=(best.setting.text, other.setting.text))
+    if found is not None and found.means is not None:
+        p = found.p if found.means[0] > found.means[1] else 1.0
+        return p, "unknown" if found.unsure else "noise", found.words
+    verdict, why = judged(best.row, other.row, (), doubt, best.chance or other.chance)
+    if verdict == "differs" and best.row.busbw > other.row.busbw:
+        return steady_p(best.row.busbw, other.row.busbw), verdict, why
+    return 1.0, "unknown" if verdict == "differs" else verdict, why.removesuffix(f": {REPEAT}")
 
 
-def _choice(group: Sequence[TunerPoint]) -> TunerChoice:
-    """The first of some points, in order of time, against the second."""
-    best, second = group[0], group[1] if len(group) > 1 else None
-    if second is None:
+def _choice(group: Sequence[TunerPoint], tests: int = 1) -> TunerChoice:
+    """The first of some points, in order of time, against all others. tests: how many such choices are one decision.
+
+    All must differ at the levels of S. Holm (Scandinavian Journal of Statistics 6, 1979).
+    """
+    best, *others = group
+    if not others:
         return TunerChoice(best.row.size, best, None, "unknown", "only one setting was measured")
-    verdict, why = _judged(best, second)
-    return TunerChoice(best.row.size, best, second, verdict, why.removesuffix(f": {REPEAT}"))
+    found = sorted((_against(best, other) for other in others), key=itemgetter(0))
+    # What is at fault: the first that does not differ, and of those one that is not known.
+    failed = [each for at, each in enumerate(found) if each[0] > LEVEL / tests / (len(found) - at)]
+    if not failed:
+        return TunerChoice(best.row.size, best, others[0], "differs", found[-1][2])
+    _, verdict, why = next((each for each in failed if each[1] == "unknown"), failed[0])
+    return TunerChoice(best.row.size, best, others[0], "noise" if verdict == "differs" else verdict, why)

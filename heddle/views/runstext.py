@@ -229,6 +229,9 @@ def compare_text(found: Comparison) -> str:
     names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
     equal = ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
     said.append(f"equal runs in the history: {equal}")
+    if any(row.means for row in found.ratios):
+        means = ", ".join(ratio_name(row) for row in found.ratios if row.means)
+        said.append(f"A, B and B/A are means of the equal runs of A and of B: {means}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
     said += [f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in whys.items()]
@@ -289,8 +292,8 @@ def tuning_text(found: Tuning) -> str:
     lines.append(f"{'size':>10} {'time (us)':>12} {'busbw':>9}  {'best':<28} {'margin':>8}  verdict")
     whys: dict[str, list[str]] = {}
     for each in found.best():
-        row, margin = each.best.row, "-" if each.margin is None else f"{each.margin:.1%}"
-        figures = f"{format_size(each.size):>10} {row.time_us:>12,.1f} {row.busbw:>9.4g}"
+        margin = "-" if each.margin is None else f"{each.margin:.1%}"
+        figures = f"{format_size(each.size):>10} {each.best.time_us:>12,.1f} {each.best.busbw:>9.4g}"
         lines.append(f"{figures}  {each.best.setting.text:<28} {margin:>8}  {_VERDICTS[each.verdict]}")
         if each.verdict == "unknown":
             whys.setdefault(each.why, []).append(format_size(each.size))
@@ -299,6 +302,7 @@ def tuning_text(found: Tuning) -> str:
         f"emulated, k = {found.k}: {emulated_words(found.k)}. The margin is what the second best takes longer.",
         f"NCCL sets QPs for the whole job: the file is for NCCL_IB_QPS_PER_CONNECTION={found.qps}, "
         + ("the best over all sizes." if found.decided else "which is not decided: no difference beyond noise."),
+        *filter(None, [found.assumed]),
         *(f"not known at {', '.join(sizes)}: {why}" for why, sizes in whys.items()),
     ]
     if len({(each.setting.algorithm, each.setting.channels) for each in found.points}) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -341,6 +342,36 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise(tmp_path: Path) -> 
     assert (of(found, "marks").verdict, of(found, "pause frames").verdict) == ("differs", "noise")
     # On the scale 2 sqrt(x + 3/8): s = 0.4 with 2 degrees of freedom; any of four runs may be the far one.
     assert of(found, "marks").why == "3 and 1 equal runs, all of B are higher: p = 0.03"
+    shown = of(found, "marks")
+    assert (shown.means, shown.b, round(shown.a or 0)) == (True, 160, 100), "the row has the means that decide"
+
+
+def test_rows_have_the_means_that_decide_and_an_outlier_is_not_known(tmp_path: Path) -> None:
+    """The last run of A is fast by chance: the sign of A and B alone is not that of their groups."""
+    slow, fast = [110.0, 111.5, 108.5, 110, 112, 108, 110.5], [106.0, 107.5, 104.5, 106, 108, 104.5, 106.5, 108.5]
+    for last, verdict in ((108.2, "differs"), (100.0, "unknown")):
+        times = [[*slow, last], fast]
+        ends = []
+        for at, (group, options) in enumerate(zip(times, (ONE, OTHER), strict=True)):
+            rows = [with_rows(counted(options, 3), row(1 << 16, us, us, us)) for us in group]
+            ends.append([keep(tmp_path / f"{last}", 10 * at + n, each) for n, each in enumerate(rows)][-1])
+        found = of(compare(*ends), "time", 1 << 16)
+        assert (found.verdict, found.means) == (verdict, True) and found.ratio == pytest.approx(106.4 / 109.9, abs=0.01)
+        assert ("A is an outlier" if last == 100 else "A and B themselves are the other way round") in found.why
+
+
+@pytest.mark.parametrize("tiny", [{"busbw": 1e-320}, {"time_us": 1e-320}, {"busbw": 0.0}, {"iteration_us": (0.0,) * 3}])
+def test_a_figure_that_no_run_can_have_is_not_known(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    good = row(1 << 16, 100, 101, 102)
+    for pair in ((good, replace(good, **tiny)), (replace(good, **tiny), good)):
+        assert judged(*pair)[0] == "unknown"
+    try:
+        found = both(tmp_path, with_rows(counted(ONE, 3), replace(good, **tiny)), with_rows(counted(OTHER, 3), good))
+    except InputError as error:  # a reader refuses some
+        assert "a time or a bandwidth that no run has" in str(error)
+        return
+    assert of(found, "busbw", 1 << 16).verdict == ("unknown" if "busbw" in tiny else "same")
+    assert all(each.ratio is None or math.isfinite(each.ratio) for each in found.ratios)
 
 
 def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_one_that_ends_later_than_the_other_job_does_not_count_either() -> None:
 @pytest.mark.parametrize(
     ("b", "said"),
     [
-        (evenly(0.5, 1), "not known beside b (runs 03, 13, 23): no iteration ran while all of these ran"),
+        (evenly(0.5, 1), "not known beside b (runs 03, 13, 23): in no iteration all of these ran for 90% of the time"),
         (evenly(1.0, 4, 50.0), "no other job ran at the same time"),
     ],
 )
@@ -93,3 +93,25 @@ def test_equal_times_are_noise_and_no_verdict_rests_on_wrong_data() -> None:
     ] * 3
     found = WorkloadResult.compared(repeats)
     assert found.interference[1].verdict == "no verdict: run 12: 7 wrong elements" and found.wrong == 21
+
+
+def test_a_pause_of_the_other_job_between_its_iterations_does_not_count() -> None:
+    slow, fast = [(0.0, 2.0), (7.0, 9.0)], evenly(1.0, 5, 2.0)
+    found = measured(sorted([*slow, *fast]), slow)
+    assert found.ratio == pytest.approx(0.5, rel=0.01) and found.share == pytest.approx(2 / 7)
+    assert "29% of its iterations ran beside these (45% of its time)" in found.lines()[1]
+    assert "all of those alone are higher" in found.verdict, "there is no A"
+    within = measured(evenly(2.0, 4), [(2.0 * at, 2.0 * at + 0.5) for at in range(4)])
+    assert within.ratio is None and "b" in within.others and within.busy == pytest.approx(0.25, abs=0.01)
+
+
+def test_others_are_those_of_all_repeats_and_a_bandwidth_of_0_is_not_known() -> None:
+    repeats = [
+        ([job("a", evenly(1, 4)), job("b", b)], WorkloadResult("w", (job("a", evenly(2, 9)), job("b", b))))
+        for b in (evenly(1, 30), evenly(1.001, 30), evenly(1, 3, 50.0))
+    ]
+    assert "beside b (" in WorkloadResult.compared(repeats).interference[0].lines()[0]
+    none = job("a", evenly(1, 4))
+    none = replace(none, rows=(replace(none.rows[0], busbw=0.0),))
+    found = WorkloadResult.compared([([none, alone[1]], together) for alone, together in repeats]).interference[0]
+    assert (found.ratio, found.verdict) == (None, "not known") and "a bandwidth is 0" in found.lines()[0]

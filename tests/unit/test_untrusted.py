@@ -641,3 +641,12 @@ def test_aliases_of_a_topology_or_a_workload_take_no_time(levels: int, tmp_path:
     topology.write_text("name: x\ntopology: &t {nodes: {a: {binds: [x:/y], more: *t}}}\n")
     assert files_of_topology(str(topology)) == [str(topology)]
     assert time.process_time() - before < 60  # 9 ** levels steps take hours
+
+
+def test_hidden_files_of_a_bound_directory_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("conf/.git/config", "conf/.gitkeep", "conf/frr.conf"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "t.clab.yml").write_text("name: x\ntopology: {nodes: {a: {binds: ['conf:/etc/frr']}}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert files_of_topology("t.clab.yml") == ["t.clab.yml", str(tmp_path / "conf/frr.conf")]

@@ -78,7 +78,7 @@ def files_of(fabric: str | None) -> list[str]:
 
 
 def companions(topology: Path) -> list[str]:
-    """Files bound by relative paths, including those in bound directories. InputError names those that are refused."""
+    """Files bound by relative paths, and those of bound directories but for hidden ones. InputError names refused ones."""
     from heddle.lab.imported.reader import read_document
 
     try:
@@ -118,5 +118,7 @@ def _texts(value: Any, within: str = "") -> Iterator[str]:
 
 
 def _below(path: Path) -> Iterator[Path]:
+    """The file, or those of a directory. Hidden ones of a directory (.git, .ssh) stay here: nobody has named them."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    yield from (each for each in found if not absent(each) and each.is_file())
+    seen = (each for each in found if not any(part.startswith(".") for part in each.relative_to(path).parts))
+    yield from (each for each in seen if not absent(each) and each.is_file())
