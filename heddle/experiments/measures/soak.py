@@ -35,19 +35,24 @@ def _measure(at: Measuring) -> Mapping[str, float]:
 
 def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
     """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
-    ratios = [None if (used := run.part(IdealUse)) is None else used.ratio for run in runs]
-    storms = [None if (queues := run.part(QueueUse)) is None else queues.storms for run in runs]
-    lost = [None if run.lost is None else sum(run.lost.values()) for run in runs]
+    ratios = _known([None if (used := run.part(IdealUse)) is None else used.ratio for run in runs])
+    storms = _known([None if (queues := run.part(QueueUse)) is None else queues.storms for run in runs])
+    lost = _known([None if run.lost is None else sum(run.lost.values()) for run in runs])
     found = {
-        "jct": None if None in ratios else fmean(ratios),
-        "jct_sd": None if None in ratios else pstdev(ratios),
-        "lost": None if None in lost else sum(lost),
-        "storms": None if None in storms else sum(storms),
+        "jct": None if ratios is None else fmean(ratios),
+        "jct_sd": None if ratios is None else pstdev(ratios),
+        "lost": None if lost is None else sum(lost),
+        "storms": None if storms is None else sum(storms),
         "runs": len(runs),
         "slope": steepest(seen),
         "ended": len(set(seen[0][1]) - set(seen[-1][1])),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _known(values: Sequence[float | None]) -> list[float] | None:
+    found = [each for each in values if each is not None]
+    return found if len(found) == len(values) else None
 
 
 def memory(lab: Lab) -> dict[int, int]:
