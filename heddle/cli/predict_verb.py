@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,12 +80,12 @@ def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> N
     """
     from heddle.views.graph import check_target
 
-    taken = {real(name).resolve(): "is an input file of the prediction" for name in read}
+    taken = {os.path.realpath(real(name)): "is an input file of the prediction" for name in read}
     for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
         if name is None:
             continue
-        check_target(real(name), name, flag)  # before it is resolved: a loop of links
-        if why := taken.get(place := real(name).resolve()):
+        check_target(real(name), name, flag)
+        if why := taken.get(place := os.path.realpath(real(name))):
             raise InputError(Problem("", f"{flag} {name}", why, "use another file name"))
         taken[place] = f"is also the file of {flag}"
 

@@ -33,7 +33,6 @@ def divided(a: float, b: float) -> float:
 
 
 CHOICES: Final = ("size", "job", "port", "direction")
-_LARGEST: Final = 1e300  # so that the sum over all repeats is finite
 _REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "max": max,
     "min": min,
@@ -55,7 +54,7 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] 
 _HINT: Final = 'write it as busbw(two) / busbw(one), and values with other signs in quotes: busbw(two, size="64K")'
 _MOST: Final = 1_000  # letters of an expression
 _DEEPEST: Final = 100  # levels of it
-LARGEST: Final = 1e300  # number in it
+LARGEST: Final = 1e300  # number in it, and its value: sums over repeats are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +206,8 @@ class Expression:
                 found = _REDUCERS[name]([of(each) for each in node.args])
             case _:
                 found = lookup(self._figure(node), at)
-        if not abs(found) <= _LARGEST:  # NaN, too
-            raise UnknownValueError(f"{ast.unparse(node)[:60]} is not a number from -{_LARGEST:g} to {_LARGEST:g}")
+        if not abs(found) <= LARGEST:  # NaN, too
+            raise UnknownValueError(f"{ast.unparse(node)[:60]} is not a number from -{LARGEST:g} to {LARGEST:g}")
         return found
 
 

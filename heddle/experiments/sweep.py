@@ -69,6 +69,7 @@ class Sweep(Running):
         """All of it. MachineError and InputError before the first run: the cluster, its rights, the image's name."""
         if not any(each.live for each in self.experiment.variants):
             return super().run()
+        files_of_experiment(self.typed)  # InputError for files that are not sent, before a pod starts
         cluster = KubeCluster(self.target)
         cluster.check_rights(EXPERIMENT_RULES)
         if count := remove_leftovers(cluster):

@@ -82,8 +82,9 @@ def _get(control: socket.socket, netns: Path, port: str, command: int) -> bool:
     try:
         return bool(_ethtool(control, port, command, 0))
     except OSError as error:
-        why = f"does not report its features: {os.strerror(error.errno or 0)}"
-        raise MachineError(Problem(netns.name, port, why)) from None
+        why = f"cannot be read: {os.strerror(error.errno or 0)}"
+        hint = "run ./inv status LAB, which lists ports that are missing"
+        raise MachineError(Problem(f"{netns.name}:{port}", "GRO and offloads", why, hint)) from None
 
 
 def _control_socket(netns: Path) -> socket.socket:

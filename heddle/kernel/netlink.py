@@ -54,6 +54,7 @@ NLMSG_DONE: Final = 3
 RTM_NEWLINK: Final = 16
 RTM_GETLINK: Final = 18
 RTM_SETLINK: Final = 19
+RTM_GETADDR: Final = 22
 RTM_GETROUTE: Final = 26
 RTM_NEWQDISC: Final = 36
 RTM_GETQDISC: Final = 38
@@ -69,7 +70,6 @@ _RTMGRP_LINK, _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x1, 0x40, 0x400  # inclu
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
-_IFLA_CARRIER_CHANGES: Final = 35
 _NLA_F_NESTED: Final = 0x8000
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 
@@ -220,12 +220,6 @@ def carriers(netlink: RouteSocket) -> tuple[dict[str, bool], dict[str, int]]:
     return down, {name: int.from_bytes(count, sys.byteorder) for name, count in counts.items()}
 
 
-def carrier_changes(netlink: RouteSocket) -> dict[str, int]:
-    """Interface -> how many times its carrier went or came since it was created."""
-    found = {each.name: each.attrs.get(_IFLA_CARRIER_CHANGES, bytes(4)) for each in interfaces(netlink)}
-    return {name: struct.unpack("=I", value)[0] for name, value in found.items()}
-
-
 class NetInterface(NamedTuple):
     """An interface, with flags IFF_* and the other attributes that the kernel reports."""
 
@@ -292,33 +286,32 @@ def refusal(kind: str, options: bytes) -> str:
 
 _RTM_GETNEIGH: Final = 30
 _NDMSG: Final = struct.Struct("=B3xiHBB")  # family, ifindex, state, flags, type
-_NDA_DST, _NDA_LLADDR = 1, 2
-_NUD_PERMANENT: Final = 0x80
-_UNUSED: Final = 0x01 | 0x20 | 0x40  # INCOMPLETE, FAILED, NOARP: no frame goes to a neighbour's MAC
+_NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
+_UNUSED: Final = 0x01 | 0x20  # INCOMPLETE, FAILED: no frame goes to this MAC
 _RTM_F_CLONED: Final = 0x200
 _RTA_METRICS, _RTAX_MTU = 8, 2
 _MAC_BYTES: Final = 6
 
 
 class Neighbour(NamedTuple):
-    """One usable entry. permanent: set by hand or by a daemon, so the kernel never asks again."""
+    """One usable entry."""
 
     ifindex: int
     address: str
     mac: str
-    permanent: bool
 
 
 def neighbours(netlink: RouteSocket) -> Iterator[Neighbour]:
-    """Every entry with a MAC of Ethernet, of all interfaces of the socket's namespace."""
+    """Every entry with a MAC of Ethernet, of all interfaces of the socket's namespace; not those of multicast."""
     for family in (socket.AF_INET, socket.AF_INET6):
         for body in netlink.dump(_RTM_GETNEIGH, _NDMSG.pack(family, 0, 0, 0, 0)):
             _, ifindex, state, _, _ = _NDMSG.unpack_from(body)
             attrs = attributes(body, _NDMSG.size)
             mac = attrs.get(_NDA_LLADDR, b"")
             if state and not state & _UNUSED and len(mac) == _MAC_BYTES and _NDA_DST in attrs:
-                address = str(ip_address(attrs[_NDA_DST]))
-                yield Neighbour(ifindex, address, mac.hex(":"), bool(state & _NUD_PERMANENT))
+                address = ip_address(attrs[_NDA_DST])
+                if not address.is_multicast:
+                    yield Neighbour(ifindex, str(address), mac.hex(":"))
 
 
 def path_mtus(netlink: RouteSocket) -> dict[str, int]:
@@ -377,9 +370,6 @@ class RouteWatch:
                     with suppress(OSError):  # ENOBUFS: more changes than the socket holds; it is one change, too
                         while key.fileobj.recv(1 << 16):  # type: ignore[union-attr]
                             pass
-
-
-_NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
 
 
 def port_behind(netlink: RouteSocket, bridge: int, address: str) -> int:

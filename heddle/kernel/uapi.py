@@ -18,6 +18,7 @@ TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, inf
 CLONE_NEWNET: Final = 0x40000000
 CLONE_NEWNS: Final = 0x00020000
 IFF_UP: Final = 0x1  # set by `ip link set up`
+IFF_NOARP: Final = 0x80
 IFF_LOWER_UP: Final = 0x10000  # there is a carrier
 IFLA_ADDRESS: Final = 1
 IFLA_IFNAME: Final = 3

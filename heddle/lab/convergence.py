@@ -314,7 +314,8 @@ def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, time
     shown = problems[:_SHOWN]
     if len(problems) > _SHOWN:
         shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
-    head = f"routes are missing on {len(states)} of {len(fabric.switches)} switches after {timeout:g} s"
+    what = "routes are missing" if any(gap.missing for gap in found) else "routes have other next hops or weights"
+    head = f"{what} on {len(states)} of {len(fabric.switches)} switches after {timeout:g} s"
     look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
     return [Problem(fabric.name, "convergence", f"failed: {head}", look), *shown]
 

@@ -18,6 +18,11 @@ class Fact:
     problem: Problem
 
     @property
+    def on_purpose(self) -> bool:
+        """Whether a user has set it: facts.py, `as_set`."""
+        return self.kind == "drained" or any(words in self.problem.why for words in ("on purpose", "for one run"))
+
+    @property
     def text(self) -> str:
         """`rtsw1:eth1  the MTU is 1500, not 4200`."""
         return first_lines([self.problem])[0]

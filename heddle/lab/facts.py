@@ -12,15 +12,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from ipaddress import ip_interface
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base.problems import HeddleError, Problem
 from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Port
+from heddle.fabric.wiring import Node, Port
+from heddle.host import delivery
+from heddle.kernel import inorder
 from heddle.kernel.fib import LINK_LOCAL
+from heddle.kernel.ipsettings import commanded
 from heddle.kernel.namespace import inside
 from heddle.lab import agents, rehash
 from heddle.lab.convergence import foreign_routes
@@ -29,12 +34,13 @@ from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses,
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.impairments import Requested
+from heddle.lab.impairments import Requested, fault_differences, wanted_faults
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import hashing_faults
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import spread
+from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import wrong_thresholds
+from heddle.runtimes.netns_topology import read_topology
 from heddle.switch.queues.portqueues import Setup, expected
 
 if TYPE_CHECKING:
@@ -44,6 +50,9 @@ NEXT_HOPS: Final = "next-hops"
 SESSION: Final = "session"
 ROUTE: Final = "route"
 _EXTRA: Final = "extra next hop"
+_BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
+_OF_PORTS: Final = frozenset({"forwarding", "disable_ipv6", "rp_filter", "ignore_routes_with_linkdown"})  # by sysctls
+_ONLINE: Final = Path("/sys/devices/system/cpu/online")
 _MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", ROUTE, NEXT_HOPS)  # by faults of lab/faults/
 
 
@@ -149,17 +158,22 @@ def _links(look: LabLook) -> Iterable[Problem]:
 
 
 def _mtus(look: LabLook) -> Iterable[Problem]:
-    """Ports with another MTU than the fabric file; of an imported topology only links with two."""
+    """Ports with another MTU than the fabric file; of an imported topology, whose commands may set MTUs, only those
+    that are smaller than the other end or than data packets.
+    """
     links, rendered, hint = look.now.links, look.lab.blueprint.rendered, look.repairs("sets it again")
+    needed = look.lab.fabric.policy.ib_mtu + look.lab.fabric.policy.ip.overhead
     for port in _every_port(look.lab):
-        here, there = (links.get(ref, (port.mtu, ""))[0] for ref in (port.ref, port.peer_ref))
-        if here != port.mtu and (rendered or here < there):
+        here, there = (links[ref].mtu if ref in links else port.mtu for ref in (port.ref, port.peer_ref))
+        if here != port.mtu and (rendered or here < max(there, needed)):
             why = f"is {here}, not {port.mtu}; the other end, {port.peer_ref}, has {there}"
-            yield Problem(port.ref, "the MTU", why, hint)
+            yield Problem(port.ref, "the MTU", why + f"; data packets need {needed}" * (here < needed), hint)
 
 
 def _path_mtus(look: LabLook) -> Iterable[Problem]:
     """MTUs of paths to hosts that nodes have learned while a link had a smaller one: they last ten minutes."""
+    if any(_mtus(look)):
+        return  # what nodes have learned follows from them
     hosts = {str(port.address.ip) for port in look.lab.fabric.host_ports if port.address is not None}
     for name, learned in look.now.path_mtus.items():
         most = max((port.mtu for port in look.lab.fabric.by_name[name].ports), default=0)
@@ -172,9 +186,15 @@ def _path_mtus(look: LabLook) -> Iterable[Problem]:
 def _macs(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
     for port in _every_port(look.lab):
-        mac = look.now.links.get(port.ref, (0, port.mac))[1]
-        if look.lab.blueprint.rendered and mac != port.mac:
-            yield Problem(port.ref, "the MAC", f"is {mac}, not {port.mac}", hint)
+        link = look.now.links.get(port.ref)
+        if link is not None and look.lab.blueprint.rendered and link.mac != port.mac:
+            yield Problem(port.ref, "the MAC", f"is {link.mac}, not {port.mac}", hint)
+
+
+def _arp(look: LabLook) -> Iterable[Problem]:
+    """Ports that neither ask for MACs nor answer: the kernel sends all packets there to the port's own MAC."""
+    hint = look.repairs("turns it on")
+    return [Problem(ref, "ARP", "is off", hint) for ref, link in look.now.links.items() if not link.arp]
 
 
 def _neighbours(look: LabLook) -> Iterable[Problem]:
@@ -184,10 +204,51 @@ def _neighbours(look: LabLook) -> Iterable[Problem]:
         peer = ports.get(ports[ref].peer_ref) if ref in ports else None
         if peer is None or peer.bridge or ports[ref].bridge:
             continue
-        for each in entries:
-            if each.mac not in (peer.mac, look.now.links.get(peer.ref, (0, peer.mac))[1]):
+        link, own = look.now.links.get(peer.ref), ports[ref].address
+        macs = {peer.mac, peer.mac if link is None else link.mac}
+        everyone = {"255.255.255.255", "" if own is None else str(own.network.broadcast_address)}
+        for each in entries if look.now.links[ref].arp else ():  # without ARP all entries are wrong
+            if each.mac not in macs and (each.mac != _BROADCAST or each.address not in everyone):
                 why = f"has the MAC {each.mac}, and {peer.ref} has {peer.mac}"
                 yield Problem(ref, f"the neighbour entry of {each.address}", why, hint)
+
+
+def _addresses(look: LabLook) -> Iterable[Problem]:
+    """Addresses, rules and hosts' routes that differ from those that `up` set. A port that is down loses its own."""
+    for name, line, lost in differences_of_addresses(look.lab, look.now):
+        ports = {port.name: port for port in look.lab.fabric.by_name[name].ports}
+        what, *words = line.removeprefix("-6 ").split()
+        port = ports.get(words[words.index("dev") + 1]) if "dev" in words else None
+        if lost and port is not None and {port.ref, port.peer_ref} & look.now.down.keys():
+            continue
+        at, text = (port.ref, words[0]) if port is not None and what == "addr" else (name, " ".join(words))
+        why, hint = ("is missing", "adds it") if lost else ("was not set by `up`", "removes it")
+        yield Problem(at, f"the {what.replace('addr', 'address')} {text}", why, look.repairs(hint))
+
+
+def differences_of_addresses(lab: Lab, now: Snapshot) -> list[tuple[str, str, bool]]:
+    """(node, line of kernel/ipsettings.py, whether it is missing; else it was added), as to be repaired one by one.
+
+    What is outside of the fabric's pools and not at its ports belongs to a management network. Part: ADDRESSES.
+    """
+    found = list[tuple[str, str, bool]]()
+    # Commands of an imported topology, and its user, may set any.
+    for name, node in read_topology(lab.topology).nodes.items() if lab.blueprint.rendered else ():
+        switch, wanted = lab.fabric.by_name[name].role is Role.SWITCH, commanded(node.exec)
+        has, own = now.addresses.get(name, wanted), {"lo", *(port.name for port in lab.fabric.by_name[name].ports)}
+        rules = {line.partition("rule ")[0] for line in has if "rule " in line}  # a kernel may have none of IPv6
+        kept = (line for line in wanted - has if "rule " not in line or line.partition("rule ")[0] in rules)
+        found += [(name, line, True) for line in kept if not (switch and "route " in line)]
+        found += [(name, line, False) for line in has - wanted if _concerns(line, own, lab.fabric)]
+    return sorted(found, key=lambda row: (row[0], row[2], "route " in row[1], row[1]))
+
+
+def _concerns(line: str, own: set[str], fabric: Fabric) -> bool:
+    words = line.removeprefix("-6 ").split()
+    if words[0] == "rule" or "dev" not in words or own & {*words}:
+        return True
+    first = ip_interface(words[1]).network
+    return any(first.version == pool.version and first.network_address in pool for pool in fabric.policy.pools)
 
 
 def _every_port(lab: Lab) -> Iterable[Port]:
@@ -216,7 +277,10 @@ def _sessions(look: LabLook) -> Iterable[Problem]:
 
 def _unrouted(look: LabLook) -> Iterable[Problem]:
     """Ports without the route to their link-local neighbour: no BGP session comes up there."""
-    refs = look.now.unrouted if look.lab.blueprint.rendered else ()
+    rows = [ref.split(":") for ref in look.now.unrouted] if look.lab.blueprint.rendered else []
+    off = {(each.where, each.what) for each in wrong_sysctls(look.lab).problems} if rows else set()
+    # A port without IPv6 has no such route.
+    refs = [f"{node}:{port}" for node, port in rows if (node, f"net.ipv6.conf.{port}.disable_ipv6") not in off]
     return [Problem(ref, f"the route {LINK_LOCAL}", "is missing", look.repairs("adds it")) for ref in refs]
 
 
@@ -247,6 +311,34 @@ def _hashing(look: LabLook) -> Iterable[Problem]:
     return [Problem(name, "the hashing:", why, hint) for name, why in faults.items()]
 
 
+@spread(concat)
+def wrong_delivery(lab: Lab, check: str, there: Collection[str]) -> list[Problem]:
+    """Ports that have offloads on (check `offloads`) or may reorder packets (`order`). there: those that exist."""
+    wanted, online = delivery.chosen().delivery, inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
+    hint, found, handles = repair_hint(lab.name, "sets it again"), list[Problem](), lab.handles()
+    for node in lab.own_nodes:
+        netns, names = handles[node.name].netns, [port.name for port in node.ports if port.ref in there]
+        if check == "offloads":
+            on = inorder.read_offloads(netns, names)
+            whys = {name: f"has {', '.join(some)} on" if some else "" for name, some in on.items()}
+        else:
+            rows = inorder.read(netns, names, wanted)
+            whys = {name: inorder.fault(row, wanted, online) for name, row in rows.items()}
+        found += [Problem(f"{node.name}:{name}", "the port", why, hint) for name, why in whys.items() if why]
+    return found
+
+
+def _delivery(check: str, look: LabLook) -> Iterable[Problem]:
+    return wrong_delivery(look.lab, check, [*look.now.links])
+
+
+def _link_faults(look: LabLook) -> Iterable[Problem]:
+    """Links that lose, change or delay packets without a record of it, or not as recorded."""
+    hint = look.repairs("makes it as recorded")
+    wrong = fault_differences(look.lab, wanted_faults(look.lab))
+    return [Problem(ref, "the link", why, hint) for ref, why in wrong.items()]
+
+
 def _sysctls(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
     return [replace(each, hint=each.hint or hint) for each in wrong_sysctls(look.lab).problems]
@@ -275,6 +367,9 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "path-mtu": FactKind(_path_mtus, "mtu", ("wrong-mtu",)),
     "mac": FactKind(_macs, "neighbours", ("wrong-neighbour",)),
     "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
+    "arp": FactKind(_arp, "neighbours", ("wrong-neighbour",)),
+    "address": FactKind(_addresses, "addresses", ("misrouting",)),
+    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
     "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
     "programs": FactKind(_programs, "programs", ("wrong-queues",)),
     "thresholds": FactKind(lambda look: [p for p in look.thresholds if p.where], "thresholds", ("wrong-threshold",)),
@@ -286,13 +381,16 @@ FACTS: Final[Mapping[str, FactKind]] = {
     ROUTE: FactKind(_routes, "routes", ("misrouting",)),
     NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop",)),
     "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
-    "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
+    "offloads": FactKind(partial(_delivery, "offloads"), "offloads", ("failed-check",)),
+    "order": FactKind(partial(_delivery, "order"), "order", ("failed-check",)),
+    "link-fault": FactKind(_link_faults, "faults", ("link-lossy", "bit-errors", "slow-link")),
 }  # fmt: skip
 
 
 def parts(lab: Lab) -> LabPart:
     """The parts of a snapshot that facts are found in. An imported topology defines neither drains nor routes."""
-    rendered = LabPart.DRAINED | LabPart.FIBS | LabPart.UNROUTED if lab.blueprint.rendered else LabPart(0)
+    own = LabPart.DRAINED | LabPart.FIBS | LabPart.UNROUTED | LabPart.ADDRESSES
+    rendered = own if lab.blueprint.rendered else LabPart(0)
     every = LabPart.SILENT | LabPart.PORTS | LabPart.NEIGHBOURS | LabPart.CARRIER | LabPart.SESSIONS | LabPart.HASHING
     return every | rendered | lab.blueprint.gap_parts
 
@@ -338,6 +436,13 @@ def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:
     return as_set(lab, now, facts(lab, now))
 
 
+def converged(lab: Lab, now: Snapshot, found: Collection[Fact]) -> bool | None:
+    """One verdict for `up` and `status`: False where there are facts, None where no node routes. Part: SESSIONS."""
+    if any(each.kind != NEXT_HOPS for each in found):
+        return False
+    return not found if lab.blueprint.routing(now) else None
+
+
 @dataclass(frozen=True, slots=True)
 class SysctlsRead:
     """count: of values that were compared. notes: values that a topology decides itself, with their nodes."""
@@ -367,16 +472,21 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
     rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
     for node in lab.own_nodes:
         wanted = dict(given[node.name])
+        of_ports = _of_ports(wanted, node) if lab.blueprint.rendered else {}
         settings = dict(decided.get(node.name, {}))
         if node.role is Role.SWITCH:
             wanted |= rules[node.name]
         if node.name in live:  # the verb `hashing` came later
             settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
+        wanted |= of_ports
         count += len(wanted)
         with inside(handles[node.name].netns):
             for key, value in wanted.items():
                 path = sysctl_path(key)
-                now = path.read_text().strip() if path.exists() else "missing"
+                try:
+                    now = path.read_text().strip()
+                except FileNotFoundError:
+                    now = of_ports.get(key, "missing")  # a port that does not exist is another fact
                 sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
                 if sources:
                     own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
@@ -386,11 +496,18 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
                     hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
                     problems += [] if repair else [Problem(node.name, key, why, hint)]
                 elif not _same(now, value):
-                    if repair and path.exists():
+                    if repair and now != "missing":
                         path.write_text(value)
                     problems.append(Problem(node.name, key, f"is {now}, not {value}"))
     notes = (f"{what} on {some_of(names)}, as the topology sets it ({source})" for (what, source), names in own.items())
     return SysctlsRead(count, tuple(problems), tuple(notes))
+
+
+def _of_ports(given: Mapping[str, str], node: Node) -> dict[str, str]:
+    """The same of each port: a port has own values, which are those of `all` when it is created."""
+    rows = ((key.replace("ip_forward", "conf.all.forwarding").split(".all."), value) for key, value in given.items())
+    kept = [(*key, value) for key, value in rows if key[-1] in _OF_PORTS]
+    return {f"{first}.{port.name}.{last}": value for first, last, value in kept for port in node.ports}
 
 
 def _same(now: str, wanted: str) -> bool:

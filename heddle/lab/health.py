@@ -9,6 +9,7 @@ caller waits for them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,12 @@ from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.policy import QueuePolicy
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
-from heddle.lab import agents
+from heddle.lab import agents, facts, impairments
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
-from heddle.lab.facts import NEXT_HOPS, ROUTE, SESSION, as_set, facts, known_facts, parts, port_faults, wrong_sysctls
+from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
 from heddle.lab.faults.orders import end_all
 from heddle.lab.faults.slowlink import SlowLink, shares_of
@@ -34,10 +35,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import SECONDS, configure_bgp, undo_all
 from heddle.lab.rehash import reapply_hashing, restore_hashing
 from heddle.lab.runfaults import end_run_faults
-from heddle.lab.snapshot import LabPart
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, restore_queues
-from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 
 _OF_ZEBRA: Final = "169.254.0.1"  # zebra sets this entry once, for IPv4 next hops of unnumbered BGP (RFC 5549)
@@ -50,8 +50,18 @@ def faults(lab: Lab) -> list[Problem]:
     """
     if lost := lab.missing_nodes():
         return lost  # other faults would follow from these
-    found = known_facts(lab, lab.snapshot(parts(lab), keep_errors=True))
-    return [each.problem for each in found if each.kind not in (NEXT_HOPS, ROUTE, SESSION)]
+    found = facts.known_facts(lab, lab.snapshot(facts.parts(lab), keep_errors=True))
+    return [each.problem for each in found if each.kind not in (facts.NEXT_HOPS, facts.ROUTE, facts.SESSION)]
+
+
+def settled(lab: Lab, seconds: float) -> tuple[Snapshot, tuple[Fact, ...]]:
+    """The facts of now, after up to `seconds` for those that end by themselves."""
+    end = time.monotonic() + seconds
+    while True:
+        now = lab.snapshot(facts.parts(lab), keep_errors=True)
+        if not (found := facts.known_facts(lab, now)) or time.monotonic() > end:
+            return now, found
+        time.sleep(_PAUSE_S)
 
 
 def check_ports(lab: Lab) -> None:
@@ -59,11 +69,12 @@ def check_ports(lab: Lab) -> None:
     if lost := lab.missing_nodes():
         raise MachineError(*lost)
     if roots := lab.snapshot(LabPart.PORTS).foreign_roots:
-        found = facts(lab, lab.snapshot(LabPart.PORTS), ["port"])
+        found = facts.facts(lab, lab.snapshot(LabPart.PORTS), ["port"])
         raise CheckError(*(each.problem for each in found if each.problem.where in roots))
 
 
 STEP: Final = "repair"
+_PAUSE_S: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +95,25 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
         keep_carriers(lab)
         wait_for_carriers(lab)
     # Before the links: a port that is set up gets its route from the kernel, up to a second later.
-    restored = restore_all_routes(lab) if lab.blueprint.rendered else ()
-    done = [*shards, *carried, *(f"{ref}: route {LINK_LOCAL} added" for ref in restored)]
+    # A port without IPv6 gets it with its sysctl.
+    lost = facts.facts(lab, lab.snapshot(LabPart.UNROUTED), ("link-route",)) if lab.blueprint.rendered else ()
+    restored = {*(restore_all_routes(lab) if lost else ())} & {each.problem.where for each in lost}
+    done = [*shards, *carried, *(f"{ref}: route {LINK_LOCAL} added" for ref in sorted(restored))]
     done += [*_links(lab), *_settings(lab), *_ports(lab)]
     if agents.restart(lab):
         done.append("the PFC agent and its keeper: started again")
     with owners.lock(lab.name, owners.CHANGES):
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
         done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
-        done += [f"{each.where}: {each.what} set again" for each in wrong_sysctls(lab, repair=True).problems]
+        done += [f"{each.where}: {each.what} set again" for each in facts.wrong_sysctls(lab, repair=True).problems]
+    done += _addresses(lab)  # a port without IPv6 has none
     with changing(lab):
         over = orders.finish(lab)
     done += [f"{each.where}: {orders.text_of(each)} was not finished, undone" for each in over]
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
-    done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
+    kept = impairments.wanted_faults(lab)
+    done += [f"{ref}: link fault {'set again' if ref in kept else 'removed'}" for ref in reinstall_faults(lab)]
     done += [*_daemons(lab), *_configurations(lab)]
     done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
@@ -149,37 +164,34 @@ def _links(lab: Lab) -> list[str]:
     for node in lab.fabric.nodes:
         ports = [port for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
         if ports:
-            _set_up(lab, node, ports)
+            lines = "".join(f"link set dev {port.name} up\n" for port in ports)
+            if (ran := in_network(lab, node.name, ["ip", "-batch", "-"], lines)).code:
+                raise MachineError(Problem(node.name, "ports up", f"failed: {ran.err.strip()}"))
             repaired += [f"{port.ref}: link set up" for port in ports]
     return repaired
 
 
-def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
-    """Set ports up, then restore the addresses and routes that the node lost with them, from its topology."""
-    lines = "".join(f"link set dev {port.name} up\n" for port in ports)
-    done = in_network(lab, node.name, ["ip", "-batch", "-"], lines)
-    if done.code:
-        raise MachineError(Problem(node.name, "ports up", f"failed: {done.err.strip()}"))
-    commands = [line.removeprefix("ip ") for line in read_topology(lab.topology).nodes[node.name].exec]
-    for word in ("addr", "route"):
-        again = [line.replace(f"{word} add ", f"{word} replace ", 1) for line in commands if f"{word} add " in line]
-        for family in (" ", "-6 "):
-            own = [line.removeprefix("-6 ") for line in again if line.startswith("-6 ") == (family == "-6 ")]
-            if own:  # -force: an address or route that exists already must not stop the rest
-                flags = ["-6"] if family == "-6 " else []
-                in_network(lab, node.name, ["ip", *flags, "-force", "-batch", "-"], "\n".join(own) + "\n")
+def _addresses(lab: Lab) -> list[str]:
+    """Remove addresses, rules and routes that `up` did not set, and add those that are missing."""
+    done = list[str]()
+    for name, line, lost in facts.differences_of_addresses(lab, lab.snapshot(LabPart.ADDRESSES)):
+        flag, (what, *words) = ("-6", line[3:].split()) if line.startswith("-6 ") else ("-4", line.split())
+        words = words if lost or what != "rule" else words[:2]  # by its priority
+        if not in_network(lab, name, ["ip", flag, what, "add" if lost else "del", *words]).code:
+            done.append(f"{name}: {line} {'added' if lost else 'removed'}")
+    return done
 
 
 def _settings(lab: Lab) -> list[str]:
-    """Set MTUs and MACs of ports again, and remove wrong neighbour entries and MTUs that were learned from them."""
+    """Set MTUs, MACs and ARP of ports again; remove wrong neighbour entries and MTUs that were learned from them."""
     fabric, done = lab.fabric, list[str]()
-    for each in facts(lab, lab.snapshot(LabPart.PORTS), ("mtu", "mac")):
+    for each in facts.facts(lab, lab.snapshot(LabPart.PORTS), ("mtu", "mac", "arp")):
         node, _, name = each.problem.where.partition(":")
         port = fabric.by_name[node].port(name)
-        words = ["mtu", str(port.mtu)] if each.kind == "mtu" else ["address", port.mac]
+        words = {"mtu": ["mtu", str(port.mtu)], "mac": ["address", port.mac], "arp": ["arp", "on"]}[each.kind]
         _changed(lab, node, ["ip", "link", "set", "dev", name, *words])
         done.append(f"{port.ref}: {each.problem.what} set to {words[1]} again")
-    for each in facts(lab, lab.snapshot(LabPart.PORTS | LabPart.NEIGHBOURS), ("neighbour", "path-mtu")):
+    for each in facts.facts(lab, lab.snapshot(LabPart.PORTS | LabPart.NEIGHBOURS), ("neighbour", "path-mtu")):
         node, _, name = each.problem.where.partition(":")
         if not name:
             for family in ("-4", "-6"):
@@ -206,11 +218,14 @@ def _changed(lab: Lab, node: str, argv: Sequence[str]) -> None:
 def _ports(lab: Lab) -> list[str]:
     """Reinstall queues and programs on ports where they differ from the expected ones."""
     now = lab.snapshot(LabPart.PORTS)
-    wrong, odd = port_faults(lab.fabric, now, shares_of(orders.each_of(SlowLink, lab), lab))
+    wrong, odd = facts.port_faults(lab.fabric, now, shares_of(orders.each_of(SlowLink, lab), lab))
+    some = (each for check in ("offloads", "order") for each in facts.wrong_delivery(lab, check, [*now.links]))
+    reordering = {each.where for each in some}
     broken: dict[str, list[Port]] = {}
     why: dict[str, list[str]] = {}
     for port in (port for node in lab.fabric.nodes for port in node.ports):
         parts = ["queues"] * (port.ref in wrong or port.ref in now.foreign_roots) + ["programs"] * (port.ref in odd)
+        parts += ["packet order"] * (port.ref in reordering)
         if parts:
             broken.setdefault(port.node, []).append(port)
             why.setdefault(" and ".join(parts), []).append(port.ref)
@@ -260,10 +275,10 @@ def _shut(lab: Lab) -> set[str]:
 
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links, switches and sessions that are down or drained on purpose, in lines."""
-    now, shut = lab.snapshot(parts(lab)), _shut(lab)
-    found = facts(lab, now, ("link", "drained", SESSION))
-    meant = [each for each in found if each.kind != SESSION or each.problem.where in shut]
-    lines = (each.problem for each in as_set(lab, now, meant))
+    now, shut = lab.snapshot(facts.parts(lab)), _shut(lab)
+    found = facts.facts(lab, now, ("link", "drained", facts.SESSION))
+    meant = [each for each in found if each.kind != facts.SESSION or each.problem.where in shut]
+    lines = (each.problem for each in facts.as_set(lab, now, meant))
     return tuple(f"{each.where}: {each.what} {each.why}" for each in lines)
 
 

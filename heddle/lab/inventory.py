@@ -16,7 +16,7 @@ from typing import Any, Final
 from heddle.fabric.model import Role
 from heddle.fabric.wiring import Node, Port
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attributes, down_ports
+from heddle.kernel.netlink import ALL_LINKS, RTM_GETADDR, RTM_GETLINK, RouteSocket, attributes, down_ports
 from heddle.kernel.uapi import (
     IFADDRMSG,
     IFLA_ADDRESS,
@@ -30,7 +30,6 @@ from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
 
-_RTM_GETADDR: Final = 22
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFA_F_SECONDARY: Final = 0x01
 
@@ -62,7 +61,7 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
             if IFLA_MASTER in attrs:
                 masters[name] = struct.unpack("=I", attrs[IFLA_MASTER])[0]
         found: dict[str, list[tuple[bool, IPv4Interface]]] = {}
-        for message in netlink.dump(_RTM_GETADDR, IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0)):
+        for message in netlink.dump(RTM_GETADDR, IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0)):
             _, length, flags, _, index = IFADDRMSG.unpack_from(message)
             attrs = attributes(message, IFADDRMSG.size)
             raw = attrs.get(_IFA_LOCAL) or attrs.get(_IFA_ADDRESS)

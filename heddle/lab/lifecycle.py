@@ -43,7 +43,7 @@ from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
 from heddle.lab.cutlinks import install_over_shards
-from heddle.lab.facts import facts, parts
+from heddle.lab.facts import converged, facts, parts
 from heddle.lab.frr import record_loaded
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.lab import Lab
@@ -68,6 +68,7 @@ from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 from heddle.wire.layout import DSCP_DATA
 
+_SETTLE_S: Final = 2.0  # for facts that end by themselves, after the routes have come
 _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
 
@@ -75,8 +76,8 @@ _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 class UpResult:
     """The result of `up`. created: False when the lab was already running; seconds: each step and `total`.
 
-    converged: False where links or switches are down or drained on purpose, and routes avoid them; None where no node
-    runs a routing program. repaired: what --repair did; None without it.
+    converged: as in `status`: False with any fact, also where links are down on purpose and routes avoid them; None
+    where no node runs a routing program. repaired: what --repair did; None without it. faults: the facts, in lines.
     """
 
     lab: Lab
@@ -84,6 +85,7 @@ class UpResult:
     converged: bool | None
     seconds: Mapping[str, float]
     repaired: Repaired | None = None
+    faults: tuple[str, ...] = ()
 
 
 def up(
@@ -148,7 +150,9 @@ def up(
         except BaseException as error:  # Ctrl-C above all
             _undo(lab, error, observer)
             raise
-    return UpResult(lab, True, _routing(lab), clock.seconds(), Repaired() if repair else None)
+    now, found = health.settled(lab, _SETTLE_S)
+    faults = tuple(each.text for each in found)
+    return UpResult(lab, True, converged(lab, now, found), clock.seconds(), Repaired() if repair else None, faults)
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
@@ -192,12 +196,15 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             raise CheckError(Problem(lab.name, "BGP", why, show), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
             raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
-    return UpResult(lab, False, _routing(lab) and not kept, clock.seconds(), done)
-
-
-def _routing(lab: Lab) -> bool | None:
-    """True, or None: no node runs a routing program, so nothing can have converged."""
-    return True if lab.blueprint.rendered or lab.blueprint.routing(lab.snapshot(LabPart.SESSIONS)) else None
+    now, found = health.settled(lab, 0 if kept else _SETTLE_S)
+    verdict = converged(lab, now, found)
+    if done and verdict is False and (lost := [each.problem for each in found if not each.on_purpose]):
+        for line in done.done:
+            observer.say(f"repaired  {line}")
+        again = f"./inv down {lab.name}, then up again: --repair cannot repair this"
+        raise CheckError(*(replace(each, hint=again) if "--repair" in each.hint else each for each in lost))
+    faults = tuple(each.text for each in found)
+    return UpResult(lab, False, verdict, clock.seconds(), done, faults)
 
 
 def _missing_sessions(lab: Lab) -> list[str]:

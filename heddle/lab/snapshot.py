@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
@@ -20,9 +20,10 @@ from heddle.fabric.wiring import Node
 from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import Fib, fib_of
 from heddle.kernel.handle import NodeHandle
+from heddle.kernel.ipsettings import LOCAL_TABLE, ip_settings
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import Neighbour, NetInterface, RouteSocket, carriers, interfaces, neighbours, path_mtus
-from heddle.kernel.uapi import IFLA_ADDRESS, IFLA_MTU
+from heddle.kernel.uapi import IFF_NOARP, IFLA_ADDRESS, IFLA_MTU
 from heddle.lab.convergence import without_route
 from heddle.lab.daemons import ADMIN_DOWN, Adjacency, Daemons, pending
 from heddle.switch.counters import SwitchCounters, read_counters
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class LabPart(Flag):
-    """The parts of a snapshot. Hosts are read for PORTS and NEIGHBOURS only; all other parts are of switches."""
+    """The parts of a snapshot. Hosts are read for PORTS, NEIGHBOURS and ADDRESSES only; the others are of switches."""
 
     FIBS = auto()  # main routing tables
     HASHING = auto()  # modes, seeds, options and tables; epochs and statistics of the program
@@ -50,13 +51,22 @@ class LabPart(Flag):
     DROPS = auto()  # packets dropped, by port, and by this machine's receive backlog
     QUEUES = auto()  # the maps of all queues
     CARRIER = auto()  # ports without carrier; how often each port's carrier changed
-    PORTS = auto()  # queues, shapers and programs of ports, their MTUs and MACs
+    PORTS = auto()  # queues, shapers and programs of ports, their MTUs and MACs, and whether they use ARP
     NEIGHBOURS = auto()  # MACs of neighbours at ports, and MTUs that were learned for paths
     UNROUTED = auto()  # unnumbered ports that cannot reach their neighbour
     SESSIONS = auto()  # states of BGP sessions
     DRAINED = auto()  # whether BGP drains the switch, and its sessions that are administratively down
     SILENT = auto()  # daemons that do not answer
     ADJACENCIES = auto()  # neighbours of OSPF and IS-IS that are not up
+    ADDRESSES = auto()  # addresses and rules of all nodes, and routes of hosts
+
+
+class PortLink(NamedTuple):
+    """mtu: in bytes. arp: whether the port asks for the MACs of neighbours, and answers."""
+
+    mtu: int
+    mac: str
+    arp: bool
 
 
 class NotReadError(RuntimeError):
@@ -69,8 +79,8 @@ class NodeSnapshot:
 
     class_drops: the same drops by port and class; classes without drops are omitted.
     sessions: also None where bgpd does not answer; hosts are not asked. carrier_changes: of the node's ports, since the
-    lab came up. links: MTU and MAC of each port. neighbours: entries at ports, by port name.
-    path_mtus: address -> MTU that was learned.
+    lab came up. neighbours: entries at ports, by port name. path_mtus: address -> MTU that was learned. addresses:
+    lines of `kernel/ipsettings.py`.
     """
 
     node: str
@@ -93,9 +103,10 @@ class NodeSnapshot:
     silent: tuple[str, ...] | None = None
     adjacencies: tuple[Adjacency, ...] | None = None
     carrier_changes: Mapping[str, int] | None = None
-    links: Mapping[str, tuple[int, str]] | None = None
+    links: Mapping[str, PortLink] | None = None
     neighbours: Mapping[str, tuple[Neighbour, ...]] | None = None
     path_mtus: Mapping[str, int] | None = None
+    addresses: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,8 +206,8 @@ class Snapshot:
         return {f"{name}:{port}": p for name, each in self.nodes.items() for port, p in (each.programs or {}).items()}
 
     @cached_property
-    def links(self) -> Mapping[str, tuple[int, str]]:
-        """`rtsw1:eth2` -> the MTU of each port in bytes, and its MAC; absent where the port is missing."""
+    def links(self) -> Mapping[str, PortLink]:
+        """`rtsw1:eth2` -> MTU, MAC and use of ARP of each port; absent where the port is missing."""
         self._check(LabPart.PORTS)
         return {f"{name}:{port}": row for name, each in self.nodes.items() for port, row in (each.links or {}).items()}
 
@@ -212,6 +223,12 @@ class Snapshot:
         """Node -> address -> the MTU that the node has learned for the path there, in bytes."""
         self._check(LabPart.NEIGHBOURS)
         return {name: each.path_mtus for name, each in self.nodes.items() if each.path_mtus}
+
+    @cached_property
+    def addresses(self) -> Mapping[str, frozenset[str]]:
+        """Node -> its addresses and rules, and the routes of a host: lines of `kernel/ipsettings.py`."""
+        self._check(LabPart.ADDRESSES)
+        return {name: each.addresses for name, each in self.nodes.items() if each.addresses is not None}
 
     @cached_property
     def unrouted(self) -> tuple[str, ...]:
@@ -280,7 +297,7 @@ def merged(readings: Sequence[Snapshot]) -> Snapshot:
 
 
 _ASKED_AT_ONCE: Final = 8  # daemons; each answers in about a millisecond
-_OF_EVERY_NODE: Final = LabPart.PORTS | LabPart.NEIGHBOURS
+_OF_EVERY_NODE: Final = LabPart.PORTS | LabPart.NEIGHBOURS | LabPart.ADDRESSES
 _OF_SWITCHES: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.UNROUTED
 _IN_KERNELS: Final = _OF_EVERY_NODE | _OF_SWITCHES
 _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT | LabPart.ADJACENCIES
@@ -353,6 +370,10 @@ class _Reading:
                         if (port := names.get(each.ifindex)) in ports:
                             rows[port] = (*rows.get(port, ()), each)
                     found = replace(found, neighbours=rows, path_mtus=path_mtus(netlink))
+            if self._wants(LabPart.ADDRESSES):
+                with self._guarded(LabPart.ADDRESSES):
+                    table = LOCAL_TABLE if node.role is Role.SWITCH else 0  # other tables of switches: FIBS
+                    found = replace(found, addresses=ip_settings(netlink, names, table))
             if node.role is Role.SWITCH:
                 found = self._switch(found, netlink, names)
         return found
@@ -412,13 +433,13 @@ class _Reading:
         return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, every, self._failed)
 
 
-def _links(every: Sequence[NetInterface], ports: Collection[str]) -> dict[str, tuple[int, str]]:
-    """Port -> its MTU and MAC."""
-    return {
-        each.name: (int.from_bytes(each.attrs[IFLA_MTU], sys.byteorder), each.attrs.get(IFLA_ADDRESS, b"").hex(":"))
-        for each in every
-        if each.name in ports
-    }
+def _links(every: Sequence[NetInterface], ports: Collection[str]) -> dict[str, PortLink]:
+    found = dict[str, PortLink]()
+    for each in every:
+        if each.name in ports:
+            mtu, mac = int.from_bytes(each.attrs[IFLA_MTU], sys.byteorder), each.attrs.get(IFLA_ADDRESS, b"").hex(":")
+            found[each.name] = PortLink(mtu, mac, not each.flags & IFF_NOARP)
+    return found
 
 
 def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) -> dict[str, NodeSnapshot]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab.daemons import MissingSession
-from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, known_facts, parts
+from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, converged, known_facts, parts
 from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import check_ours, open_lab
@@ -97,7 +97,7 @@ def _status(name: str) -> LabStatus:
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=False if lost or found else lab.blueprint.routing(now) or None,
+        converged=False if lost else converged(lab, now, found),
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),

@@ -65,9 +65,12 @@ def up_text(done: UpResult) -> str:
     # An imported topology may have no switch.
     looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
     time = f"in {done.seconds['total']:.1f} s"
-    up = (
-        f"{name} is up: {size}, " + (f"{time}; {_NO_ROUTING}" if done.converged is None else f"converged {time}") + "\n"
-    )
+    state = {
+        True: f"converged {time}",
+        False: f"{time}, not converged: {some_of(done.faults, joint='; ')}",
+        None: f"{time}; {_NO_ROUTING}",
+    }[done.converged]
+    up = f"{name} is up: {size}, {state}\n"
     if place := place_flag():  # it is long and every command needs it, so fewer commands are shown
         return f"{up}next: ./inv run --lab {name}{place}; ./inv down {name}{place}"
     return (
@@ -86,7 +89,7 @@ def _repaired_lines(done: UpResult, size: str) -> Iterator[str]:
     what = f"{count} repair{'' if count == 1 else 's'}" if count else "nothing to repair"
     routes = {
         True: "all routes are in the kernels",
-        False: "routes avoid what is down or drained on purpose",
+        False: "routes avoid what is down or drained on purpose" if done.repaired.left else some_of(done.faults),
         None: _NO_ROUTING,
     }[done.converged]
     yield f"{done.lab.name} is up: {size}; {what}; {routes}"

@@ -94,6 +94,7 @@ def test_a_foreign_container_with_a_nodes_name_is_reported_and_never_touched(
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
     lab_name: Callable[[], str], up: Up, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -94,7 +94,7 @@ def test_paths_of_a_run_are_proven(clos: Lab) -> None:
 def test_everything_about_it_validates(clos: Lab) -> None:
     checks = validate(clos)
     assert {check.name: check.detail for check in checks if not check.ok} == {}
-    assert [check.name for check in checks if check.skipped] == ["links", "polarisation"]
+    assert [check.name for check in checks if check.skipped] == ["links", "addresses", "polarisation"]
 
 
 def test_a_reopened_lab_is_the_same(clos: Lab) -> None:
@@ -378,6 +378,7 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
 
 @pytest.mark.deep
 @pytest.mark.needs("procps")
+@pytest.mark.long
 def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: str, name: str) -> None:
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
     path = ring(tmp_path, quick, f" ip ospf area 0\n{quick}")

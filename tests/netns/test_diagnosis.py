@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -21,9 +20,10 @@ from heddle.lab.lab import Lab
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
+from heddle.traffic.options import RunOptions
+from heddle.views.diagnosistext import diagnosis_text
 from tests import incidents
-from tests.machine import until
-from tests.netns.collectives import ran
+from tests.netns.collectives import ran, run_and
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -106,23 +106,17 @@ def test_a_lab_without_a_finished_run_is_watched_for_a_second(tiny: Lab) -> None
 
 def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tiny: Lab) -> None:
     """A route of a host is unreachable for a moment: packets are sent again, and the states around the run agree."""
-    history = History.of(tiny)
     incident = incidents.lost_route(tiny, random.Random(1))
 
     def cut() -> None:
-        until(history.writing)
-        time.sleep(1.0)
         with incident.around():
             time.sleep(0.2)
 
-    thread = threading.Thread(target=cut)
-    thread.start()
-    ran(tiny, sizes=(1 << 20,), iters=60, qps=4)
-    thread.join()
+    run_and(tiny, RunOptions(sizes=(1 << 20,), iters=30, warmup=0, qps=4), cut)
     found = of_last(tiny, probes=False)
     assert found.verdict is not None
-    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
-    assert found.verdict.confidence == "established"
+    named_by = (found.verdict.cause, found.verdict.object in incident.objects, found.verdict.confidence)
+    assert named_by == (incident.cause, True, "established"), diagnosis_text(found)
 
 
 def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) -> None:

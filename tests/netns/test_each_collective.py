@@ -37,7 +37,7 @@ def joined(borrow: Borrow) -> Lab:
     return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "link.host=20mbit", "link.fabric=20mbit")
 
 
-@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize("fastpath", ["on", pytest.param("off", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("collective", "algorithm"), [name for name, each in patterns().items() if not isinstance(each, RailPattern)]
 )
@@ -49,7 +49,7 @@ def test_results_paths_and_loads_are_right(
     )
 
 
-@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize("fastpath", ["on", pytest.param("off", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("collective", "algorithm"), [name for name, each in patterns().items() if isinstance(each, RailPattern)]
 )

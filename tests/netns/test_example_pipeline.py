@@ -98,6 +98,7 @@ def repository(installed: InstalledWheel, tmp_path: Path) -> Repository:
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_it_passes_as_it_is_with_only_the_wheel(repository: Repository) -> None:
     done = repository.job("-W", "error")
     assert done.returncode == 0, done.stdout + done.stderr

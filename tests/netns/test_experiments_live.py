@@ -138,9 +138,8 @@ def test_a_broken_hash_or_wrong_data_end_an_experiment_with_exit_code_1(
     broken, document = ended(CLAIMS.replace("pair: {hashing: e-ecmp", "pair: {hashing: flow"), "--only", "several")
     (row,) = document["checks"]
     assert (broken, row["state"], row["measured"]["mean"], row["proven"]) == (1, "out of band", 1.0, True)
-    code, document = ended(CLAIMS, "--break", "--only", "several")
-    assert code == 0 and document["experiments"][0]["checks"][0]["state"] == "out of band"
     code, document = ended(CLAIMS, "--break")  # nothing breaks the other one
+    assert document["experiments"][0]["checks"][0]["state"] == "out of band"
     assert code == 1 and document["not_broken"] == {"claims: fast": "has no broken_by"}
     with altered("wrong data"):
         code, document = ended(CLAIMS)
@@ -161,6 +160,7 @@ checks: {hops: "links_used(cycle, port='*tsw*')", wrong: wrong(cycle), ended: en
 """
 
 
+@pytest.mark.long
 def test_the_report_of_a_benchmark_names_the_versions_and_the_trials(tmp_path: Path) -> None:
     (tmp_path / "index.yml").write_text("{title: T, source: the draft, statement: An emulation., report: bmwg}\n")
     (tmp_path / "cycle.yml").write_text(BENCHMARK)

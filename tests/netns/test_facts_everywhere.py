@@ -20,12 +20,15 @@ from heddle.base.process import run
 from heddle.checks.validate import CHECKS, validate
 from heddle.engineering.diagnosis import case
 from heddle.engineering.diagnosis.diagnosis import CAUSES, diagnose
+from heddle.kernel import inorder
 from heddle.lab import agents, fabricstate, facts, outages
 from heddle.lab import status as statuses
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.facts import FACTS
 from heddle.lab.health import repair
+from heddle.lab.impairments import Requested, set_fault
 from heddle.lab.lab import Lab
+from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from tests import incidents
@@ -114,6 +117,27 @@ def unheard(lab: Lab) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_gro(lab: Lab) -> Iterator[None]:
+    on = inorder.read_gro(lab.handle("host1").netns, ["eth1"])["eth1"]
+    inorder.set_gro(lab.handle("host1").netns, ["eth1"], on=not on)
+    try:
+        yield
+    finally:
+        repair(lab, Silent())
+
+
+@contextmanager
+def unrecorded_loss(lab: Lab) -> Iterator[None]:
+    """A link loses packets, and the file with its fault was removed."""
+    set_fault(lab, [PORT], LinkFault(loss=0.01))
+    Requested().write(lab.dir)
+    try:
+        yield
+    finally:
+        repair(lab, Silent())
+
+
 def incident(kind: str, node_or_port: str) -> Break:
     def around(lab: Lab) -> AbstractContextManager[object]:
         for seed in range(400):
@@ -138,6 +162,8 @@ BREAKS: Final[Mapping[str, tuple[str, Break]]] = {
         "rtsw2:eth3",
         by_command("rtsw2", "ip neigh replace 10.0.1.1 lladdr 02:00:00:00:00:99 dev eth3 nud permanent"),
     ),
+    "arp": ("rtsw2:eth3", by_command("rtsw2", "ip link set eth3 arp off")),
+    "address": ("host1:eth1", by_command("host1", "ip addr del 10.0.0.1/31 dev eth1")),
     "port": (PORT, by_command("rtsw1", "tc qdisc del dev eth1 root")),
     "programs": (PORT, by_command("rtsw1", "tc qdisc del dev eth1 clsact")),
     "thresholds": ("rtsw1", lambda lab: in_maps(lab, classes=False)),
@@ -149,7 +175,25 @@ BREAKS: Final[Mapping[str, tuple[str, Break]]] = {
     facts.NEXT_HOPS: ("rtsw1", one_path),
     "hashing": ("rtsw1", incident("wrong_seed", "rtsw1")),
     "sysctl": ("rtsw1", by_command("rtsw1", "sysctl -qw net.ipv4.conf.default.rp_filter=1")),
+    "offloads": ("host1:eth1", by_command("host1", "ethtool -K eth1 tx on")),
+    "order": ("host1:eth1", without_gro),
+    "link-fault": (PORT, unrecorded_loss),
 }
+_MAC: Final = "lladdr 02:00:00:00:00:99"
+# More faults of some kinds: kind, where the fact is, words that it has, and how it comes about.
+MORE: Final[tuple[tuple[str, str, str, str, str], ...]] = (
+    ("neighbour", "rtsw2:eth3", "02:00:00:00:00:99", "rtsw2", f"ip neigh replace 10.0.1.1 {_MAC} dev eth3 nud noarp"),
+    ("address", "host1", "the route 10.0.0.0/8 via 10.0.0.0", "host1", "ip route del 10.0.0.0/8"),
+    ("address", "rtsw1", "the address 10.0.1.1/32 dev lo", "rtsw1", "ip addr add 10.0.1.1/32 dev lo"),
+    ("address", "rtsw1", "pref 100 from all blackhole", "rtsw1", "ip rule add pref 100 blackhole"),
+    ("address", "rtsw1", "pref 32766", "rtsw1", "ip rule del pref 32766"),
+    ("address", "rtsw1", "local 10.0.1.1/32", "rtsw1", "ip route add local 10.0.1.1 dev lo table local proto static"),
+    ("address", "host1", "blackhole 10.0.1.0/24", "host1", "ip route add blackhole 10.0.1.0/24"),
+    ("sysctl", "rtsw2", "net.ipv4.conf.eth3.forwarding", "rtsw2", "sysctl -qw net.ipv4.conf.eth3.forwarding=0"),
+    ("sysctl", "rtsw1", "net.ipv6.conf.eth1.disable_ipv6", "rtsw1", "sysctl -qw net.ipv6.conf.eth1.disable_ipv6=1"),
+    ("mtu", PORT, "data packets need 4160", "rtsw1", "ip link set eth1 mtu 1500"),
+    ("arp", PORT, "is off", "rtsw1", "ip link set eth1 arp off"),
+)  # fmt: skip
 
 
 def in_status(lab: Lab, kind: str) -> str:
@@ -196,6 +240,16 @@ def test_a_fact_is_in_all_four(tiny: Lab, kind: str) -> None:
         until(lambda: any(each.kind == kind for each in facts.facts(tiny, tiny.snapshot(facts.parts(tiny)))))
         texts = {name: consumer(tiny, kind) for name, consumer in CONSUMERS.items()}
     assert {name for name, text in texts.items() if where not in text} == set(), texts
+    until(lambda: not facts.facts(tiny, tiny.snapshot(facts.parts(tiny))))
+
+
+@pytest.mark.parametrize(("kind", "where", "words", "node", "command"), MORE)
+def test_another_fault_of_a_kind_is_in_all_four_and_is_repaired(
+    tiny: Lab, kind: str, where: str, words: str, node: str, command: str
+) -> None:
+    with repaired(tiny, node, command):
+        texts = {name: consumer(tiny, kind) for name, consumer in CONSUMERS.items()}
+    assert {name for name, text in texts.items() if where not in text or words not in text} == set(), texts
     until(lambda: not facts.facts(tiny, tiny.snapshot(facts.parts(tiny))))
 
 

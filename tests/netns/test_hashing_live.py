@@ -165,6 +165,7 @@ class Load(threading.Thread):
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_table_swap_is_atomic(lab: StaticLab) -> None:
     """1,000 swaps under load: every packet of every flow is on one of the two ports that a whole state names.
 

@@ -111,6 +111,7 @@ def test_traces_of_other_tools_run_as_jobs(tiny: Lab, workload: Callable[[str], 
     assert [job.rows[0].size for job in found.jobs] == [3 * (1 << 14) + 1024, 12000]  # of the busiest rank
 
 
+@pytest.mark.long
 def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "two tenants.yml"
     path.write_text(TWO.format(iters=2).replace("8K:16M:x2048", "256K"))
@@ -147,6 +148,7 @@ def test_iterations_after_the_other_job_ended_do_not_count(tiny: Lab, tmp_path: 
     assert row.busbw not in a.together, "the mean over all iterations hides what b does"
 
 
+@pytest.mark.long
 def test_a_test_of_users_runs_the_jobs_of_a_file(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "two.yml"
     path.write_text(TWO.format(iters=2).replace("8K:16M:x2048", "64K"))

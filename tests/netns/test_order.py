@@ -100,13 +100,13 @@ def steered() -> int:
     return sum(int(row.split()[9], 16) for row in rows)
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_qp_keeps_its_order_under_pauses_in_every_run(demo: Lab) -> None:
     assert lates(demo, RUNS) == [0] * RUNS
     assert checked(demo).ok
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) -> None:
     set_delivery(demo, Delivery.RPS)
     try:
@@ -124,7 +124,7 @@ def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) ->
     assert checked(demo).ok
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_settings_that_break_a_ports_order_are_named(demo: Lab) -> None:
     netns = demo.handle("rtsw2").netns
     inorder.set_gro(netns, ["eth3"], on=False)
@@ -141,7 +141,7 @@ def test_settings_that_break_a_ports_order_are_named(demo: Lab) -> None:
     assert checked(demo).ok
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_link_that_was_down_keeps_order_when_it_is_up_again(demo: Lab) -> None:
     with link_down(demo, "rtsw1:eth1"):
         pass
@@ -278,14 +278,14 @@ def short(lab: Lab, transport: str = "rc") -> RunResult:
     return ran(lab, qps=2, sizes=(1 << 16,), iters=1, warmup=0, transport=transport)
 
 
-@pytest.mark.deep
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["flow", "pinned"])
 def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
     set_hashing(dc, mode)
     assert "#order" not in in_order(short(dc)).table()
 
 
-@pytest.mark.deep
+@pytest.mark.long
 @pytest.mark.long
 def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
     set_hashing(dc, "spray", HashOptions(choice="random"))
@@ -305,7 +305,7 @@ def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_spray
         assert blamed not in in_need.table() and blamed in replace(in_need, ecmp="pinned").table()
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_flowlet_gap_must_be_longer_than_the_delay_difference_of_paths(dc: Lab) -> None:
     set_hashing(dc, "flowlet", HashOptions(gap_ns=1_000))
     assert late(short(dc, "srd")) > 0

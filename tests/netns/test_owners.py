@@ -59,6 +59,7 @@ def theirs(tmp_path: Path) -> Place:
     return Place(tmp_path / "theirs")
 
 
+@pytest.mark.long
 def test_of_two_that_begin_at_once_one_wins_and_the_other_is_told_the_process(
     name: str, ours: Place, theirs: Place, leftovers: Leftovers
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_runs_outlive_a_restart_of_the_machine_and_only_down_removes_them(
     name: str, ours: Place, leftovers: Leftovers
 ) -> None:

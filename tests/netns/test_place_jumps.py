@@ -18,7 +18,7 @@ import pytest
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, SshServer, copy_of_project, key, ssh_server
 
-pytestmark = [NEEDS, pytest.mark.deep, pytest.mark.needs("mount")]
+pytestmark = [NEEDS, pytest.mark.long, pytest.mark.needs("mount")]
 
 HOPS = ("gate", "mid", "lab")
 # crypt(3) of "a password".

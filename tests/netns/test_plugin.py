@@ -139,6 +139,7 @@ def test_6_has_another_fabric(heddle_lab):
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftovers: Leftovers) -> None:
     place.write(test_shared=SHARED, conftest=NOTE_NAMES)
     done = place.pytest(*PLUGIN, "-q", "--heddle-labs=1")
@@ -275,6 +276,7 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_failure_with_only_the_wheel_names_the_program(
     wheel: Path, tmp_path: Path, leftovers: Callable[[str], list[str]]
 ) -> None:

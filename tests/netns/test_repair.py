@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.convergence import revive
 from heddle.lab.facts import known_facts, parts
 from heddle.lab.faults.orders import clear, lost_faults, set_kind
+from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of
 from heddle.lab.snapshot import LabPart
@@ -34,6 +36,7 @@ from heddle.views import labtext
 from tests.conftest import Up
 from tests.listener import Listener
 from tests.machine import patience, until
+from tests.own_topologies import mini_clos
 
 
 def inside(lab: Lab, node: str, *command: str) -> str:
@@ -123,6 +126,87 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     again = up(whole.name, repair=True)
     assert again.repaired is not None and again.repaired.done == again.repaired.left == ()
     assert "nothing to repair" in labtext.up_text(again)
+
+
+def test_addresses_rules_and_routes_are_as_up_has_set_them(whole: Lab, up: Up) -> None:
+    """Each is restored, or removed; a port without IPv6 gets it again before its route."""
+    before = inside(whole, "host1", "ip", "route"), inside(whole, "rtsw1", "ip", "-4", "addr")
+    inside(whole, "host1", "ip", "addr", "flush", "dev", "eth1", "scope", "global")
+    inside(whole, "host1", "ip", "route", "del", "10.0.0.0/8")
+    inside(whole, "rtsw1", "ip", "addr", "add", "10.0.1.1/32", "dev", "lo")
+    inside(whole, "rtsw1", "ip", "rule", "add", "pref", "7", "from", "10.0.0.0/8", "prohibit")
+    inside(whole, "rtsw2", "ip", "link", "set", "eth3", "arp", "off")
+    inside(whole, "ctsw1", "sysctl", "-qw", "net.ipv6.conf.eth1.disable_ipv6=1")
+    done = up(whole.name, repair=True).repaired
+    assert done is not None
+    assert {*done.done} == {
+        "host1: addr 10.0.0.1/31 dev eth1 added",
+        "host1: route 10.0.0.0/8 via 10.0.0.0 dev eth1 added",
+        "rtsw1: addr 10.0.1.1/32 dev lo removed",
+        "rtsw1: rule pref 7 from 10.0.0.0/8 prohibit removed",
+        "rtsw2:eth3: ARP set to on again",
+        "ctsw1: net.ipv6.conf.eth1.disable_ipv6 set again",
+    }
+    assert (inside(whole, "host1", "ip", "route"), inside(whole, "rtsw1", "ip", "-4", "addr")) == before
+    assert failed(whole) == {}
+
+
+def test_what_cannot_be_repaired_is_an_error(whole: Lab, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside(whole, "rtsw1", "ip", "rule", "add", "pref", "7", "blackhole")
+    with monkeypatch.context() as patch:
+        patch.setattr("heddle.lab.health._addresses", lambda _: [])
+        with pytest.raises(
+            CheckError, match=r"the rule pref 7 from all blackhole was not set by `up`\n.*down .*up again"
+        ):
+            up(whole.name, repair=True)
+    done = up(whole.name, repair=True).repaired
+    assert done is not None and done.done == ("rtsw1: rule pref 7 from all blackhole removed",)
+
+
+def test_an_imported_link_too_small_for_data_packets_is_named_and_repaired(
+    tmp_path: Path, runtime: str, name: str
+) -> None:
+    """Both of its ends have the same MTU."""
+    lab = life.up(import_topology(mini_clos(tmp_path), runtime, name), runtime=runtime).lab
+    try:
+        ends = ("leaf-1:eth1", "Spine-1:eth1")
+        for node in ("leaf-1", "Spine-1"):
+            lab.output(node, ["ip", "link", "set", "eth1", "mtu", "1400"])
+        port = lab.fabric.by_name["leaf-1"].port("eth1")
+        needed = lab.fabric.policy.ib_mtu + 64
+        said = f"leaf-1:eth1  the MTU is 1400, not {port.mtu}; the other end, Spine-1:eth1, has 1400"
+        (shown,) = status(name)
+        assert not shown.converged and f"{said}; data packets need {needed}" in shown.faults
+        assert [each.partition(" ")[0] for each in shown.faults] == [*ends], "and no other link"
+        assert {ref for ref in ends if ref in failed(lab)["mtu"]} == {*ends}
+        done = life.repair_lab(name).repaired
+        assert done is not None and done.done[:2] == tuple(f"{ref}: the MTU set to {port.mtu} again" for ref in ends)
+        assert failed(lab) == {}
+    finally:
+        life.down(name)
+
+
+def test_up_and_status_have_one_verdict_on_switches_without_a_configuration(
+    tmp_path: Path, runtime: str, name: str
+) -> None:
+    if runtime != "netns":
+        pytest.skip("an image may have a configuration")
+    (tmp_path / "daemons").write_text("bgpd=yes\n")
+    nodes = "".join(f"    sw{n}: {{binds: [daemons:/etc/frr/daemons]}}\n" for n in (1, 2))
+    (tmp_path / "bare.clab.yml").write_text(
+        f"name: bare\ntopology:\n  defaults: {{kind: linux}}\n  nodes:\n{nodes}"
+        '  links:\n    - endpoints: ["sw1:eth1", "sw2:eth1"]\n'
+    )
+    done = life.up(import_topology(tmp_path / "bare.clab.yml", runtime, name), runtime=runtime)
+    try:
+        assert done.converged is None and status(name)[0].converged is None
+        assert "nothing to converge" in labtext.up_text(done) and len(status(name)[0].gaps) == 2
+        done.lab.output("sw1", ["ip", "link", "set", "eth1", "mtu", "1400"])
+        with pytest.raises(CheckError, match="the MTU is 1400"):
+            life.up(import_topology(tmp_path / "bare.clab.yml", runtime, name), runtime=runtime)
+        assert status(name)[0].converged is False
+    finally:
+        life.down(name)
 
 
 def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: Up) -> None:

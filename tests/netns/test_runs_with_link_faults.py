@@ -129,7 +129,7 @@ def test_repair_sets_a_fault_again_that_was_changed_by_hand(tiny: Lab) -> None:
         live.links["flags"][live.ids["rtsw1", "eth1"]] ^= LINK_FAULT
     (check,) = [each for each in validate(tiny, ["faults"]) if each.name == "faults"]
     assert not check.ok
-    assert check.detail == "rtsw1:eth1 has lost the fault that was set on it: ./inv up --repair sets it again"
+    assert check.detail.startswith("rtsw1:eth1  the link has lost the fault that was set on it; ./inv up --repair")
     done = life.repair_lab(tiny.name).repaired
     assert done is not None and "rtsw1:eth1: link fault set again" in done.done
     assert [each.ok for each in validate(tiny, ["faults"])] == [True, True]

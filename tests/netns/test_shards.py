@@ -442,6 +442,7 @@ def test_what_needs_one_machine_says_so(lab: Lab) -> None:
         run_program(lab, ProgramOptions(2), ["true"], Silent(), lambda *_: None)
 
 
+@pytest.mark.long
 def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.LocalCluster, name: str) -> None:
     where = lifecycle.up(load_fabric("tiny", name=name), runtime=localshards.NAME).lab
     assert len(cut_counts(where)) == 4

@@ -142,6 +142,15 @@ def test_a_port_that_is_removed_ends_the_run(own: Lab) -> None:
     error_has(error, rf"rank 2 on host3:eth1: its port is gone: .*; it {WAITS}|{UNACKNOWLEDGED}")
 
 
+@pytest.mark.parametrize("fastpath", ["on", deep("off")])
+def test_a_port_whose_mtu_becomes_small_ends_the_run(own: Lab, fastpath: str) -> None:
+    change = ["ip", "link", "set", "eth1", "mtu", "1500"]
+    error = ended(own, lambda: own.output("host3", change), fastpath=fastpath)
+    assert isinstance(error, CheckError)
+    error_has(error, "rank 2 on host3:eth1: its port has a smaller MTU than its packets")
+    assert "is gone" not in str(error)
+
+
 def test_a_run_outlives_the_name_of_a_host_namespace_and_the_next_one_names_the_host(own: Lab) -> None:
     """The sockets of the NICs keep the namespace until the run ends. Then the kernel removes it."""
     name = own.handle("host3").netns.name

@@ -60,8 +60,8 @@ def broken(lab: Lab, node: str, breaks: str, repair: str) -> Iterator[dict[str, 
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links",
-        "mtu", "neighbours", "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths",
-        "polarisation",
+        "mtu", "neighbours", "addresses", "daemons", "bgp", "routes", "reachability", "depths", "headroom",
+        "pauses", "paths", "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
@@ -134,7 +134,8 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
 @pytest.mark.needs("ethtool")
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
-        assert {name: check.detail for name, check in found.items()} == {"offloads": "host1:eth1 has tx-checksum on"}
+        assert [*found] == ["offloads"]
+        assert found["offloads"].detail.startswith("host1:eth1  the port has tx-checksum on; ./inv up --repair")
     pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:

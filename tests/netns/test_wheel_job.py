@@ -137,6 +137,7 @@ def ldconfig() -> list[str]:
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_lab_server_gets_what_it_needs_from_the_wheel(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -253,6 +254,7 @@ def test_a_read_only_home_is_reported_and_nothing_is_left(
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_lab_of_another_version_is_refused_and_can_be_taken_down(
     installed: InstalledWheel, wheel: Path, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -125,7 +126,8 @@ def test_the_verdict_on_the_host_cpu_is_quoted_as_it_is_printed() -> None:
     text = "processor 0: 100% busy (5% in softirqs), 55% of the packets passed it"
     causes = [saturation.Cause("processor", size, 0, sure=False, text=text) for size in (512 << 10, 4 << 20)]
     phase = saturation.Phase(64 << 10, 1.0, 1.0, (), (), 0, judged=True)
-    use = MachineUse(1.0, 1.0, 0.0, 0, 0, 2000, 3000, (phase,) * 3, tuple(causes))
+    phases = tuple(replace(phase, size=size) for size in (64 << 10, 512 << 10, 4 << 20))
+    use = MachineUse(1.0, 1.0, 0.0, 0, 0, 2000, 3000, phases, tuple(causes))
     assert lines == [f"{MARK} {line}" for line in use.doubt_lines()][:2]
 
 

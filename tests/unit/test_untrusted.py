@@ -278,6 +278,13 @@ def test_half_a_character_in_the_reason_of_a_pod_can_be_written_to_a_file(loaded
     assert sweep.done[0].why == "?x"
 
 
+def test_an_experiment_that_names_a_hidden_file_asks_no_cluster(loaded: Experiment) -> None:
+    named = FILE.replace("{collective: all-reduce, size: 4K}", "{trace: .ssh/id.et}")
+    Path(loaded.file).write_text(named)
+    with pytest.raises(InputError, match="names hidden files"):
+        Sweep(loaded, Silent(), typed=loaded.file).run()
+
+
 def test_nothing_is_left_of_a_stored_run_that_cannot_be_written(loaded: Experiment, mine: Path) -> None:
     (mine / "runs").rename(mine / "kept")
     (mine / "runs").write_text("a file")
@@ -574,9 +581,11 @@ def test_a_hidden_file_is_not_sent_even_from_the_folder_itself(
     (tmp_path / "t.clab.yml").write_text(f"name: x\ntopology: {{nodes: {{a: {{binds: ['{name}:/x']}}}}}}\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/.hidden.et").write_text("x")
-    for named in (lambda: files_of("~/w.yml"), lambda: files_of("w.yml"), lambda: files_of_topology("~/t.clab.yml")):
+    calls: list[tuple[Callable[[str], object], str]]
+    calls = [(files_of, "~/w.yml"), (files_of, "w.yml"), (files_of_topology, "~/t.clab.yml")]
+    for named, typed in calls:
         with pytest.raises(InputError, match=r"names hidden files, which are not copied.*\n.*without a dot"):
-            named()
+            named(typed)
     assert kept_below(tmp_path / ".ssh/w.yml", [str(tmp_path / ".ssh/id")])  # the folder itself may be hidden
 
 

@@ -34,24 +34,19 @@ def _measure(at: Measuring) -> Mapping[str, float]:
 
 def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
     """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
-    ratios = _known([None if (used := run.part(IdealUse)) is None else used.ratio for run in runs])
-    storms = _known([None if (queues := run.part(QueueUse)) is None else queues.storms for run in runs])
-    lost = _known([None if run.lost is None else sum(run.lost.values()) for run in runs])
+    ratios = [used.ratio for run in runs if (used := run.part(IdealUse)) is not None and used.ratio is not None]
+    storms = [queues.storms for run in runs if (queues := run.part(QueueUse)) is not None]
+    lost = [sum(run.lost.values()) for run in runs if run.lost is not None]
     found = {
-        "jct": None if ratios is None else fmean(ratios),
-        "jct_sd": None if ratios is None else pstdev(ratios),
-        "lost": None if lost is None else sum(lost),
-        "storms": None if storms is None else sum(storms),
+        "jct": fmean(ratios) if len(ratios) == len(runs) else None,
+        "jct_sd": pstdev(ratios) if len(ratios) == len(runs) else None,
+        "lost": sum(lost) if len(lost) == len(runs) else None,
+        "storms": sum(storms) if len(storms) == len(runs) else None,
         "runs": len(runs),
         "slope": steepest(seen),
         "ended": len(set(seen[0][1]) - set(seen[-1][1])),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _known(values: Sequence[float | None]) -> list[float] | None:
-    found = [each for each in values if each is not None]
-    return found if len(found) == len(values) else None
 
 
 def memory(lab: Lab) -> dict[int, int]:

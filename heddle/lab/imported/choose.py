@@ -118,6 +118,5 @@ def _texts(value: Any, within: str = "") -> Iterator[str]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if not absent(each) and each.is_file():
-            yield each
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    yield from (each for each in found if not absent(each) and each.is_file())
