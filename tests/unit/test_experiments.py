@@ -326,7 +326,7 @@ runs:
 checks:
   mean: {value: mean(completion(few)), draws: routing.seed}
   ratio: {value: mean(completion(few)) / mean(completion(many)), draws: routing.seed, low: 1, high: 1.01}
-  one: {value: mean(completion(few)) / mean(completion(many)), sign: above 1}
+  one: {value: mean(completion(few)) / mean(completion(many)), sign: above 0}
   same: {value: deviation(completion(few)) / deviation(completion(few)), draws: routing.seed, sign: is 1}
   constant: {value: mean(completion(few)) / completion(te), draws: routing.seed}
 """
@@ -346,9 +346,8 @@ def test_a_claim_on_a_mean_over_draws_rests_on_the_interval_over_them(tmp_path: 
     without = [(sum(few) - a) / (sum(many) - b) for a, b in zip(few, many, strict=True)]
     assert samples["ratio"].values == pytest.approx([6 * whole - 5 * each for each in without])
     assert samples["ratio"].half and rows["ratio"].state == "out of band"
-    near = loaded(
-        tmp_path, DRAWS.replace("high: 1.01", f"high: {samples['ratio'].mean + samples['ratio'].half / 2:.4f}")
-    )
+    edge = samples["ratio"].mean + samples["ratio"].half / 2
+    near = loaded(tmp_path, DRAWS.replace("low: 1, high: 1.01", f"low: -9, high: {edge:.4f}"))
     (row,) = (row for row in ExperimentResult(near, result.done).rows if row.name == "ratio")
     assert (row.state, row.cause) == ("not known", "too few repeats") and "crosses the edge" in row.why[0]
     assert rows["one"].state == "sign only" and samples["one"].half is None  # without draws nothing is said of them
@@ -357,7 +356,7 @@ def test_a_claim_on_a_mean_over_draws_rests_on_the_interval_over_them(tmp_path: 
     two = ExperimentResult(loaded(tmp_path, DRAWS.replace(", 3, 4, 5, 6]", "]")), result.done)
     assert {row.name: row.why for row in two.rows}["ratio"] == ("2 repeats; a verdict on a value that varies needs 3",)
     live = DRAWS.replace("offline: true, mode: te, run", "te: true, run")
-    assert "x.yml:16  checks.constant.draws" in said(tmp_path, live)  # repeats of a live run are no draws
+    assert "x.yml:15  checks.constant.draws" in said(tmp_path, live)  # repeats of a live run are no draws
 
 
 def test_runs_that_are_made_less_often_keep_their_last_value(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ _CHANGES: Final[Mapping[str, int]] = {"ttl": 8, "ecn": 1, "sport": wire.IPV4_BYT
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
-    """Build a data packet between the first and the last NIC, change it, and judge its ICRC."""
     one, other = at.fabric.nics[0], at.fabric.nics[-1]
     if one.address is None or other.address is None:
         raise RuntimeError("NICs of a fabric have addresses")

@@ -12,7 +12,6 @@ from heddle.predict.statistics import max_over_mean
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
-    """Draw the link of each flow; of each trial, the max/mean of flows over links."""
     flows, links, trials, seed = (int(at.options[key]) for key in ("flows", "links", "trials", "seed"))
     draw = np.random.default_rng([seed, at.repeat])
     counts = (np.bincount(draw.integers(links, size=flows), minlength=links) for _ in range(trials))

@@ -23,7 +23,6 @@ _PAGE: Final = 4096
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
-    """All-reduce and all-to-all in turn until the time is over; the memory of all processes after each run."""
     seconds, size, qps = (at.options[key] for key in ("seconds", "size", "qps"))
     begin, seen = time.monotonic(), [(0.0, memory(at.running))]
     while time.monotonic() - begin < seconds or len(at.runs) < 2:

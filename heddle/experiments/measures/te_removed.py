@@ -11,7 +11,6 @@ from heddle.experiments.measuring import Measure, Measuring
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
-    """Run a ring; after a part of its packets the entries go, and BGP's multipath carries the rest."""
     from heddle.endpoints.runoptions import run_options
     from heddle.engineering.te import PARTS, of_workload, plan_for
     from heddle.lab.rehash import changes_of_run, put_in_force, take_out
