@@ -78,7 +78,7 @@ def files_of(fabric: str | None) -> list[str]:
 
 
 def companions(topology: Path) -> list[str]:
-    """Files bound by relative paths, and those of bound directories but for hidden ones. InputError names refused ones."""
+    """Files bound by relative paths, and those of bound directories but hidden ones. InputError names what is refused."""
     from heddle.lab.imported.reader import read_document
 
     try:
