@@ -116,6 +116,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
         "the PFC agent and its keeper: started again",
         "ctsw2: hashing set again, as recorded",
         "thresholds of queues set again, as recorded",
+        "host1: route 10.0.0.0/8 via 10.0.0.0 dev eth1 added",
         "rtsw1: zebra did not answer; FRR started again",
         "ctsw1: bgpd did not answer; FRR started again",
     )
@@ -131,8 +132,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
 def test_addresses_rules_and_routes_are_as_up_has_set_them(whole: Lab, up: Up) -> None:
     """Each is restored, or removed; a port without IPv6 gets it again before its route."""
     before = inside(whole, "host1", "ip", "route"), inside(whole, "rtsw1", "ip", "-4", "addr")
-    inside(whole, "host1", "ip", "addr", "flush", "dev", "eth1", "scope", "global")
-    inside(whole, "host1", "ip", "route", "del", "10.0.0.0/8")
+    inside(whole, "host1", "ip", "addr", "flush", "dev", "eth1", "scope", "global")  # and its route
     inside(whole, "rtsw1", "ip", "addr", "add", "10.0.1.1/32", "dev", "lo")
     inside(whole, "rtsw1", "ip", "rule", "add", "pref", "7", "from", "10.0.0.0/8", "prohibit")
     inside(whole, "rtsw2", "ip", "link", "set", "eth3", "arp", "off")
