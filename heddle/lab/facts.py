@@ -368,10 +368,11 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "mac": FactKind(_macs, "neighbours", ("wrong-neighbour",)),
     "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
     "arp": FactKind(_arp, "neighbours", ("wrong-neighbour",)),
-    "address": FactKind(_addresses, "addresses", ("misrouting",)),
+    "address": FactKind(_addresses, "addresses", ("wrong-address",)),
     "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
     "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
     "programs": FactKind(_programs, "programs", ("wrong-queues",)),
+    "link-fault": FactKind(_link_faults, "faults", ("link-lossy", "bit-errors", "slow-link")),
     "thresholds": FactKind(lambda look: [p for p in look.thresholds if p.where], "thresholds", ("wrong-threshold",)),
     # DSCPs in another class than in the fabric file: one table for all ports.
     "classes": FactKind(lambda look: [p for p in look.thresholds if not p.where], "thresholds", ("wrong-class",)),
@@ -383,7 +384,6 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
     "offloads": FactKind(partial(_delivery, "offloads"), "offloads", ("failed-check",)),
     "order": FactKind(partial(_delivery, "order"), "order", ("failed-check",)),
-    "link-fault": FactKind(_link_faults, "faults", ("link-lossy", "bit-errors", "slow-link")),
 }  # fmt: skip
 
 

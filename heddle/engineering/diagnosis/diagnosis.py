@@ -75,6 +75,7 @@ _KNOWN: Final[Mapping[str, CauseCheck]] = {
     "link-flap": CauseCheck("link flap", "link_flap", "link", symptoms.link_flaps),
     "wrong-mtu": CauseCheck("wrong MTU", "link_mtu_mismatch", "link", symptoms.wrong_mtu),
     "wrong-neighbour": CauseCheck("wrong neighbour", "arp_cache_poisoning", "interface"),
+    "wrong-address": CauseCheck("wrong address, rule or route", "host_ip_misconfiguration", "node"),
     "wrong-queues": CauseCheck("wrong queues", "qdisc_misconfiguration", "interface"),
     "pfc-storm": CauseCheck("PFC storm", "pfc_storm", "interface", symptoms.pause_storm),
     "slow-link": CauseCheck("slow link", "link_capacity_bottleneck", "link", symptoms.slow_link),

@@ -78,7 +78,7 @@ def files_of(fabric: str | None) -> list[str]:
 
 
 def companions(topology: Path) -> list[str]:
-    """Files bound by relative paths, and those of bound directories but hidden ones. InputError names what is refused."""
+    """Files bound by relative paths, and those of bound directories, not hidden ones. InputError names the refused."""
     from heddle.lab.imported.reader import read_document
 
     try:
