@@ -357,6 +357,7 @@ class FactKind:
     causes: tuple[str, ...]
 
 
+RECORDED: Final = "link-fault"  # of this kind a fact is told by what the lab has on record
 # What explains others comes first.
 FACTS: Final[Mapping[str, FactKind]] = {
     "daemons": FactKind(_daemons, "daemons", ("control-plane-dead", "node-down")),
@@ -369,10 +370,11 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
     "arp": FactKind(_arp, "neighbours", ("wrong-neighbour",)),
     "address": FactKind(_addresses, "addresses", ("wrong-address",)),
+    "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
     "sysctl": FactKind(_sysctls, "sysctls", ("wrong-sysctl", "wrong-seed")),
     "port": FactKind(_ports, "queues", ("wrong-queues", "slow-link", "slow-host")),
     "programs": FactKind(_programs, "programs", ("wrong-queues",)),
-    "link-fault": FactKind(_link_faults, "faults", ("link-lossy", "bit-errors", "slow-link")),
+    RECORDED: FactKind(_link_faults, "faults", ("link-lossy", "bit-errors", "slow-link")),
     "thresholds": FactKind(lambda look: [p for p in look.thresholds if p.where], "thresholds", ("wrong-threshold",)),
     # DSCPs in another class than in the fabric file: one table for all ports.
     "classes": FactKind(lambda look: [p for p in look.thresholds if not p.where], "thresholds", ("wrong-class",)),
@@ -381,7 +383,6 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "link-route": FactKind(_unrouted, "routes", ("bgp-session-down",)),
     ROUTE: FactKind(_routes, "routes", ("misrouting",)),
     NEXT_HOPS: FactKind(_next_hops, "routes", ("missing-next-hop",)),
-    "hashing": FactKind(_hashing, "hashing", ("wrong-seed",)),
     "offloads": FactKind(partial(_delivery, "offloads"), "offloads", ("failed-check",)),
     "order": FactKind(partial(_delivery, "order"), "order", ("failed-check",)),
 }  # fmt: skip

@@ -177,7 +177,7 @@ BREAKS: Final[Mapping[str, tuple[str, Break]]] = {
     "sysctl": ("rtsw1", by_command("rtsw1", "sysctl -qw net.ipv4.conf.default.rp_filter=1")),
     "offloads": ("host1:eth1", by_command("host1", "ethtool -K eth1 tx on")),
     "order": ("host1:eth1", without_gro),
-    "link-fault": (PORT, unrecorded_loss),
+    facts.RECORDED: (PORT, unrecorded_loss),
 }
 _MAC: Final = "lladdr 02:00:00:00:00:99"
 # More faults of some kinds: kind, where the fact is, words that it has, and how it comes about.
@@ -215,7 +215,8 @@ def in_validate(lab: Lab, kind: str) -> str:
 
 
 def in_diagnose(lab: Lab, kind: str) -> str:
-    found = diagnose(None, lab)
+    probes = Silent() if kind == facts.RECORDED else None  # a diagnosis reads no record: it finds that fault by probes
+    found = diagnose(None, lab, probes)
     assert found.fault
     rows = [each for each in found.findings if each.cause in FACTS[kind].causes]
     return "; ".join(f"{each.object} {each.what} {line.text}" for each in rows for line in each.evidence)

@@ -235,7 +235,7 @@ def test_parts_in_one_reading_are_what_single_readers_find_and_only_named_nodes_
 def test_status_takes_one_snapshot(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
     (row,) = status(tiny.name)
     assert row.converged and row.bgp.established == row.bgp.expected > 0
-    assert entered == dict.fromkeys(tiny.handles(), 2), "once more for its sysctls"
+    assert entered == dict.fromkeys(tiny.handles(), 5), "once for sysctls, addresses, offloads, order each"
     assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.QUEUES)
 
 

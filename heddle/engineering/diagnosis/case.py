@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.fact import Fact
-from heddle.lab.facts import FACTS, facts, parts
+from heddle.lab.facts import FACTS, RECORDED, facts, parts
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import QueueSetting, own_settings
 from heddle.predict.walk import ports_of, spreads
@@ -164,7 +164,7 @@ class LiveState:
         """Read it now. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
         now = lab.snapshot(_READ | parts(lab), [node.name for node in lab.fabric.nodes if node.name not in stopped])
-        found = () if stopped else facts(lab, now)
+        found = () if stopped else facts(lab, now, FACTS.keys() - {RECORDED})  # no record of a fault is read here
         return cls(now, stopped, None if History.of(lab).writing() else own_settings(lab), found)
 
 
