@@ -152,7 +152,6 @@ class _Seen:
         return self._notes.of(frame, what).text() if self._notes is not None else ""
 
     def kinds(self) -> list[dict[str, Any]]:
-        """Packets and bytes of each kind, most packets first."""
         rows = [(kind, self.packets[kind, False], self.packets[kind, True]) for kind in self.bytes]
         rows.sort(key=lambda row: (-row[1] - row[2], row[0]))
         return [

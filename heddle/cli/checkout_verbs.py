@@ -47,7 +47,6 @@ _LOADED: Final = re.compile(
 
 
 def _needed(what: str) -> Sequence[str]:
-    """The packages of fabrics, and of a group of figures."""
     more = [name for group in ("place", "vm") for name in _MORE[group]] if what == "all" else _MORE.get(what, ())
     return (*packages.FABRIC, *more)
 

@@ -296,7 +296,6 @@ class _Bounded(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request, or all of it."""
         super().data_received(data)
         self._watch()
 
@@ -327,7 +326,6 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
         yield
 
 

@@ -254,7 +254,6 @@ def _mistyped(where: str, ports: Sequence[str], legal: Sequence[str]) -> list[Pr
 
 
 def _no_drain(where: str, words: Sequence[str]) -> list[Problem]:
-    """A Problem for the one kind of `fault` that a run cannot have."""
     hint = "run ./inv fault drain SWITCH before the run, and ./inv fault undrain SWITCH after it"
     return [Problem(where, _DRAIN, "is no fault of a run", hint)] if _DRAIN in words else []
 

@@ -334,7 +334,6 @@ def _moved(placed: _Placed, pattern: Pattern, place: int, begins: tuple[int, ...
 
 
 def _pieces(placed: _Placed, rank: int) -> Iterator[Piece]:
-    """The result of one rank in one part."""
     part, at = placed.part, placed.at
     if part.pattern is None:
         return

@@ -75,7 +75,6 @@ class _Header(Packet):  # type: ignore[misc]
     """A header of the InfiniBand transport: the opcode in the BTH defines the headers that follow."""
 
     def _following(self) -> tuple[str, ...]:
-        """The extended headers that follow this layer."""
         below, depth = self, 0
         while below is not None and not isinstance(below, BTH):
             below, depth = below.underlayer, depth + 1
@@ -83,7 +82,6 @@ class _Header(Packet):  # type: ignore[misc]
         return names[depth:]
 
     def guess_payload_class(self, payload: bytes) -> Any:
-        """The next extended header, or raw payload."""
         following = self._following()
         return EXTENDED[following[0]] if following else conf.raw_layer
 

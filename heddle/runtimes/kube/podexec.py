@@ -403,7 +403,6 @@ class PodProcess:
 
 
 def _said(error: Exception, pod: str) -> object:
-    """An error of the connection, in words."""
     return (
         error
         if isinstance(error, HeddleError)

@@ -156,7 +156,6 @@ def _list(db: ConfigDb, trail: Trail, value: Any, onto: FabricSpec) -> None:
 
 
 def _resilient(db: ConfigDb) -> None:
-    """The bucket number of most groups."""
     table = "FG_NHG"
     for name in db.entries(table):
         db.number(table, name, "bucket_size", 1, 2**16 - 1)
@@ -291,7 +290,6 @@ def _ports(db: ConfigDb, onto: FabricSpec, *, scaled: bool) -> int:
 
 
 def _rest(db: ConfigDb) -> None:
-    """A row for each table that is not read, and one for keys of other tables that are not read."""
     for table, entries in db.tables.items():
         size = len(entries) if isinstance(entries, dict | list) else 1
         if table not in READ:

@@ -352,7 +352,6 @@ class Machine:
             self._local(gpu, self._cell(gpu, Chunks("o", 0), 0), ("output", 0), pieces[-1].hi, front, "")
 
     def _wrong(self, gpu: int, chunk: int, cell: _Cell | None, want: int) -> Problem:
-        """The problem of a chunk of the result, at the step that wrote it last."""
         what = f"chunk {chunk} of the result of gpu {gpu}"
         if cell is None or cell.writer < 0:
             hint = f"{self._a.collective} needs {self._named(want)} there"
