@@ -90,7 +90,6 @@ class PlainObserver(ClosingObserver):
             write()
 
     def end(self, step: str, note: str = "") -> None:
-        """Print `links: 48 made (0.4 s)`."""
         began, _ = self._began.get(step, (time.monotonic(), None))
         self.drop(step)
         self._line(f"{step}: {note or 'done'} ({time.monotonic() - began:.1f} s)")

@@ -131,7 +131,6 @@ class LinkFault:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LinkFault:
-        """The value that `to_json` wrote; ValueError for other data."""
         known = {each.name for each in fields(cls)}
         if not set(data) <= known or not all(isinstance(value, int | float) for value in data.values()):
             raise ValueError("is not a link fault")

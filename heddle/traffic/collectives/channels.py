@@ -80,7 +80,6 @@ class ChannelPattern(HostedPattern):
         return f"--channels {self.channels}" if self.channels > 1 else super().typed
 
     def hosted(self, hosts: Sequence[str]) -> Self:
-        """With the host of each rank, if that matters."""
         return super().hosted(hosts) if self.channels > 1 else self
 
     def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
@@ -88,7 +87,6 @@ class ChannelPattern(HostedPattern):
         raise NotImplementedError
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """The operations of all channels, by step."""
         found: list[SendStep | ReceiveStep] = []
         for number, order in enumerate(orders(self.hosts, ranks, self.channels)):
             for each in self.lane(Lane(order, number, self.channels, count), order.index(rank)):

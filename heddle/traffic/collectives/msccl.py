@@ -420,7 +420,6 @@ class MscclProgram(ReducingPattern):
 
     @property
     def typed(self) -> str:
-        """`--msccl FILE`."""
         return f"--msccl {file_of(self.msccl)[0]}"
 
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> MscclProgram:
@@ -451,7 +450,6 @@ class MscclProgram(ReducingPattern):
         return 2 * usual if self._program.collective == "all-reduce" else _FACTORS.get(self._program.collective, usual)
 
     def unfit(self, ranks: int) -> str:
-        """Another number of ranks than the program has; an average."""
         if ranks != self._program.ranks:
             return f"is a program for {self._program.ranks} ranks, not {ranks}; use --ranks {self._program.ranks}"
         if self.redop == "avg":
@@ -459,11 +457,9 @@ class MscclProgram(ReducingPattern):
         return "" if self.redop == "none" else super().unfit(ranks)
 
     def whole(self, ranks: int, count: int) -> int:
-        """A multiple of the number of its chunks."""
         return count // self._program.chunks * self._program.chunks
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """The compiled operations, with elements instead of chunks."""
         width = count // self._program.chunks
         return [_scaled(each, width) for each in self._compiled()[rank]]
 

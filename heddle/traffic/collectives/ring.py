@@ -58,7 +58,6 @@ class RingAllReduce(Ring, AllReducePattern):
     algorithm = "ring"
 
     def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
-        """2(n-1) sends and receives."""
         ranks = len(lane.order)
         for s, at in enumerate(self.sent_chunks(ranks, place)):
             out, into = lane.chunk(at), lane.chunk(at - 1)
