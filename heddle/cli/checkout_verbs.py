@@ -239,7 +239,7 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     suites = suites_of(typed["suite"])
     needed: list[str] = [*(packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS)]
     if "vm" in suites:
-        from heddle.cli.vm_verb import needed_packages as needed_by_vm
+        from heddle.cli.machine_verbs import needed_packages as needed_by_vm
 
         needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
     more = {"clab": (*packages.ENGINE, *packages.IMAGE), "browser": packages.BROWSER, "kube": packages.KUBE}
