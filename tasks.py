@@ -25,7 +25,7 @@ from heddle.cli.fabric_verbs import import_
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
-from heddle.cli.launch_verb import launch
+from heddle.cli.exec_verb import launch
 from heddle.cli.experiment_verb import experiment, reproduce
 from heddle.cli.fault_verb import fault
 from heddle.cli.packet_verbs import capture

@@ -1,5 +1,5 @@
-"""The verbs of paths: `paths`, of a run or as its QPs would take them now, `hashing` (hashing_change.py has what it does),
-and `te`, central traffic engineering (te_live.py has its actions).
+"""The verbs of paths: `paths`, of a run or as its QPs would take them now; `hashing`, whose actions hashing_change.py
+has; and `te`, central traffic engineering, whose actions te_live.py has.
 """
 
 from __future__ import annotations
