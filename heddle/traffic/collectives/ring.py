@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import AllReducePattern
-from heddle.traffic.collectives.channels import ChannelPattern, Lane, orders
+from heddle.traffic.collectives.hosts import ChannelPattern, Lane, orders
 from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
