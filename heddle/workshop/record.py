@@ -121,13 +121,13 @@ def _match(wanted: Mapping[str, Written], facts: Facts) -> bool:
 
 def _text(step: StepSpec, facts: Facts, keys: Mapping[str, object]) -> str:
     return ", ".join(
-        f"{_name(key)} {fact_text(facts[key])}" if step.look != "answer" else str(facts[key]) for key in keys
+        f"{_name(key)} {fact_text(facts[key])}" if step.look != _ANSWER else str(facts[key]) for key in keys
     )
 
 
 def _wanted(step: StepSpec, facts: Facts, missed: Mapping[str, Condition]) -> str:
     """`uplinks used 2 (expected 8)`; of an answer only what was typed."""
-    if step.look == "answer":
+    if step.look == _ANSWER:
         return str(facts["answer"])
     return ", ".join(
         f"{_name(key)} {fact_text(facts[key]) if key in facts else 'not known'} (expected {each.text()})"
