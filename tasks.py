@@ -25,16 +25,16 @@ from heddle.cli.fabric_verbs import import_
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
-from heddle.cli.launch_verb import launch
+from heddle.cli.exec_verb import launch
 from heddle.cli.experiment_verb import experiment, reproduce
 from heddle.cli.fault_verb import fault
 from heddle.cli.packet_verbs import capture
 from heddle.cli.packet_verbs import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
-from heddle.cli.te_verb import te
+from heddle.cli.paths_verb import te
 from heddle.cli.predict_verb import predict
-from heddle.cli.place_verb import place
+from heddle.cli.predict_verb import place
 from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
@@ -42,8 +42,8 @@ from heddle.cli.fabric_verbs import diagnose
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
-from heddle.cli.workshop_verb import workshop
-from heddle.cli.vm_verb import vm
+from heddle.cli.tour_verb import workshop
+from heddle.cli.machine_verbs import vm
 from heddle.cli.serving_verbs import mcp
 from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint

@@ -36,7 +36,7 @@ import pytest
 from heddle.base import owners, state
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
-from heddle.cli.progress import PlainObserver
+from heddle.cli.console import PlainObserver
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host import packages
 from heddle.host.engine import binary, images

@@ -340,19 +340,16 @@ class _Parse:
         elif parameter.kind == "list":
             self.values[parameter.name] = [*(self.values.get(parameter.name) or []), text]
         else:
-            self._convert(parameter, text, shown)
-
-    def _convert(self, parameter: Parameter, text: str, shown: str) -> None:
-        convert, name = _KINDS.get(parameter.kind, (str, "a text"))
-        try:
-            value = self.values[parameter.name] = convert(text)
-            if parameter.kind in _KINDS and abs(value) > _MOST:
-                said = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-                self.problems.add(where="", what=said, why=f"is outside -{_MOST:,} to {_MOST:,}")
-        except ValueError:
-            self.problems.add(where="", what=shown, why=f"is not {name}")
-            if parameter.required:
-                self.values[parameter.name] = None
+            convert, name = _KINDS.get(parameter.kind, (str, "a text"))
+            try:
+                value = self.values[parameter.name] = convert(text)
+                if parameter.kind in _KINDS and abs(value) > _MOST:
+                    said = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+                    self.problems.add(where="", what=said, why=f"is outside -{_MOST:,} to {_MOST:,}")
+            except ValueError:
+                self.problems.add(where="", what=shown, why=f"is not {name}")
+                if parameter.required:
+                    self.values[parameter.name] = None
 
 
 def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:

@@ -152,7 +152,6 @@ class _Seen:
         return self._notes.of(frame, what).text() if self._notes is not None else ""
 
     def kinds(self) -> list[dict[str, Any]]:
-        """Packets and bytes of each kind, most packets first."""
         rows = [(kind, self.packets[kind, False], self.packets[kind, True]) for kind in self.bytes]
         rows.sort(key=lambda row: (-row[1] - row[2], row[0]))
         return [
@@ -356,22 +355,19 @@ class LiveNotes:
         if not self._trusted or what.src not in self._nics or what.dst not in self._nics:
             return ()
         if time.monotonic() >= self._next:
-            self._read_lab()
+            began = time.monotonic()
+            self._paths.clear()
+            try:
+                self._now = self._lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+            except HeddleError as error:  # the lab goes down
+                self._give_up(error)
+            now = time.monotonic()
+            self._next = now + max(_REFRESH_S, _SHARE * (now - began))
         if key not in self._paths and self._now is not None:
             if len(self._paths) >= _MOST_FLOWS:
                 self._paths.clear()
             self._paths[key] = self._predicted(self._now, *key)
         return self._paths.get(key, ())
-
-    def _read_lab(self) -> None:
-        began = time.monotonic()
-        self._paths.clear()
-        try:
-            self._now = self._lab.snapshot(LabPart.FIBS | LabPart.HASHING)
-        except HeddleError as error:  # the lab goes down
-            self._give_up(error)
-        now = time.monotonic()
-        self._next = now + max(_REFRESH_S, _SHARE * (now - began))
 
     def _predicted(self, now: Snapshot, src: str, dst: str, sport: int, qpn: int) -> tuple[str, ...]:
         from heddle.predict.predict import predict

@@ -217,7 +217,6 @@ def _pause_lines(totals: CaptureTotals) -> list[str]:
 
 
 def _other_lines(totals: CaptureTotals) -> list[str]:
-    """What is not RoCEv2, in words."""
     lines = [f"in {name}: {count:,} packets" for name, count in totals.tunnels.most_common(_MOST_TUNNELS)]
     if totals.cut:
         said = "port 4791, cut before the BTH, so without a queue pair"

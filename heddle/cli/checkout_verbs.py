@@ -47,7 +47,6 @@ _LOADED: Final = re.compile(
 
 
 def _needed(what: str) -> Sequence[str]:
-    """The packages of fabrics, and of a group of figures."""
     more = [name for group in ("place", "vm") for name in _MORE[group]] if what == "all" else _MORE.get(what, ())
     return (*packages.FABRIC, *more)
 
@@ -240,7 +239,7 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     suites = suites_of(typed["suite"])
     needed: list[str] = [*(packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS)]
     if "vm" in suites:
-        from heddle.cli.vm_verb import needed_packages as needed_by_vm
+        from heddle.cli.machine_verbs import needed_packages as needed_by_vm
 
         needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
     more = {"clab": (*packages.ENGINE, *packages.IMAGE), "browser": packages.BROWSER, "kube": packages.KUBE}

@@ -109,7 +109,6 @@ def _fabric_typed(typed: Typed) -> str:
 
 
 def _fabrics_meant(typed: Typed) -> Iterator[Fabric]:
-    """The typed fabric, or the fabrics of the possible labs."""
     if name := _fabric_typed(typed):
         from heddle.fabric.fabricfile import load_fabric
 

@@ -172,7 +172,6 @@ def _running(loaded: LoadedFabric, observer: Observer) -> Iterator[Lab]:
 
 
 def _scene(p: Played) -> str:
-    """An act's table and its use of the uplinks."""
     verdict = "paths proven" if p.paths.agree else "PATHS NOT PROVEN"
     return "\n".join(
         [f"── {p.act.title} " + "─" * max(0, 96 - len(p.act.title)), p.run.table(short=True), *uplinks(p.paths),

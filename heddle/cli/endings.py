@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from heddle.base.extras import missing_module
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, exhausted
@@ -161,7 +161,10 @@ def _ended(error: HeddleError | KeyboardInterrupt, as_json: bool) -> int:
 def _report(kind: str, code: int, problems: Sequence[Problem], as_json: bool) -> int:
     try:
         if as_json:
-            _print_json(problems_json(kind, code, problems))
+            try:
+                written(json.dumps(problems_json(kind, code, problems), indent=2) + "\n")
+            except MachineError as error:  # stderr still has the error
+                print(error, file=sys.stderr)
         red, plain = ("\033[31m", "\033[0m") if colour_wanted(sys.stderr) else ("", "")
         for problem in problems:
             head, newline, hint = str(problem).partition("\n")
@@ -169,13 +172,6 @@ def _report(kind: str, code: int, problems: Sequence[Problem], as_json: bool) ->
     except BrokenPipeError:
         return _stdout_closed()
     return code
-
-
-def _print_json(data: Mapping[str, Any]) -> None:
-    try:
-        written(json.dumps(data, indent=2) + "\n")
-    except MachineError as error:  # stderr still has the error
-        print(error, file=sys.stderr)
 
 
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:

@@ -213,7 +213,6 @@ def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None,
 def _finish(
     out: Console, result: ExperimentResult | FolderResult, text: str, written: list[str], *, interrupted: bool
 ) -> None:
-    """The document or text, and the exit code."""
     out.result({**result.to_json(), "written": written}, "\n".join([text, *(f"wrote {name}" for name in written)]))
     out.exit_code = INTERRUPTED if interrupted else 1 if result.failed else 0
 

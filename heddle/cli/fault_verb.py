@@ -137,7 +137,6 @@ def _check_kind(action: str | None, port: Sequence[str], legal: Sequence[str], *
 
 
 def _seconds(timeout: float | None) -> float:
-    """The time to wait for an effect."""
     from heddle.lab.outages import SECONDS
 
     if timeout is not None and timeout <= 0:
@@ -177,7 +176,6 @@ def _named(
 
 
 def _clear(out: Console, where: Lab, words: Sequence[str], timeout: float | None) -> None:
-    """End faults of all kinds."""
     from heddle.lab.faults import orders
 
     done = orders.clear(where, words, _seconds(timeout))

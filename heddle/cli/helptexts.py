@@ -199,7 +199,7 @@ INSPECT: Final[Options] = {
 }
 
 WORKSHOP: Final[Options] = {
-    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.workshop_verb:ACTIONS"),
+    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.tour_verb:ACTIONS"),
     "what": Option(
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
         "heddle.workshop.catalogue:unit_ids",
@@ -223,7 +223,7 @@ PLOT: Final[Options] = {
 }
 
 VM: Final[Options] = {
-    "action": Option("up, status, ssh, down or build (the image only)", "heddle.cli.vm_verb:ACTIONS"),
+    "action": Option("up, status, ssh, down or build (the image only)", "heddle.cli.machine_verbs:ACTIONS"),
     "command": "with ssh: the command to run in the VM; without it, a shell",
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
     "memory": "MiB of the VM",

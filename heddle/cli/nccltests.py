@@ -126,7 +126,6 @@ class NcclFlags:
         return found
 
     def _judge(self, values: Mapping[str, str]) -> None:
-        """Decide what each flag with its value means here."""
         for letter, value in values.items():
             typed = f"-{letter} {value}".strip()
             if not value.isdecimal():

@@ -94,7 +94,6 @@ class Outputs:
             raise InputError(Problem("", flag, f"is for one collective, and the workload has {jobs} jobs", hint))
 
     def to_json(self, below: Sequence[str]) -> dict[str, Any]:
-        """Keys of the result, if something was asked for."""
         found: dict[str, Any] = {"files": dict(self.files)} if self.files else {}
         return found | ({} if self.min_busbw is None else {"min_busbw": self.min_busbw, "below": list(below)})
 

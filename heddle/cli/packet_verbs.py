@@ -227,7 +227,6 @@ def _responder(done: Crafted) -> list[str]:
 
 
 def _path(name: str, proof: FlowProof, result: PathsResult) -> list[str]:
-    """The path of a flow, and whether its sources agree."""
     counts = " ".join(map(str, proof.counted))
     if not proof.why:
         return [f"{name}: {' '.join(proof.measured)}  ({result.source_names} agree; packets {counts})"]

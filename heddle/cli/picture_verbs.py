@@ -164,7 +164,6 @@ def plot(
 
 
 def _plot_runs(out: Console, words: Sequence[str], lab: str | None, file: str | None) -> None:
-    """Draw runs side by side."""
     from heddle.base.files import real
     from heddle.runs.store import open_runs
     from heddle.views import graph

@@ -139,7 +139,6 @@ def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
 
 
 def _help(commands: Commands) -> str:
-    """Usage, verbs, flags."""
     flags = table(["Flags", ""], [(f"  {flag}", what) for flag, what in _FLAGS.items()])
     codes = table(["Exit codes", ""], [(f"  {code}", what) for code, what in endings.EXIT_CODES.items()])
     more = "./inv VERB --help explains a verb. First steps: ./inv demo"

@@ -328,7 +328,6 @@ def _run(out: Console, wanted: Workload, at: _Where, outputs: Outputs, interfere
 def _wanted(
     out: Console, workload: str | None, sizes: NcclSizes, check: int | None, options: Mapping[str, Any]
 ) -> Workload:
-    """What was typed, as a workload."""
     from heddle.endpoints.runoptions import run_options
     from heddle.traffic.workload import Workload
 

@@ -189,7 +189,6 @@ def _is_file(word: str) -> bool:
 
 
 def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:
-    """Compare curves, of which one or both are files."""
     from heddle.runs.curve import BusbwCurve, read_curve, shapes_of
     from heddle.runs.store import open_runs
     from heddle.views.runstext import shapes_text
@@ -205,7 +204,6 @@ def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bo
 
 
 def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:
-    """Write the page; its bytes."""
     from heddle.base.files import real
     from heddle.views.graph import write_file
     from heddle.views.report.page import report_html

@@ -20,7 +20,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many, some_of, table
 from heddle.base.units import parse_duration
 from heddle.cli.console import Console
-from heddle.cli.te_verb import TeWords
+from heddle.cli.paths_verb import TeWords
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 

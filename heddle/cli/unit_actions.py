@@ -19,8 +19,7 @@ from heddle.runtimes.registry import get_runtime
 from heddle.views.graph import write_file
 from heddle.workshop import unitlife as life
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, names_unit, unit_ids
-from heddle.workshop.record import RunProof, StepRecord, UnitResult, now
-from heddle.workshop.stepcheck import OK, WRONG
+from heddle.workshop.record import OK, WRONG, RunProof, StepRecord, UnitResult, now
 from heddle.workshop.unitlife import UnitProgress, read_progress, results
 
 _WIDE: Final = 100

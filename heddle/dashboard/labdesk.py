@@ -267,7 +267,6 @@ class _Once(Collector):
         self._made = made
 
     def collect(self) -> list[Metric]:
-        """All of them."""
         return self._made
 
 

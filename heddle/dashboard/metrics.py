@@ -167,11 +167,9 @@ class _Families:
         self._made: dict[str, CounterMetricFamily | GaugeMetricFamily] = {spec.name: spec.family() for spec in METRICS}
 
     def add(self, spec: MetricSpec, labels: Sequence[str], value: float) -> None:
-        """One sample."""
         self._made[spec.name].add_metric(labels, value)
 
     def all(self) -> Iterator[Metric]:
-        """Those that have samples."""
         return (family for family in self._made.values() if family.samples)
 
 
@@ -281,7 +279,6 @@ class _Buckets:
         self._samples[labels].append(row)
 
     def families(self) -> Iterator[Metric]:
-        """Both, if there are samples."""
         for labels, rows in self._samples.items():
             positive = [row.busbw for row in rows if row.busbw > 0]
             self._bandwidth.add_metric(labels, geometric_mean(positive) if positive else 0.0)

@@ -71,19 +71,14 @@ def check_memory(job: Job, ranks: int, connections: int, lengths: int = 1) -> No
 def traffic_of(fabric: Fabric, workload: Workload) -> tuple[Traffic, ...]:
     """Place the ranks and open the QPs. InputError if the fabric has too few NICs, or the machine too little memory."""
     for job in workload.jobs:
-        _check_transport(job)
+        if TRANSPORTS[job.options.transport].stack is not None:
+            legal = sorted(name for name, each in TRANSPORTS.items() if each.stack is None)
+            why = "is not predicted offline, because the kernel builds its packets"
+            hint = f"use one of {', '.join(legal)}; sport: rxe predicts its source ports"
+            raise InputError(job.problem("transport", job.options.transport, why, hint))
     return tuple(
         traffic_at(fabric, job, ends) for job, ends in zip(workload.jobs, workload.endpoints(fabric), strict=True)
     )
-
-
-def _check_transport(job: Job) -> None:
-    """InputError for one whose messages are SENDs, and whose packets are those of the kernel."""
-    if TRANSPORTS[job.options.transport].stack is not None:
-        legal = sorted(name for name, each in TRANSPORTS.items() if each.stack is None)
-        why = "is not predicted offline, because the kernel builds its packets"
-        hint = f"use one of {', '.join(legal)}; sport: rxe predicts its source ports"
-        raise InputError(job.problem("transport", job.options.transport, why, hint))
 
 
 def _spread(job: Job) -> int:

@@ -106,7 +106,6 @@ class _Forecast:
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
-        """The whole prediction."""
         scenarios, befores = self._scenarios()
         if TE in self._modes:
             observer.begin("te")
@@ -138,7 +137,6 @@ class _Forecast:
         )  # fmt: skip
 
     def _carry(self, scenarios: Sequence[Scenario], befores: Sequence[int | None] = ()) -> list[tuple[Loads, ...]]:
-        """The loads of each job, by scenario."""
         every = [carry(self._wires, traffic, nics, scenarios, befores) for traffic, nics in self._jobs]
         return list(zip(*every, strict=True))
 

@@ -167,7 +167,6 @@ def ideal_seconds(plan: Plan, size: int) -> float | None:
 
 
 def _wire_bytes(plan: Plan) -> Callable[[int], int]:
-    """Bytes on the wire of a message, by its length."""
     options, overhead = plan.options, LAYOUTS[plan.ip_version].overhead_bytes
     addressed = TRANSPORTS[options.transport].addressed
     cut = Cutting(plan.ib_mtu, overhead, options.qps, options.qp_mode, options.chunk, addressed)

@@ -212,7 +212,6 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
 
 
 def _rows(bits: int, edges: int) -> I64:
-    """The edges of a bit set, from 0."""
     if bits & (bits - 1) == 0:
         return np.array([bits.bit_length() - 1])
     octets = np.frombuffer(bits.to_bytes(-(-edges // 8), "little"), dtype=np.uint8)

@@ -9,6 +9,8 @@ Out: PathsResult. `agree` is true only if for every QP that sent packets
 If a QP is spread over several ports, prediction and oracle name all ports that it may take, no other port may have
 counted it, and the counts of each step must add up all the same.
 On a kernel that chooses differently from our arithmetic (selftest.py), the result has no prediction.
+If traffic engineering changed entries during the run, a packet may meet the old rule at one switch and the new one at
+the next. So a step then has all ports that the switch chose for this flow under any of its rules, as for a spread flow.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from itertools import count as numbers
 from typing import Any
 
+from heddle.base.tables import many, some_of
 from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric, NicNames
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.forwarding import FlowArrays
-from heddle.predict.predict import predict, rule_of
+from heddle.predict.predict import predict, predict_under, rule_of
 from heddle.predict.rules import HashingRule
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.predict.statistics import Entropy, entropy_of
@@ -33,7 +37,6 @@ from heddle.predict.walk import ports_of, spreads
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
 from heddle.proof.evidence import Evidence
-from heddle.proof.intervals import change_notes, paths_by, proven_over_changes
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -233,7 +236,7 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     flows = evidence.sent
     wanted = [sent.flow for sent in flows]
     trusted = selftest or verdict()
-    predicted, answers = paths_by(fabric, evidence, wanted, trusted)
+    predicted, answers = _paths_by(fabric, evidence, wanted, trusted)
     expected = [asked if own is None else own for own, asked in zip(predicted, answers, strict=True)]
     wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
@@ -246,11 +249,11 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
         for sent, own, asked, seen, number in zip(flows, predicted, answers, measured, classes, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, change_notes(evidence, predicted), misses, behind)
+    notes = _notes(evidence, _change_notes(evidence, predicted), misses, behind)
     notes += _prediction_notes(trusted, () if evidence.switched else proofs)
     notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
     # Packets that were sent under rules which are not known prove none of them, even if the counts agree with some.
-    agree = not misses and proven_over_changes(evidence, predicted) and all(not proof.why for proof in proofs)
+    agree = not misses and _proven_over_changes(evidence, predicted) and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
     lost = sum((Counter(each.lost) for each in behind.values()), Counter[str]())
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
@@ -403,3 +406,64 @@ def other_routes(
         if expected is not None and found is not None and found != expected:
             said[f"{switch} routes {destination} with prefix {found}; the fabric has {expected}"] = None
     return tuple(said)
+
+
+def _states_of(evidence: Evidence) -> tuple[Mapping[str, SwitchHashing], ...] | None:
+    """The hashing of all switches from the start of the run, and from each change on; None if a change is missing."""
+    state, states = dict(evidence.before.hashing), [evidence.before.hashing]
+    epochs = dict(evidence.before.epochs)
+    for change in evidence.rules:
+        since = {name: each for name, each in change.rules.items() if each[0] > epochs[name]}
+        if any(epoch != epochs[name] + 1 for name, (epoch, _) in since.items()):
+            return None
+        if since:
+            epochs |= {name: epoch for name, (epoch, _) in since.items()}
+            state |= {name: row for name, (_, row) in since.items()}
+            states.append(dict(state))
+    return tuple(states) if epochs == evidence.after.epochs else None
+
+
+def _paths_by(
+    fabric: Fabric, evidence: Evidence, flows: Sequence[Flow], trusted: SelfTest
+) -> tuple[Sequence[Path | None], Sequence[Path]]:
+    """For each flow its path by prediction (None on a kernel for which that is wrong), and by kernel lookup.
+
+    The kernels were asked when the last rules were in force. If they agree with the prediction for these, the lookup
+    has the ports of the earlier rules too.
+    """
+    if trusted.differs:
+        return [None] * len(flows), evidence.oracle
+    states = _states_of(evidence) or (evidence.before.hashing,)
+    fibs = evidence.before.fibs
+    if len(states) == 1:
+        return predict(fabric, fibs, states[0], flows), evidence.oracle
+    last, every = predict(fabric, fibs, states[-1], flows), predict_under(fabric, fibs, states, flows)
+    rows = zip(evidence.oracle, last, every, strict=True)
+    return every, [path if asked == end else asked for asked, end, path in rows]
+
+
+def _change_notes(evidence: Evidence, paths: Sequence[Path | None]) -> tuple[str, ...]:
+    """What is to be said of changes of rules and routes during the run. paths: by prediction."""
+    rerouted = [name for name, fib in evidence.after.fibs.items() if fib != evidence.before.fibs[name]]
+    notes = []
+    if not evidence.switched:
+        if evidence.changed:
+            notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
+        return tuple(notes)
+    if not _proven_over_changes(evidence, paths):
+        notes.append(f"hashing was changed during the run, so no path follows one rule: {', '.join(evidence.switched)}")
+    else:
+        said = [f"{each.by} at {datetime.fromtimestamp(each.at, UTC):%H:%M:%S.%f}"[:-3] for each in evidence.rules]
+        moved = sum(path is not None and spreads(path) for path in paths)
+        notes.append(
+            f"entries were changed {many(len(said), 'time')} during the run ({some_of(said)} UTC): "
+            f"{many(moved, 'QP')} had several paths in turn, and these are proven together"
+        )
+    if rerouted:
+        notes.append(f"routes changed during the run: {', '.join(rerouted)}")
+    return tuple(notes)
+
+
+def _proven_over_changes(evidence: Evidence, paths: Sequence[Path | None]) -> bool:
+    """Whether paths can be proven: no change of rules, or all of them are known and predicted."""
+    return not evidence.switched or (_states_of(evidence) is not None and None not in paths)

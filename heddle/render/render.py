@@ -306,7 +306,6 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
 
 
 def _network_commands(fabric: Fabric, ports: Sequence[Port], first_table: int) -> list[str]:
-    """The commands of a host for its ports of one network."""
     pool = fabric.policy.of(ports[0].network).pool
     nics: list[tuple[str, str, str]] = []
     parts: dict[int | None, list[str]] = {}

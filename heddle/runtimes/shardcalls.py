@@ -226,7 +226,6 @@ class AgentCall:
 
 
 def _answer(line: bytes) -> Mapping[str, Any]:
-    """A line as data."""
     if not line.endswith(b"\n"):
         raise ValueError(f"a line of more than {LINE_BYTES} bytes" if len(line) == LINE_BYTES else "a line is cut off")
     answer = parsed(line)

@@ -345,13 +345,11 @@ class _Calls(Shards):
         return call_all(self._of(names), request, observer, wait_s)
 
     def forget(self, shards: Collection[str]) -> None:
-        """End the agents of shards that are gone."""
         for name in shards:
             if (agent := self._agents.pop(name, None)) is not None:
                 agent.close()
 
     def close(self) -> None:
-        """End the agents."""
         _close(self._agents)
 
 

@@ -131,7 +131,6 @@ class LinkFault:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LinkFault:
-        """The value that `to_json` wrote; ValueError for other data."""
         known = {each.name for each in fields(cls)}
         if not set(data) <= known or not all(isinstance(value, int | float) for value in data.values()):
             raise ValueError("is not a link fault")
@@ -254,7 +253,6 @@ def _mistyped(where: str, ports: Sequence[str], legal: Sequence[str]) -> list[Pr
 
 
 def _no_drain(where: str, words: Sequence[str]) -> list[Problem]:
-    """A Problem for the one kind of `fault` that a run cannot have."""
     hint = "run ./inv fault drain SWITCH before the run, and ./inv fault undrain SWITCH after it"
     return [Problem(where, _DRAIN, "is no fault of a run", hint)] if _DRAIN in words else []
 

@@ -109,7 +109,6 @@ class LengthSpec(Strict):
 
 
 def _one_for_all(read: Callable[[Any], Any]) -> BeforeValidator:
-    """One value is for every link."""
 
     def spread(value: Any) -> Any:
         if isinstance(value, dict | Strict):

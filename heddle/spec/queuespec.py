@@ -21,7 +21,6 @@ _HEADROOMS: Final = (0, 2**31)
 
 
 def _size(bounds: tuple[int, int]) -> BeforeValidator:
-    """`auto`, or a size within bounds."""
 
     def read(value: Any) -> int | Literal["auto"]:
         if value == "auto":

@@ -156,7 +156,16 @@ def _at(source: str, line: int) -> str:
 def _compose(text: str, source: str) -> yaml.Node | None:
     try:
         loader = _C_LOADER if len(text) > MAX_BYTES else yaml.SafeLoader
-        _check_depth(text, source, loader)
+        # compose recurses once a level; the event stream does not, so depth is known before anything recurses.
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > MAX_DEPTH:
+                where = _at(source, event.start_mark.line + 1) if event.start_mark else source
+                raise InputError(Problem(where, "the file", f"is nested deeper than {MAX_DEPTH} levels"))
         return yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         raise InputError(_syntax(error, text, source)) from None
@@ -165,19 +174,6 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         code = error.character if isinstance(error.character, int) else ord(str(error.character)[:1])
         what = f"character U+{code:04X}"
         raise InputError(Problem(_at(source, line), what, "is not allowed in YAML", "remove it")) from None
-
-
-def _check_depth(text: str, source: str, loader: Any) -> None:
-    # compose recurses once a level; the event stream does not, so depth is known before anything recurses.
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            where = _at(source, event.start_mark.line + 1) if event.start_mark else source
-            raise InputError(Problem(where, "the file", f"is nested deeper than {MAX_DEPTH} levels"))
 
 
 # Message of the YAML parser -> hint for the most likely cause.

@@ -108,7 +108,6 @@ class Flow:
         return self.data_dscp if self.has_qp else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The first columns of a run's `flows`."""
         return {
             **({"job": self.job} if self.job else {}),
             "src": self.src, "dst": self.dst, "src_rank": self.src_rank, "dst_rank": self.dst_rank,

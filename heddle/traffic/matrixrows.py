@@ -181,7 +181,6 @@ def _free_bytes() -> int:
 
 
 def _lines(name: str) -> list[str]:
-    """The lines of a file; InputError with the reason."""
 
     path = real(name)
     try:
@@ -327,7 +326,6 @@ class _Rows:
         self._problems.add(where=where, what=before + what, why=why, hint=hint)
 
     def _rank(self, row: int, column: str, text: str) -> Sequence[int]:
-        """A rank, or those of a slice."""
         if not self._lookup:
             return (-1,)
         if text.isdecimal() and text.isascii():

@@ -325,18 +325,14 @@ def parse_posting(text: str) -> Posting:
         elif name == "batch" and (number or str(BATCH)).isdecimal() and 1 <= int(number or BATCH) <= _MOST_THREADS:
             values[name] = int(number or BATCH)
         elif name in _TIMES and number:
-            values[_TIMES[name]] = _nanoseconds(number)
+            found = parse_duration(number)
+            if not 1 <= found <= _MOST_NS:
+                raise ValueError(f"has {number}, which is not a time from 1ns to 1s; write it as 800ns")
+            values[_TIMES[name]] = float(found)
         else:
             legal = [*_FLAGS, "batch", *(f"{each}=" for each in _TIMES)]
             raise ValueError(f"has {word or 'an empty word'}, which is no part of it; {did_you_mean(name, legal)}")
     return Posting(int(first), **values)  # type: ignore[arg-type]
-
-
-def _nanoseconds(text: str) -> float:
-    found = parse_duration(text)
-    if not 1 <= found <= _MOST_NS:
-        raise ValueError(f"has {text}, which is not a time from 1ns to 1s; write it as 800ns")
-    return float(found)
 
 
 def posting_words(posting: Posting | None) -> list[str]:

@@ -38,7 +38,6 @@ class _Ground(NamedTuple):
 
     @property
     def hosts(self) -> list[Sequence[Port]]:
-        """The NICs of each host, box by box."""
         return [*chain.from_iterable(self.boxes)]
 
 

@@ -287,7 +287,6 @@ def _check_messages(pattern: Pattern, ranks: int, options: RunOptions, admission
 
 
 def _check_slow(endpoints: Sequence[Endpoint], options: RunOptions) -> None:
-    """InputError for hosts of `--slow` that have no rank."""
     hosts = list(dict.fromkeys(end.host for end in endpoints))
     problems = [
         Problem("", f"--slow {host}={share:.0%}", "names a host without a rank", did_you_mean(host, hosts))
@@ -365,7 +364,6 @@ def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> R
 
 
 def _problem(number: int, step: Mapping[str, Any], key: str, why: str, hint: str = "") -> Problem:
-    """A problem with a key of a step, or with the step as a whole."""
     places = step.get("places", {})
     where, path = places.get(key) or places.get("") or ("", f"step {number + 1} ({step['name']})")
     return Problem(where, path, why, hint)

@@ -198,11 +198,9 @@ class PartSequence(Pattern):
         ]
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """The operations of all parts of this rank, in the order of the list."""
         return [*_programs(self, ranks)[rank]]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The results of all parts of this rank."""
         return [piece for placed in _placed(self) if rank in placed.part.ranks for piece in _pieces(placed, rank)]
 
     def busbw_factor(self, ranks: int) -> float:
@@ -232,7 +230,6 @@ class PartSequence(Pattern):
         return sum(elements), sum(steps), sum(seconds)
 
     def computing(self, rank: int) -> float:
-        """Seconds of all computations of a rank in one iteration."""
         return sum(part.seconds for part in self.parts if part.pattern is None and rank in part.ranks)
 
     def most_steps(self, ranks: int) -> int:
@@ -334,7 +331,6 @@ def _moved(placed: _Placed, pattern: Pattern, place: int, begins: tuple[int, ...
 
 
 def _pieces(placed: _Placed, rank: int) -> Iterator[Piece]:
-    """The result of one rank in one part."""
     part, at = placed.part, placed.at
     if part.pattern is None:
         return

@@ -303,7 +303,6 @@ def _beside(path: Path, shown: str) -> str:
 
 
 def _options(order: str, data: bytes, at: int) -> dict[int, bytes]:
-    """The options of a block from offset `at` on, by code."""
     found: dict[int, bytes] = {}
     for _ in range(_MOST_OPTIONS):
         if at + 4 > len(data):

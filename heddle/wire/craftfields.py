@@ -205,12 +205,10 @@ def _bytes(typed: str, value: Any, problems: Problems) -> bytes | None:
 
 
 def _headers(opcodes: Sequence[int]) -> set[str]:
-    """The extended headers of these opcodes."""
     return {EXTENDED[name].__name__ for opcode in opcodes for name in wire.EXTENSIONS.get(opcode, ())}
 
 
 def _check_carried(setting: FieldSetting, opcodes: Sequence[int], problems: Problems) -> None:
-    """A problem for a field of a header that none of the opcodes carries."""
     if not opcodes or not {*setting.layers} <= _EXTENDED or {*setting.layers} & _headers(opcodes):
         return
     carriers = [

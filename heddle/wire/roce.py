@@ -74,17 +74,11 @@ class _PadField(_Behind):
 class _Header(Packet):  # type: ignore[misc]
     """A header of the InfiniBand transport: the opcode in the BTH defines the headers that follow."""
 
-    def _following(self) -> tuple[str, ...]:
-        """The extended headers that follow this layer."""
+    def guess_payload_class(self, payload: bytes) -> Any:
         below, depth = self, 0
         while below is not None and not isinstance(below, BTH):
             below, depth = below.underlayer, depth + 1
-        names = wire.EXTENSIONS.get(below.opcode, ()) if below is not None else ()
-        return names[depth:]
-
-    def guess_payload_class(self, payload: bytes) -> Any:
-        """The next extended header, or raw payload."""
-        following = self._following()
+        following = wire.EXTENSIONS.get(below.opcode, ())[depth:] if below is not None else ()
         return EXTENDED[following[0]] if following else conf.raw_layer
 
 

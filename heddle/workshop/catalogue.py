@@ -163,7 +163,6 @@ def _mistakes(unit: WorkshopUnit) -> Iterator[Problem]:
 def _missing_files(
     folder: Path, document: Document, trail: tuple[str | int, ...], files: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """A problem for each file that is not in the unit's folder."""
     from heddle.spec.yamlfile import dotted
 
     for name, source in files.items():

@@ -32,8 +32,18 @@ from heddle.lab.opening import open_lab
 from heddle.places.choice import VARIABLE
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.observe import UnitLab
-from heddle.workshop.record import StepRecord, UnitResult, hinted, now, recorded, seal
-from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps
+from heddle.workshop.record import (
+    OK,
+    StepRecord,
+    StepVerdict,
+    UnitResult,
+    begun_facts,
+    check_steps,
+    hinted,
+    now,
+    recorded,
+    seal,
+)
 from heddle.workshop.unitspec import Fact
 
 Say = Callable[[str], None]

@@ -19,7 +19,7 @@ from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.base.process import Journal
-from heddle.cli.progress import PlainObserver
+from heddle.cli.console import PlainObserver
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import build

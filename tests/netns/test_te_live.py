@@ -15,7 +15,7 @@ from heddle.base import owners, state
 from heddle.base.problems import InputError, MachineError
 from heddle.cli import te_live
 from heddle.cli.console import Console
-from heddle.cli.te_verb import TeWords
+from heddle.cli.paths_verb import TeWords
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import changes_of_run, engineered, put_in_force, take_out

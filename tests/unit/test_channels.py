@@ -10,7 +10,7 @@ from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.collectives.channels import orders
+from heddle.traffic.collectives.hosts import orders
 from heddle.traffic.plan import build_plan
 
 

@@ -13,8 +13,7 @@ from heddle.base.problems import InputError
 from heddle.dashboard import serving
 from heddle.dashboard.access import HEADERS, PageAccess, make_token, read_token
 from heddle.dashboard.labdesk import MOST_STREAMS, LabDesk
-from heddle.dashboard.serving import LOOPBACK, listen
-from heddle.dashboard.site import ASSETS
+from heddle.dashboard.serving import ASSETS, LOOPBACK, listen
 from tests.webclient import TOKEN, WebClient, dashboard
 
 

@@ -23,7 +23,7 @@ from heddle.predict import walk as engine
 from heddle.predict.forwarding import FlowArrays, Forwarding, forwarding_of
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, exact_keys, steering_like
 from heddle.predict.walk import Hops, walk
-from heddle.proof import lookups
+from heddle.proof import oracle
 from heddle.runs.run import reordering
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
@@ -113,11 +113,11 @@ def test_a_field_that_differs_makes_a_fan_and_the_oracle_rounds_as_the_kernel() 
     hops = [NextHop(port, at, "") for at, port in enumerate("abcd", 1)]
     three = [hops[0], replace(hops[1], dead=True), *hops[2:]]
     values = (0, 715827882, 715827883, 1431655764, 1431655765, (1 << 31) - 1)
-    assert [lookups._by_threshold(three, value) for value in values] == [
+    assert [oracle._by_threshold(three, value) for value in values] == [
         ("a",), ("a",), ("c",), ("c",), ("d",), ("d",)
     ]  # fmt: skip
     heavy = [replace(hops[0], weight=2), hops[1]]
-    assert [lookups._by_threshold(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
+    assert [oracle._by_threshold(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
 
 
 def test_pinned_takes_the_member_of_its_slice_and_the_hash_where_that_is_dead() -> None:

@@ -19,10 +19,9 @@ from heddle.base import progname
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import written
 from heddle.base.units import emulated_words
-from heddle.cli.console import Console
+from heddle.cli.console import Console, PlainObserver, RichObserver
 from heddle.cli.demo import ACTS, DemoResult, Played
 from heddle.cli.program import main
-from heddle.cli.progress import PlainObserver, RichObserver
 from heddle.cli.verbs import become_root
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import Cause

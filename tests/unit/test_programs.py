@@ -14,7 +14,7 @@ import pytest
 
 from heddle.base.problems import CheckError, InputError
 from heddle.cli.argv import parse
-from heddle.cli.launch_verb import launch
+from heddle.cli.exec_verb import launch
 from heddle.dashboard.news import run_json
 from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, check_command, environment, hosts_file, seats
 from heddle.fabric.fabricfile import load_fabric

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from heddle.cli.progress import QUIET, UNCHANGED, PlainObserver, RichObserver
+from heddle.cli.console import QUIET, UNCHANGED, PlainObserver, RichObserver
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib
 from heddle.lab.daemons import Adjacency, _isis, _ospf6, awaited
@@ -22,7 +22,7 @@ INIT = Adjacency("r1:eth1", "OSPF", "10.0.0.2", "is in Init, dead interval 40 s"
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds, to be moved by the test."""
     now = [1000.0]
-    monkeypatch.setattr("heddle.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("heddle.cli.console.time.monotonic", lambda: now[0])
     return now
 
 

@@ -16,8 +16,8 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli import te_live
 from heddle.cli.console import Console
+from heddle.cli.paths_verb import TeWords
 from heddle.cli.te_live import demand_of
-from heddle.cli.te_verb import TeWords
 from heddle.engineering.te import TeDemand, TeLink, plan, worth
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build

@@ -15,8 +15,7 @@ from heddle.base.version import VERSION
 from heddle.cli.unit_actions import result_text
 from heddle.workshop.catalogue import find_unit
 from heddle.workshop.observe import UnitLab
-from heddle.workshop.record import StepRecord, recorded
-from heddle.workshop.stepcheck import StepVerdict
+from heddle.workshop.record import StepRecord, StepVerdict, recorded
 from heddle.workshop.unitlife import UnitProgress, hint, read_progress, results, write_progress
 from tests.typed import typed
 

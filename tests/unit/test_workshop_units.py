@@ -18,7 +18,7 @@ from heddle.proof.verdict import PathsResult
 from heddle.workshop import catalogue, unitlife
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit, unit_ids
 from heddle.workshop.observe import Seen, flattened, path_facts
-from heddle.workshop.stepcheck import StepVerdict, _judged
+from heddle.workshop.record import StepVerdict, _judged
 from heddle.workshop.unitlife import (
     UnitProgress,
     UnitReport,

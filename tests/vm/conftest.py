@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
-from heddle.cli.progress import PlainObserver
+from heddle.cli.console import PlainObserver
 from heddle.host import packages
 from heddle.places.vm.guest import Guest, end_guest, ensure_guest, find_guest
 from heddle.places.vm.image import VmImage, ensure_image

@@ -68,5 +68,4 @@ def build(spec: ClosSpec) -> Fabric:
 
 
 def _groups(spec: ClosSpec, zone: int, rack: int | None = None) -> Groups:
-    """The rack, and the zone if there are several."""
     return (*([("rack", rack)] if rack else []), *([("zone", zone)] if spec.zones > 1 else []))

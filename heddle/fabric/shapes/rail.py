@@ -62,10 +62,8 @@ def build(spec: RailSpec) -> Fabric:
 
 
 def _plane_of(spec: RailSpec, nic: int) -> int:
-    """The plane of NIC `nic` of every host."""
     return (nic - 1) % spec.planes + 1
 
 
 def _plane(spec: RailSpec, plane: int) -> Groups:
-    """The plane as a group, if there are several."""
     return (("plane", plane),) if spec.planes > 1 else ()

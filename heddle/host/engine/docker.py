@@ -141,7 +141,6 @@ def _connect_problem() -> Problem | None:
 
 
 def _connect_error() -> OSError | None:
-    """Connect to the socket: None when a server answers."""
     try:
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(_ANSWER_S)

@@ -350,7 +350,6 @@ def _image_in(path: Path) -> VmImage | None:
 
 
 def _described(file: Path) -> tuple[int, int, str]:
-    """See VmImage.files."""
     now = file.stat()
     return now.st_size, now.st_mtime_ns, _digest(file)
 

@@ -301,7 +301,6 @@ class _Start:
         return {states[shard].incarnation: address for shard, address in self._addresses.items()}
 
     def _look(self) -> dict[str, PodState]:
-        """The states of all shards, by their pods and by events since the start."""
         pods = self._cluster.pods(self._lab)
         if not all(pod_state(pods.get(each.name)).ready for each in self._shards):
             now = time.monotonic()

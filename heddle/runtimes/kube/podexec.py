@@ -333,13 +333,10 @@ class PodCommand:
                 try:
                     _write(self._outputs[channel - STDOUT], data)
                 except OSError:  # our reader is gone, as `head` after its lines
-                    self._lose_reader()
+                    self._unread = True
+                    self._pass(signal.SIGPIPE)
             elif channel == ERROR:
                 self._status = data
-
-    def _lose_reader(self) -> None:
-        self._unread = True
-        self._pass(signal.SIGPIPE)
 
     def _signalled(self, number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -403,7 +400,6 @@ class PodProcess:
 
 
 def _said(error: Exception, pod: str) -> object:
-    """An error of the connection, in words."""
     return (
         error
         if isinstance(error, HeddleError)

@@ -217,7 +217,6 @@ def _eviction(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _last(events: Sequence[Mapping[str, Any]], reason: str) -> str:
-    """The message of the last event with that reason."""
     found = [each for each in events if each.get("reason") == reason]
     return str(max(found, key=when).get("message") or "") if found else ""
 

@@ -241,7 +241,6 @@ def _weights(db: ConfigDb, found: ClassesFound, bound: list[Held]) -> None:
 
 
 def _unused(db: ConfigDb, held: Held, bound: list[Held], found: ClassesFound) -> str:
-    """The reason that no class has this value."""
     for number in held.classes:
         if number in found.used and (other := db.of_class(bound, number)):
             return other.instead
@@ -307,7 +306,6 @@ def _profile(db: ConfigDb, name: str, numbers: list[int], *, as_all: bool, switc
 
 
 def _curve(db: ConfigDb, name: str, paths: list[str], *, marks: bool) -> None:
-    """Kmin, Kmax and pmax of one profile."""
     table = "WRED_PROFILE"
     for key, (own, shared) in _CURVE.items():
         present = [each for each in (own, shared) if db.text(table, name, each) is not None]

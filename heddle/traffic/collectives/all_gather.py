@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import DirectPattern
-from heddle.traffic.collectives.channels import Lane
+from heddle.traffic.collectives.hosts import Lane
 from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 from heddle.traffic.collectives.ring import Ring
 
@@ -37,7 +37,6 @@ class RingAllGather(Ring):
         return ((rank - s) % ranks for s in range(ranks - 1))
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The input of each rank, in their order."""
         return [Piece(*chunk_range(source, ranks, count), source, 0) for source in range(ranks)]
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -56,7 +55,6 @@ class DirectAllGather(DirectPattern):
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """Step r: the input of rank r."""
         others = self.others(ranks, rank)
         lo, hi = chunk_range(rank, ranks, count)
         return [
@@ -65,7 +63,6 @@ class DirectAllGather(DirectPattern):
         ]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The input of each rank, in their order."""
         return [Piece(*chunk_range(source, ranks, count), source, 0) for source in range(ranks)]
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -82,7 +82,6 @@ class HalvingDoublingAllReduce(AllReducePattern):
         return steps
 
     def unfit(self, ranks: int) -> str:
-        """Numbers that are no power of two."""
         if ranks & (ranks - 1):
             fewer = 1 << ranks.bit_length() - 1
             return f"needs a power of two of ranks, not {ranks}; use {fewer} or {2 * fewer} ranks, or --algorithm ring"

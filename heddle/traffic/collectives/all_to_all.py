@@ -52,7 +52,6 @@ class StaggeredAllToAll(EveryPairPattern):
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """n-1 rounds."""
         lo, hi = chunk_range(rank, ranks, count)
         width = hi - lo
         steps: list[Step] = []
@@ -65,7 +64,6 @@ class StaggeredAllToAll(EveryPairPattern):
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """One chunk from each rank, in their order."""
         return exchanged(ranks, rank, count)
 
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
@@ -140,7 +138,6 @@ class RailAlignedAllToAll(RailPattern):
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """One chunk from each rank, in their order."""
         return exchanged(ranks, rank, count)
 
     def at_once(self, ranks: int) -> int:

@@ -24,7 +24,6 @@ class DisseminationBarrier(Pattern):
     algorithm = "dissemination"
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """One send and one receive in each round."""
         steps: list[Step] = []
         each = count // ranks
         for k in range((ranks - 1).bit_length()):

@@ -57,11 +57,9 @@ class AllReducePattern(ReducingPattern):
     in_place = True
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at every rank."""
         return (Piece(0, count, None, 0),)
 
     def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
         return 2 * (ranks - 1) / ranks
 
 
@@ -120,7 +118,6 @@ class EveryPairPattern(Pattern):
         return np.empty((0, 2), dtype=np.int64)
 
     def connections(self, ranks: int) -> int:
-        """One for each pair of ranks in each direction."""
         return ranks * (ranks - 1)
 
     def receivers(self, ranks: int) -> int:

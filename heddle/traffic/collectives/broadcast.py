@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import BroadcastPattern
-from heddle.traffic.collectives.channels import ChannelPattern, Lane
+from heddle.traffic.collectives.hosts import ChannelPattern, Lane
 from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:

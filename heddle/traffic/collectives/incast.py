@@ -32,7 +32,6 @@ class DirectIncast(RootedPattern):
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """Step r: chunk r to the root."""
         root = self.root
         if rank != root:
             chunk = chunk_range(rank, ranks, count)
@@ -40,7 +39,6 @@ class DirectIncast(RootedPattern):
         return [ReceiveStep(r, r, chunk_range(r, ranks, count)) for r in range(ranks) if r != root]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The chunks of all ranks, at the root."""
         if rank != self.root:
             return ()
         chunks = ((r, chunk_range(r, ranks, count)) for r in range(ranks))
@@ -72,14 +70,12 @@ class DirectGather(DirectIncast):
     algorithm = "direct"
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """Step r: the input of rank r to the root."""
         if rank == self.root:
             return super().program(ranks, rank, count)
         lo, hi = chunk_range(rank, ranks, count)
         return [SendStep(rank, self.root, (0, hi - lo), lo)]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The inputs of all ranks in their order, at the root."""
         return [replace(piece, start=0) for piece in super().result(ranks, rank, count)]
 
 

@@ -55,7 +55,6 @@ class PairMatrix(Pattern):
 
     @property
     def typed(self) -> str:
-        """`--matrix shift:4`."""
         return f"--matrix {self.matrix if len(self.matrix) <= 40 else self.matrix[:37] + '...'}"
 
     @property
@@ -121,7 +120,6 @@ class PairMatrix(Pattern):
         return np.stack(np.divmod(np.setdiff1d(back, there), ranks), axis=1)
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
-        """The pairs with cells, in both directions."""
         return _peers(self.matrix, ranks, self.element_bytes)
 
     def _numbers(self, ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -257,7 +255,6 @@ class StaggeredAllToAllV(StaggeredAllToAll):
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The data from each rank, in their order."""
         length, starts, puts = (each[:, rank].tolist() for each in _laid_out(self.counts, ranks, count // ranks))
         pieces = enumerate(zip(length, starts, puts, strict=True))
         return [Piece(put, put + many, source, start) for source, (many, start, put) in pieces if many]
@@ -271,7 +268,6 @@ class StaggeredAllToAllV(StaggeredAllToAll):
         return Pattern.credits(self, ranks) if self.by_rank else super().credits(ranks)
 
     def connections(self, ranks: int) -> int:
-        """One for each pair in `peers`."""
         return Pattern.connections(self, ranks) if self.by_rank else super().connections(ranks)
 
     def receivers(self, ranks: int) -> int:

@@ -352,7 +352,6 @@ class Machine:
             self._local(gpu, self._cell(gpu, Chunks("o", 0), 0), ("output", 0), pieces[-1].hi, front, "")
 
     def _wrong(self, gpu: int, chunk: int, cell: _Cell | None, want: int) -> Problem:
-        """The problem of a chunk of the result, at the step that wrote it last."""
         what = f"chunk {chunk} of the result of gpu {gpu}"
         if cell is None or cell.writer < 0:
             hint = f"{self._a.collective} needs {self._named(want)} there"
@@ -421,7 +420,6 @@ class MscclProgram(ReducingPattern):
 
     @property
     def typed(self) -> str:
-        """`--msccl FILE`."""
         return f"--msccl {file_of(self.msccl)[0]}"
 
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> MscclProgram:
@@ -452,7 +450,6 @@ class MscclProgram(ReducingPattern):
         return 2 * usual if self._program.collective == "all-reduce" else _FACTORS.get(self._program.collective, usual)
 
     def unfit(self, ranks: int) -> str:
-        """Another number of ranks than the program has; an average."""
         if ranks != self._program.ranks:
             return f"is a program for {self._program.ranks} ranks, not {ranks}; use --ranks {self._program.ranks}"
         if self.redop == "avg":
@@ -460,11 +457,9 @@ class MscclProgram(ReducingPattern):
         return "" if self.redop == "none" else super().unfit(ranks)
 
     def whole(self, ranks: int, count: int) -> int:
-        """A multiple of the number of its chunks."""
         return count // self._program.chunks * self._program.chunks
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
-        """The compiled operations, with elements instead of chunks."""
         width = count // self._program.chunks
         return [_scaled(each, width) for each in self._compiled()[rank]]
 

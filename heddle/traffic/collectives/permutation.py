@@ -32,14 +32,26 @@ def _sources(ranks: int, seed: int) -> tuple[int, ...]:
     return tuple(sorted(range(ranks), key=to.__getitem__))
 
 
+class _OneReceiver(Pattern):
+    """Each rank sends its array to one other, and receives from one."""
+
+    as_sends = True
+    replaces = False
+
+    def busbw_factor(self, ranks: int) -> float:
+        return 1.0
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """From every receiver; two ranks need none: each receives from the other."""
+        return self.back(ranks)[: ranks if ranks > 2 else 0]
+
+
 @dataclass(frozen=True)
-class RandomPermutation(Pattern):
+class RandomPermutation(_OneReceiver):
     """Ranks form one random cycle. seed: of the random numbers."""
 
     collective = "permutation"
     algorithm = "random"
-    as_sends = True
-    replaces = False
 
     seed: Annotated[int, Declared(
         "seed of the permutation", GROUP, value="N", least=0, most=(1 << 31) - 1, hint="the default is 0",
@@ -52,29 +64,19 @@ class RandomPermutation(Pattern):
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         return (Piece(0, count, _sources(ranks, self.seed)[rank], 0),)
 
-    def busbw_factor(self, ranks: int) -> float:
-        """1, as for send-recv."""
-        return 1.0
-
     def routes(self, ranks: int) -> NDArray[np.int64]:
         import numpy as np
 
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, np.array(cycle(ranks, self.seed), dtype=np.int64)], axis=1)
 
-    def credits(self, ranks: int) -> NDArray[np.int64]:
-        """From every receiver; two ranks need none: each receives from the other."""
-        return self.back(ranks)[: ranks if ranks > 2 else 0]
-
 
 @dataclass(frozen=True)
-class NextSendRecv(Pattern):
+class NextSendRecv(_OneReceiver):
     """Rank r sends to r+1 and receives from r-1 (modulo n), as nccl-tests' sendrecv_perf does."""
 
     collective = "send-recv"
     algorithm = "next"
-    as_sends = True
-    replaces = False
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         return [
@@ -85,15 +87,8 @@ class NextSendRecv(Pattern):
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         return (Piece(0, count, (rank - 1) % ranks, 0),)
 
-    def busbw_factor(self, ranks: int) -> float:
-        return 1.0
-
     def routes(self, ranks: int) -> NDArray[np.int64]:
         import numpy as np
 
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, (src + 1) % ranks], axis=1)
-
-    def credits(self, ranks: int) -> NDArray[np.int64]:
-        """From every receiver; two ranks need none: each receives from the other."""
-        return self.back(ranks)[: ranks if ranks > 2 else 0]

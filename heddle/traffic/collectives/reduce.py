@@ -36,7 +36,6 @@ class ChainReduce(RootedPattern, ReducingPattern):
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at the root."""
         return (Piece(0, count, None, 0),) if rank == self.root else ()
 
     def busbw_factor(self, ranks: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import DirectPattern, ReducingPattern
-from heddle.traffic.collectives.channels import Lane
+from heddle.traffic.collectives.hosts import Lane
 from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 from heddle.traffic.collectives.ring import Ring
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import AllReducePattern
-from heddle.traffic.collectives.channels import ChannelPattern, Lane, orders
+from heddle.traffic.collectives.hosts import ChannelPattern, Lane, orders
 from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class RingAllReduce(Ring, AllReducePattern):
     algorithm = "ring"
 
     def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
-        """2(n-1) sends and receives."""
         ranks = len(lane.order)
         for s, at in enumerate(self.sent_chunks(ranks, place)):
             out, into = lane.chunk(at), lane.chunk(at - 1)

@@ -208,7 +208,6 @@ def _is_metadata(data: Counted, span: Span) -> bool:
 
 
 def _set(node: ChakraNode, data: Counted, number: int, value: Value) -> None:
-    """Take one field of a Node."""
     if number == 2:
         node.name = text(data, value)
     elif number in (4, 5):
@@ -411,7 +410,6 @@ def _given_groups(name: str, ranks: int) -> Groups:
 
 
 def _ranks(value: Any, ranks: int) -> tuple[int, ...]:
-    """A list of ranks; empty for anything else."""
     numbers = value if isinstance(value, list) else []
     fit = all(isinstance(each, int) and 0 <= each < ranks for each in numbers) and len({*numbers}) == len(numbers)
     return tuple(numbers) if fit else ()
@@ -425,7 +423,6 @@ class _Reader:
         self._ids: set[int] = set()
 
     def nodes(self, raw: Sequence[ChakraNode]) -> list[TraceNode]:
-        """Each node, in order."""
         self._ids = {each.id for each in raw}
         if any(each.of_torch for each in raw):
             self._ids.clear()  # the converter puts the order into the data dependencies
@@ -465,7 +462,6 @@ class _Reader:
         return raw.micros * 1e-6
 
     def _size(self, raw: ChakraNode) -> int:
-        """comm_size, or tensor_size without it."""
         size = raw.number("comm_size", raw.number("tensor_size"))
         if size < 0:
             raise self._wrong(raw, f"has {size} bytes")

@@ -95,7 +95,6 @@ class _Reader:
             self._operation(where, text)
 
     def trace(self) -> Trace:
-        """All that was taken."""
         if not self._programs or self._rank >= 0:
             why = "has no num_ranks" if not self._programs else f"ends inside of rank {self._rank}"
             raise InputError(Problem(self._file, "the trace", why, "check that the file is complete"))

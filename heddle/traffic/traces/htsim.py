@@ -59,7 +59,6 @@ class _Reader:
         self._failures = 0
 
     def take(self, where: str, words: Sequence[str]) -> None:
-        """One line."""
         first, more = words[0], words[1:]
         if first in _HEADER:
             if len(more) != 1 or not re.fullmatch(NUMBER, more[0]):
@@ -116,7 +115,6 @@ class _Reader:
         self._triggers[values["id"]] = kinds[0], values.get("count", 0)
 
     def trace(self) -> Trace:
-        """All connections as parts."""
         found = (len(self._connections), len(self._triggers), self._failures)
         for key, number in zip(_HEADER[1:], found, strict=True):
             if self._header.get(key, 0) != number:

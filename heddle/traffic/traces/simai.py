@@ -133,7 +133,6 @@ class _Builder:
         self._beside: list[int] = []  # collectives of weight gradients
 
     def trace(self, layers: Sequence[Sequence[_Phase]]) -> Trace:
-        """One iteration."""
         self._layers = layers
         for number, (forward, *_) in enumerate(layers, start=1):
             self._phase(f"layer {number} forward", forward)
