@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean
-from heddle.base.tables import written
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
-from heddle.views.queuetext import PORTS, agent_lines, amount, headroom_lines, port_cells, queues_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueueRow, QueuesResult, QueueWatch, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
-_AROUND: Final = 6  # lines around the rows: title, header, blank lines, number of hidden rows
-_FEWEST: Final = 3
-_GAP: Final = 2  # characters between two columns
-_NOTHING: Final = ("-", "ok")  # cells without an event
-# Columns (indexes in PORTS) that a narrow terminal leaves out, in this order: history first, current state last.
-_DISPENSABLE: Final = (10, 11, 7, 5, 3, 4, 6, 1, 8)
 ACTIONS: Final = ("set", "reset")
 
 
@@ -187,6 +175,7 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
 
 def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
     from heddle.lab.queues import read_queues
+    from heddle.views.queuetext import queues_text
 
     result = read_queues(lab)
     rows, hidden = wanted.rows(result)
@@ -219,13 +208,14 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
 
     BPF maps stay readable after their lab is gone while they are open, so a node's namespace is checked.
     """
+    from heddle.cli.queuelive import Screen
     from heddle.lab.queues import QueueWatch
     from heddle.switch.queues.cells import LabQueues
 
     end = time.monotonic() + seconds
     with ExitStack() as stack:
         live = stack.enter_context(LabQueues.pinned(lab.fabric)) if lab.runtime.here else None
-        screen = _Screen(sys.stdout, out, stack)
+        screen = stack.enter_context(Screen(sys.stdout, out))
         watch = QueueWatch(lab, live)
         namespace = _namespace(lab)
         try:
@@ -262,102 +252,3 @@ def _namespace(lab: Lab) -> int | None:
         return lab.handle(lab.fabric.nodes[0].name).netns.stat().st_ino
     except (OSError, HeddleError):  # its files can disappear at any moment, too
         return None
-
-
-class _Screen:
-    """The output of readings; `stack` ends it."""
-
-    def __init__(self, stream: TextIO, out: Console, stack: ExitStack) -> None:
-        self._live: Live | None = None
-        self._began = time.monotonic()
-        self._readings = 0
-        if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-            from rich.live import Live
-
-            # On the alternate screen, as in `top` and `less`: the terminal's text is restored at the end.
-            self._live = stack.enter_context(Live(console=out.rich, auto_refresh=False, screen=True))
-
-    def draw(self, result: QueuesResult, rows: Sequence[QueueRow], switches: Sequence[SwitchRow], hidden: int) -> None:
-        self._readings += 1
-        passed = time.monotonic() - self._began
-        if self._live is None:
-            gap = "\n" if self._readings > 1 else ""
-            written(f"{gap}{result.lab}, after {passed:.1f} s\n{queues_text(result, rows, switches, hidden)}\n")
-            return
-        size = self._live.console.size
-        drawn = page(result, rows, switches, hidden, passed, size.width, size.height)
-        self._live.update(drawn, refresh=True)
-
-
-def page(
-    result: QueuesResult,
-    rows: Sequence[QueueRow],
-    switches: Sequence[SwitchRow],
-    hidden: int,
-    passed: float,
-    width: int,
-    height: int,
-) -> RenderableType:
-    """A terminal's page of `height` lines. When not all rows fit, paused rows and deep queues are shown first.
-
-    On a narrow terminal whole columns are left out, empty ones first, so that no number is cut.
-    """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    lines = [(line, "") for line in (*_fullest(switches), *headroom_lines(result))]
-    lines += [(line, "bold red") for line in agent_lines(result)]
-    below = [Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in lines]
-    room = max(_FEWEST, height - _AROUND - len(below))
-    first = sorted(rows, key=lambda row: (not row.paused, -max(row.depth, row.occupancy), -row.high_water))[:room]
-    shown = [row for row in rows if row in first]  # in the fabric's order, so that rows do not move
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    cells = [port_cells(row) for row in shown]
-    columns = _columns(cells, width)
-    for at in columns:
-        name = PORTS[at]
-        table.add_column(name, no_wrap=True, justify="left" if name in ("port", "class", "drops") else "right")
-    for row, texts in zip(shown, cells, strict=True):
-        styles = _styles(row)
-        table.add_row(*(Text(texts[at], style=styles[at]) for at in columns))
-    more = len(rows) - len(shown)
-    hid = len(PORTS) - len(columns)
-    wider = f"too narrow for {hid} column{'' if hid == 1 else 's'}" if hid else ""
-    said = [f"{more} rows do not fit" if more else "", f"{hidden} quiet" if hidden else "", wider]
-    rest = Text(", ".join(each for each in said if each), style="dim", no_wrap=True, overflow="ellipsis")
-    title = f"{result.lab}: queues, {passed:.1f} s; Ctrl-C ends"
-    return Group(Text(title, style="bold"), table, *([rest] if rest else []), Text(""), *below)
-
-
-def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Indexes in PORTS of the columns that fit into `width` characters."""
-    widths = [max(map(len, column)) for column in zip(PORTS, *cells, strict=True)]
-    kept = list(range(len(PORTS)))
-    empty = [at for at in _DISPENSABLE if all(texts[at] in _NOTHING for texts in cells)]
-    for at in (*empty, *(each for each in _DISPENSABLE if each not in empty)):
-        if sum(widths[each] + _GAP for each in kept) - _GAP <= width:
-            break
-        kept.remove(at)
-    return kept
-
-
-def _styles(row: QueueRow) -> tuple[str, ...]:
-    """One style per cell of `port_cells`: current activity and faults are highlighted."""
-    busy = {"depth": "cyan" if row.depth else "dim", "ingress": "cyan" if row.occupancy else "dim"}
-    styles: dict[str, Any] = {
-        **busy,
-        "marks": "yellow" if row.marks else "dim",
-        "CE in": "" if row.ce_in else "dim",
-        "paused": "bold magenta" if row.paused else "magenta" if row.paused_ms else "dim",
-        "watchdog": "dim" if row.watchdog == "ok" else "bold red",
-        "drops": "red" if row.dropped else "dim",
-    }
-    return tuple(styles.get(name, "") for name in PORTS)
-
-
-def _fullest(switches: Sequence[SwitchRow]) -> list[str]:
-    """The switches with the fullest buffers, on one line."""
-    fullest = sorted(switches, key=lambda each: -each.used / max(1, each.buffer))[:4]
-    texts = [f"{each.switch} {amount(each.used)} of {amount(each.buffer)}" for each in fullest if each.used]
-    return [f"buffers: {', '.join(texts)}"] if texts else []

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from heddle.cli.queues_verb import RowFilter, matching, page
+from heddle.cli.queuelive import page
+from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
