@@ -192,6 +192,7 @@ _MARKS: Final[Mapping[str, str]] = {
     "long": f"{_ANYWHERE} and long",
     "all": f"{_ANYWHERE} or (fuzz and not deep)",
     **{suite: suite for suite in SUITES},
+    "clab": "clab and not long",
     "vm": "vm and not deep and not long",
 }
 WORDS: Final = tuple(_MARKS)

@@ -6,9 +6,9 @@ In:  a Lab and a switch. Each command is one shell in the node. MachineError whe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.problems import MachineError, Problem
@@ -140,12 +140,12 @@ def entered(lab: Lab) -> dict[str, list[str]]:
     A lab without that record has none.
     """
     try:
-        loaded: Mapping[str, Sequence[str]] = json.loads((lab.dir / _LOADED).read_text(encoding="utf-8"))
+        read: Any = json.loads((lab.dir / _LOADED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    found: dict[str, list[str]] = {}
+    loaded, found = read if isinstance(read, dict) else {}, dict[str, list[str]]()
     for switch, now in configurations(lab).items():
-        if (before := loaded.get(switch)) is not None:
+        if isinstance(before := loaded.get(switch), list):
             more = [line for line in now if line not in before]
             found[switch] = more + [f"no {line}" for line in before if line not in now]
     return {switch: lines for switch, lines in found.items() if lines}

@@ -202,7 +202,7 @@ class RunHead:
 
         pattern, ranks = self.options.pattern, len(self.communicators[0] if self.communicators else self.ranks)
         many = Elements.of(pattern, ranks).unseen(pattern.reductions(ranks, row.size // pattern.element_bytes))
-        what = f"{many} of {ranks} ranks change no element at this size, so #wrong does not show if one is missing"
+        what = f"{many} of {ranks} ranks change no element of a part at this size: #wrong shows no such loss"
         return [f"#unseen   : {what}"] if many else []
 
     def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:

@@ -192,9 +192,10 @@ class PartSequence(Pattern):
 
     def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
         return [
-            Piece(at, at + elements, None, at, part.ranks, part.pattern.redop)
+            replace(each, lo=at + each.lo, hi=at + each.hi, start=at + each.start, ranks=part.ranks)
             for part, elements, _, at, *_ in _placed(self)
-            if part.pattern is not None and part.pattern.redop != "none"
+            if part.pattern is not None
+            for each in part.pattern.reductions(len(part.ranks), elements)
         ]
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:

@@ -280,8 +280,14 @@ class Pattern:
         return ranks if self.redop in ("sum", "avg") else 1
 
     def reductions(self, ranks: int, count: int) -> Sequence[Piece]:
-        """All reductions of an iteration, each whole, also where every rank has only a part of it."""
-        return () if self.redop == "none" else (Piece(0, count, None, 0, tuple(range(ranks)), self.redop),)
+        """The reduction of an iteration, whole, and in the smallest part that one message brings: a chunk of a ring."""
+        if self.redop == "none":
+            return ()
+        steps = (step for rank in (0, ranks - 1) for step in self.program(ranks, rank, count))
+        spans = [each.span for each in steps if isinstance(each, ReceiveStep) and each.reduce]
+        spans = [span for span in spans if span[0] < span[1]]
+        parts = {(0, count), min(spans, key=lambda span: span[1] - span[0], default=(0, count))}
+        return [Piece(lo, hi, None, lo, tuple(range(ranks)), self.redop) for lo, hi in parts]
 
     def placed(self, asked: InPlace) -> tuple[bool, ...]:
         """Whether each measurement of a size is in place. auto: as the operations are."""
