@@ -27,6 +27,7 @@ from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
+from heddle.lab.faults.bgpdown import BgpDown
 from heddle.lab.faults.orders import end_all
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
@@ -255,7 +256,8 @@ def _configurations(lab: Lab) -> list[str]:
     """Start FRR again where commands were entered since `up`, except those of drains and recorded faults."""
     if not lab.blueprint.rendered:
         return []
-    shut = {(node, f"neighbor {port} shutdown") for node, _, port in (ref.partition(":") for ref in _shut(lab))}
+    refs = (each.where.partition(":") for each in Requested.read(lab.dir).more if each.kind == BgpDown.name)
+    shut = {(node, f"neighbor {port} shutdown") for node, _, port in refs}
     done = []
     for switch, lines in entered(lab).items():
         drains = [line for line in lines if line.endswith(" / bgp graceful-shutdown")]

@@ -81,7 +81,7 @@ def read_object(path: Path, version: int | None = None) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise UnreadableError(f"{path.name} is damaged: it is not a JSON object")
     if version is not None and data.get("format") != version:
-        why = f"has format {str(data.get('format'))[:_LONGEST]}, and this Heddle reads format {version}"
+        why = f"has format {data.get('format')!r:.{_LONGEST}}, and this Heddle reads format {version}"
         raise UnreadableError(f"{path.name} {why}")
     return data
 

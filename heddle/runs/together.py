@@ -171,7 +171,8 @@ class WorkloadResult:
             "interference": [
                 {
                     **asdict(each), "ratio": each.ratio, "verdict": each.verdict,
-                    "alone_busbw": fmean(each.alone), "together_busbw": fmean(each.together) if each.together else None,
+                    "alone_busbw": middle(each.alone, counted=False),
+                    "together_busbw": middle(each.together, counted=False) if each.together else None,
                 }
                 for each in self.interference
             ],
