@@ -270,14 +270,9 @@ def _configurations(lab: Lab) -> list[str]:
     return done
 
 
-def _shut(lab: Lab) -> set[str]:
-    """Ports with a recorded fault, which may have shut down the session there."""
-    return {each.where for each in Requested.read(lab.dir).more}
-
-
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links, switches and sessions that are down or drained on purpose, in lines."""
-    now, shut = lab.snapshot(facts.parts(lab)), _shut(lab)
+    now, shut = lab.snapshot(facts.parts(lab)), {each.where for each in Requested.read(lab.dir).more}
     found = facts.facts(lab, now, ("link", "drained", facts.SESSION))
     meant = [each for each in found if each.kind != facts.SESSION or each.problem.where in shut]
     lines = (each.problem for each in facts.as_set(lab, now, meant))

@@ -136,12 +136,13 @@ def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) 
 def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None:
     for each in History.of(tiny).ids():
         History.of(tiny).remove([each])
-    with incidents.wrong_seed(tiny, random.Random(1)).around():
+    with incidents.small_mtu(tiny, random.Random(1)).around():
         none = typed("diagnose", f"--lab={tiny.name}")
-    assert none.returncode == 0 and " the hashing: flow with seed " in none.stdout.partition("\n")[0]
+    assert none.returncode == 0 and " the MTU is 1500, not 4200" in none.stdout.partition("\n")[0]
     assert "run        : none; the lab was read twice, a second apart" in none.stdout
     assert typed("diagnose", f"--lab={tiny.name}", "--run=3").returncode == 2
-    ran(tiny, sizes=(1 << 14,))
+    result = ran(tiny, sizes=(1 << 14,))
+    assert not sum(result.lost.values()), "the queues are empty of the probes that the small MTU has lost"
     with incidents.misrouted(tiny, random.Random(3)).around():
         done = typed("diagnose", f"--lab={tiny.name}", "--format=json")
     document = json.loads(done.stdout)

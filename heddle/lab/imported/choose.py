@@ -118,7 +118,7 @@ def _texts(value: Any, within: str = "") -> Iterator[str]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """The file, or those of a directory. Hidden ones of a directory (.git, .ssh) stay here: nobody has named them."""
+    """The file, or those of a directory. Hidden ones of a directory (.git, .ssh) are not sent: no file names them."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     seen = (each for each in found if not any(part.startswith(".") for part in each.relative_to(path).parts))
     yield from (each for each in seen if not absent(each) and each.is_file())
