@@ -142,7 +142,9 @@ def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None
     assert "run        : none; the lab was read twice, a second apart" in none.stdout
     assert typed("diagnose", f"--lab={tiny.name}", "--run=3").returncode == 2
     result = ran(tiny, sizes=(1 << 14,))
-    assert not sum(result.lost.values()), "the queues are empty of the probes that the small MTU has lost"
+    assert result.lost is not None and not sum(result.lost.values()), (
+        "the queues are empty of the probes that the small MTU has lost"
+    )
     with incidents.misrouted(tiny, random.Random(3)).around():
         done = typed("diagnose", f"--lab={tiny.name}", "--format=json")
     document = json.loads(done.stdout)
