@@ -51,12 +51,12 @@ from heddle.runtimes.clab_deploy import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
-from heddle.testing import LeftoverWarning, claims
-from heddle.testing.pool import FabricRequest, Pool, request_of
+from heddle_plugins.testing import LeftoverWarning, claims
+from heddle_plugins.testing.pool import FabricRequest, Pool, request_of
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.again"]
+pytest_plugins = ["heddle_plugins.testing.plugin", "tests.workers", "tests.again"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 TESTS = Path(__file__).parent

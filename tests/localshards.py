@@ -21,8 +21,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
-from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
-from heddle.runtimes.sharded import ShardedRuntime
+from heddle_plugins.kubernetes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle_plugins.kubernetes.sharded import ShardedRuntime
 from tests.objects.shared import ROOT
 
 NAME: Final = "localshards"
@@ -47,7 +47,7 @@ _SETUP: Final = (
 
 
 class LocalCluster:
-    """Implements heddle.runtimes.cluster.Cluster."""
+    """Implements heddle_plugins.kubernetes.cluster.Cluster."""
 
     name = NAME
     python: Sequence[str] = (sys.executable, "-P", "-m")

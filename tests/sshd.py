@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.places.sync import checkout_id, manifest_of
+from heddle_plugins.places.sync import checkout_id, manifest_of
 from tests.machine import patience
 
 NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
@@ -35,7 +35,7 @@ ASKS = """
 import sys
 from heddle.base.problems import HeddleError
 from heddle.places.call import parse_address
-from heddle.places.ssh import connection
+from heddle_plugins.places.ssh import connection
 try:
     with connection(parse_address(sys.argv[1])) as transport:
         channel = transport.open_session()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from heddle.dashboard.serving import LOOPBACK, Serving, listen
+from heddle_plugins.dashboard.serving import LOOPBACK, Serving, listen
 
 TOKEN = "a-token-of-the-tests"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, JSON or text

@@ -30,7 +30,7 @@ CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS, DOCS)
 BUNDLED: Final = "_content"  # of a wheel, in its package
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
-# With these, the content and the package, a wheel makes a checkout on a lab server (heddle/places/sync.py).
+# With these, the content and the package, a wheel makes a checkout on a lab server (plugins/places/sync.py).
 BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE")
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 

@@ -27,7 +27,7 @@ from heddle.base.userfiles import ELSEWHERE, as_caller, caller, check_owner, giv
 from heddle.base.version import VERSION
 
 RUNS: Final = "runs"
-_PARKED: Final = "parked.json"  # the record of a lab that waits in a pool (heddle/testing/pool.py)
+_PARKED: Final = "parked.json"  # the record of a lab that waits in a pool (plugins/testing/pool.py)
 _FORMAT: Final = 2  # of lab.json; records of other formats are refused
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file (heddle/spec/schema.py)
 

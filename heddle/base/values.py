@@ -1,4 +1,4 @@
-"""Values as JSON, for the calls between a coordinator and the agents of its shards (heddle/shards/).
+"""Values as JSON, for the calls between a coordinator and the agents of its shards (plugins/kubernetes/shards/).
 
 In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, numpy arrays of numbers, and dataclasses,
      enums and named tuples of Heddle.

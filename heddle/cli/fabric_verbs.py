@@ -258,9 +258,9 @@ def render(
 
 def _manifests(fabric: Fabric, count: int | None, given: Mapping[str, str]) -> Mapping[str, str]:
     from heddle.fabric.cutting import cut, fitting_cut
-    from heddle.runtimes.cluster import ShardNeed
-    from heddle.runtimes.kube.manifests import files
-    from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, checked, owner
+    from heddle_plugins.kubernetes.cluster import ShardNeed
+    from heddle_plugins.kubernetes.manifests import files
+    from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked, owner
 
     found = cut(fabric, count) if count is not None else fitting_cut(fabric)
     needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found.shards]
@@ -334,10 +334,10 @@ def import_(
     Each key is applied, or listed as not modelled, with its line and the reason. --out writes a fabric file for ./inv
     up. Without it, the command with --set is printed. docs/sonic.md lists the keys.
     """
-    from heddle.fabric.fromsonic import import_sonic
     from heddle.traffic.inflight import xoff_not_reached
     from heddle.views.graph import check_target, write_file
-    from heddle.views.importtext import fabric_yaml, import_text, up_command
+    from heddle_plugins.readers.importtext import fabric_yaml, import_text, up_command
+    from heddle_plugins.readers.sonic.fromsonic import import_sonic
 
     if kind not in IMPORTS:
         raise InputError(Problem("", f"./inv import {kind}", "is not a format", did_you_mean(kind, IMPORTS)))
@@ -376,10 +376,10 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
     instead. It reads counters, states, queues, times and the checks of validate, never the record of faults that were
     set. Where they do not decide, it sends probes over every link. The exit code is 0 with and without a cause.
     """
-    from heddle.engineering.diagnosis.diagnosis import diagnose as judge
     from heddle.lab.opening import open_lab
     from heddle.runs.store import History
-    from heddle.views.diagnosistext import diagnosis_text
+    from heddle_plugins.engineering.diagnosis.diagnosis import diagnose as judge
+    from heddle_plugins.engineering.diagnosistext import diagnosis_text
 
     where = open_lab(lab)
     history = History.of(where)

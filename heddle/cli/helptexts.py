@@ -202,7 +202,7 @@ WORKSHOP: Final[Options] = {
     "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.tour_verb:ACTIONS"),
     "what": Option(
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
-        "heddle.workshop.catalogue:unit_ids",
+        "heddle_plugins.workshop.catalogue:unit_ids",
     ),
     "runtime": f"{_RUNTIME} (with start; default: netns)",
     "name": "with start: name of the lab, in place of unit02",
@@ -379,7 +379,7 @@ def target_of(given: Mapping[str, object]) -> dict[str, str]:
     found = {key: str(value) for key, value in given.items() if value is not None}
     if "pod" in found:
         from heddle.base.files import real
-        from heddle.runtimes.kube.manifests import read_pod
+        from heddle_plugins.kubernetes.manifests import read_pod
 
         found["pod"] = read_pod(real(found["pod"]), found["pod"])
     return found

@@ -14,8 +14,8 @@ from heddle.cli.helptexts import KUBERNETES, target_of
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.places.vm.guest import Guest
-    from heddle.places.vm.image import VmImage
+    from heddle_plugins.places.vm.guest import Guest
+    from heddle_plugins.places.vm.image import VmImage
 
 
 @verb(group="Start")
@@ -26,8 +26,8 @@ def doctor(out: Console) -> None:
     """
     from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
     from heddle.host.doctor import examine
-    from heddle.places.vm.guest import vm_check
     from heddle.predict.selftest import doctor_check
+    from heddle_plugins.places.vm.guest import vm_check
 
     found = examine({"prediction": doctor_check, "rxe": rxe_check, "verbs": verbs_check, "vm": vm_check})
     out.result(found.to_json(), found.text())
@@ -99,8 +99,8 @@ def setup(
 def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | None) -> None:
     from heddle.base.files import real
     from heddle.base.userfiles import write_texts
-    from heddle.runtimes.kube.kubeprobe import probe
-    from heddle.runtimes.kube.target import KubeTarget
+    from heddle_plugins.kubernetes.kubeprobe import probe
+    from heddle_plugins.kubernetes.target import KubeTarget
 
     found = probe(KubeTarget(**given), out.observer)
     if directory is not None:
@@ -152,9 +152,9 @@ _BOOTS: Final = ("up", "ssh")
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """QEMU to boot, and the tools that make an image, if the cache does not have it or it is made again."""
     from heddle.host import packages
-    from heddle.places.vm.guest import guests
-    from heddle.places.vm.guest import needed_packages as of_guest
-    from heddle.places.vm.recipe import DEFAULT, kernel_named
+    from heddle_plugins.places.vm.guest import guests
+    from heddle_plugins.places.vm.guest import needed_packages as of_guest
+    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
@@ -193,7 +193,7 @@ def vm(
     The first start makes an image; this takes a few minutes, and the image is kept. Starting the VM needs no root.
     """
     from heddle.base.problems import InputError, Problem, did_you_mean
-    from heddle.places.vm.recipe import kernel_named
+    from heddle_plugins.places.vm.recipe import kernel_named
 
     if action not in ACTIONS:
         raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, ACTIONS)))
@@ -217,9 +217,9 @@ def vm(
 
 def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild: bool) -> None:
     from heddle.base.problems import InputError, Problem, Problems
-    from heddle.places.vm import guest as guests
-    from heddle.places.vm.image import ensure_image
-    from heddle.places.vm.recipe import DEFAULT, kernel_named, place_name
+    from heddle_plugins.places.vm import guest as guests
+    from heddle_plugins.places.vm.image import ensure_image
+    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named, place_name
 
     problems = Problems()
     for flag, value, least in (("--memory", memory, guests.LEAST_MEMORY), ("--cpus", cpus, 0), ("--idle", idle, 0)):
@@ -240,10 +240,10 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
 
 
 def _status(out: Console) -> None:
-    from heddle.places.vm.guest import guests
-    from heddle.places.vm.image import images
-    from heddle.places.vm.qemu import kvm_problem
-    from heddle.places.vm.recipe import KERNELS, image_name
+    from heddle_plugins.places.vm.guest import guests
+    from heddle_plugins.places.vm.image import images
+    from heddle_plugins.places.vm.qemu import kvm_problem
+    from heddle_plugins.places.vm.recipe import KERNELS, image_name
 
     running, cached = guests(), images()
     needed = {image_name(kernel) for kernel in KERNELS.values()}
@@ -259,9 +259,9 @@ def _status(out: Console) -> None:
 
 
 def _down(out: Console, kernel: str, *, images: bool) -> None:
-    from heddle.places.vm.guest import end_guest
-    from heddle.places.vm.image import remove_images, sweep
-    from heddle.places.vm.recipe import KERNELS
+    from heddle_plugins.places.vm.guest import end_guest
+    from heddle_plugins.places.vm.image import remove_images, sweep
+    from heddle_plugins.places.vm.recipe import KERNELS
 
     ended = [guest for guest in map(end_guest, [kernel] if kernel else KERNELS) if guest is not None]
     sweep()
@@ -272,8 +272,8 @@ def _down(out: Console, kernel: str, *, images: bool) -> None:
 
 
 def _build(out: Console, kernel: str, *, rebuild: bool) -> None:
-    from heddle.places.vm.image import ensure_image, sweep
-    from heddle.places.vm.recipe import DEFAULT, kernel_named
+    from heddle_plugins.places.vm.image import ensure_image, sweep
+    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
 
     sweep()
     made = ensure_image(kernel_named(kernel or DEFAULT), out.observer, fresh=rebuild)
@@ -286,9 +286,9 @@ def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
 
     from heddle.base.problems import InputError, MachineError, Problem
     from heddle.base.process import find_program
-    from heddle.places.vm.guest import ensure_guest, find_guest, guests
-    from heddle.places.vm.qemu import HOST
-    from heddle.places.vm.recipe import DEFAULT, kernel_named
+    from heddle_plugins.places.vm.guest import ensure_guest, find_guest, guests
+    from heddle_plugins.places.vm.qemu import HOST
+    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
 
     if out.json:
         raise InputError(Problem("", "--format json", "is not possible with vm ssh: its output is the command's own"))

@@ -162,8 +162,8 @@ class TeWords:
 
 # Action -> its function of (Console, TeWords).
 ACTIONS: Final[Mapping[str, str]] = {
-    "plan": "heddle.cli.te_live:plan",
-    **{action: f"heddle.cli.te_live:{action}" for action in ("apply", "watch", "off", "show")},
+    "plan": "heddle_plugins.engineering.te_live:plan",
+    **{action: f"heddle_plugins.engineering.te_live:{action}" for action in ("apply", "watch", "off", "show")},
 }
 
 _HELP: Final[Options] = {

@@ -20,9 +20,9 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.engineering.placement import Candidate, Ranking
     from heddle.fabric.model import Fabric
     from heddle.offline.result import Prediction
+    from heddle_plugins.engineering.placement import Candidate, Ranking
 
 MOST_TRIALS: Final = 1000
 
@@ -176,9 +176,9 @@ def check(
     the time of the worst link decides for --max-mmr, too.
     """
     from heddle.endpoints.workloadfile import load_workload
-    from heddle.experiments.changes import LIMITED, ChangeLimit, compare_fabrics
-    from heddle.views.experimenttext import changes_text, junit_xml
     from heddle.views.graph import check_target, write_file
+    from heddle_plugins.experiments.changes import LIMITED, ChangeLimit, compare_fabrics
+    from heddle_plugins.experiments.experimenttext import changes_text, junit_xml
 
     if base is None or head is None:
         missing = "--base" if base is None else "--head"
@@ -213,7 +213,7 @@ _PLACE_HELP: Final[Options] = {
     "nccl": Option("dumps of a job's hosts by NCCL, with commas: its order is the candidate nccl", value="FILE"),
     "export": Option(
         "write the fabric for a scheduler: slurm (topology.conf), slurm-yaml, topograph (labels of nodes)",
-        "heddle.engineering.placement:EXPORTS",
+        "heddle_plugins.engineering.placement:EXPORTS",
         value="FORMAT",
     ),
     "out": Option("write a rank file, for run --placement and predict; or the file of --export", value="FILE"),
@@ -265,9 +265,9 @@ def place(
     instead. Exit 1 when a flow has no path.
     """
     from heddle.endpoints.workloadfile import load_workload
-    from heddle.engineering.nccldumps import read_dumps
-    from heddle.engineering.placement import PlacementAsk, rank_placements
-    from heddle.views.placementtext import render
+    from heddle_plugins.engineering.placement import PlacementAsk, rank_placements
+    from heddle_plugins.engineering.placementtext import render
+    from heddle_plugins.readers.nccldumps import read_dumps
 
     if export is not None:
         _check_export({
@@ -304,8 +304,8 @@ def _check_export(given: Mapping[str, Any]) -> None:
 
 def _export(out: Console, kind: str, fabric: Fabric, name: str | None) -> None:
     """Write the tree of a fabric's switches for a scheduler, to a file or to stdout."""
-    from heddle.engineering.placement import EXPORTS
     from heddle.views.graph import write_file
+    from heddle_plugins.engineering.placement import EXPORTS
 
     if kind not in EXPORTS:
         hint = did_you_mean(kind, EXPORTS)

@@ -36,9 +36,9 @@ def dashboard(
     """
     from heddle.base import state
     from heddle.base.files import real
-    from heddle.dashboard.access import make_token, read_token
-    from heddle.dashboard.serving import Serving, listen
     from heddle.lab.opening import open_lab
+    from heddle_plugins.dashboard.access import make_token, read_token
+    from heddle_plugins.dashboard.serving import Serving, listen
 
     if lab is not None and state.check_name(lab) not in state.labs():
         open_lab(lab)  # says why, and what to do

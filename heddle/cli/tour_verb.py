@@ -230,7 +230,7 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     """The learner's copy of a fabric file, where it is in the working directory: a lab server needs it."""
     from pathlib import Path
 
-    from heddle.workshop.catalogue import find_unit
+    from heddle_plugins.workshop.catalogue import find_unit
 
     if typed["action"] != "start" or not typed["what"]:
         return []
@@ -287,7 +287,7 @@ def workshop(
             action, f"./inv workshop {action} NN"
         )
         raise InputError(Problem("", what[most], f"is one word too many for workshop {action}", hint))
-    from heddle.cli import unit_actions as units
+    from heddle_plugins.workshop import unit_actions as units
 
     match action:
         case "list":

@@ -20,7 +20,6 @@ from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
 from heddle.endpoints.runoptions import own_fields
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.collectives.pattern import Pattern
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
@@ -28,8 +27,9 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import STEPS, PartSequence, steps_text
-from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
+from heddle_plugins.readers.msccl import is_msccl_file
+from heddle_plugins.readers.traces import Reading, read_trace, trace_files
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail

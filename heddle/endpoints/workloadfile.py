@@ -37,8 +37,8 @@ from heddle.endpoints.stepsfile import (
 from heddle.traffic.collectives import patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
-from heddle.traffic.traces import TRACES, is_trace
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
+from heddle_plugins.readers.traces import TRACES, is_trace
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document

@@ -28,17 +28,17 @@ _ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
 def _ssh(text: str, where: str) -> Place:
     address = parse_address(text, where)  # mistakes in the address are reported first
     require(SSH)
-    from heddle.places.session import SshPlace
+    from heddle_plugins.places.session import SshPlace
 
     return SshPlace(address)
 
 
 def _vm(text: str, where: str) -> Place:
-    from heddle.places.vm.recipe import DEFAULT, kernel_named
+    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
 
     kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--place vm:")
     require(SSH)
-    from heddle.places.vm.place import VmPlace
+    from heddle_plugins.places.vm.place import VmPlace
 
     return VmPlace(kernel)
 

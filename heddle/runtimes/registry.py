@@ -86,7 +86,7 @@ class Runtime(Protocol):
 RUNTIMES: Final[dict[str, str]] = {
     "netns": "heddle.runtimes.netns:NetnsRuntime",
     "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
-    "kubernetes": "heddle.runtimes.kube.kubecluster:KubernetesRuntime",
+    "kubernetes": "heddle_plugins.kubernetes.kubecluster:KubernetesRuntime",
 }
 HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 

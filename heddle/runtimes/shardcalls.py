@@ -22,11 +22,14 @@ from heddle.base import problems, state, values
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.untrusted import LINE_BYTES, parsed
-from heddle.runtimes.cluster import ShardCommand
+from heddle_plugins.kubernetes.cluster import ShardCommand
 
-AGENT: Final = "heddle.shards.agent"
-CLOCK: Final = "heddle.shards.building:clock"
-OPEN: Final = ("heddle.shards.building", "heddle.experiments.inpod")  # every public function there may be called
+AGENT: Final = "heddle_plugins.kubernetes.shards.agent"
+CLOCK: Final = "heddle_plugins.kubernetes.shards.building:clock"
+OPEN: Final = (
+    "heddle_plugins.kubernetes.shards.building",
+    "heddle_plugins.kubernetes.inpod",
+)  # every public function there may be called
 # What is changed live is in the coordinator's record, and goes with each call.
 LIVE: Final = ("hashing", "engineering", "queues", "before_run")
 OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments

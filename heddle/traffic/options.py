@@ -16,7 +16,6 @@ from heddle.base.problems import Problems, did_you_mean
 from heddle.base.units import parse_duration
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
-from heddle.traffic.collectives.msccl import file_of
 from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.readers import (
@@ -32,6 +31,7 @@ from heddle.traffic.readers import (
 from heddle.traffic.sequence import PartSequence
 from heddle.traffic.tunables import pairs
 from heddle.wire.layout import DSCP_DATA, ECT0
+from heddle_plugins.readers.msccl import file_of
 
 Kind = TypeVar("Kind")
 QpMode = Literal["split", "round-robin"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heddle.workshop.observe import NotDoneError, Seen, UnitLab, run_facts
+from heddle_plugins.workshop.observe import NotDoneError, Seen, UnitLab, run_facts
 
 
 def through(lab: UnitLab) -> Seen:

@@ -1,7 +1,7 @@
 // The fabric as SVG: nodes, links in two halves (each half is what that end sends), queues at their ends.
 
 const NS = "http://www.w3.org/2000/svg";
-const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in heddle/dashboard/livefigures.py
+const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in plugins/dashboard/livefigures.py
 
 export function svg(name, attributes = {}, text = "") {
   const made = document.createElementNS(NS, name);

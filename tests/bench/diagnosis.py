@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import HeddleError
-from heddle.engineering.diagnosis.case import Finding
-from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
@@ -27,7 +25,9 @@ from heddle.lab.opening import open_lab
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
-from heddle.views.diagnosistext import verdict_text
+from heddle_plugins.engineering.diagnosis.case import Finding
+from heddle_plugins.engineering.diagnosis.diagnosis import Diagnosis, diagnose
+from heddle_plugins.engineering.diagnosistext import verdict_text
 from tests import incidents
 
 from . import Figure, at_least, at_most

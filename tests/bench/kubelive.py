@@ -28,8 +28,8 @@ from heddle.lab.impairments import down_of, in_network
 from heddle.lab.lab import Lab
 from heddle.render.dialects import RenderOptions
 from heddle.runs.run import run
-from heddle.runtimes.kube import manifests
 from heddle.traffic.options import RunOptions
+from heddle_plugins.kubernetes import manifests
 from tests.kube.api import eventually
 from tests.kube.cluster import RealCluster, cgroup_of, started
 from tests.kube.programs import why_not_now

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.events import Observer, Silent
-from heddle.engineering.te import PARTS, of_run, plan_for
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
@@ -23,6 +22,7 @@ from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
+from heddle_plugins.engineering.te import PARTS, of_run, plan_for
 
 from . import Figure, at_least, at_most
 

@@ -19,14 +19,14 @@ from heddle.base import mounts
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.cli.console import Console
-from heddle.places import sync
 from heddle.places.call import Call
-from heddle.places.session import Session
-from heddle.places.ssh import connection
-from heddle.places.vm import guest as guests
-from heddle.places.vm.place import ssh_place
-from heddle.places.vm.qemu import KVM, TCG
-from heddle.places.vm.recipe import DEFAULT
+from heddle_plugins.places import sync
+from heddle_plugins.places.session import Session
+from heddle_plugins.places.ssh import connection
+from heddle_plugins.places.vm import guest as guests
+from heddle_plugins.places.vm.place import ssh_place
+from heddle_plugins.places.vm.qemu import KVM, TCG
+from heddle_plugins.places.vm.recipe import DEFAULT
 
 from . import Figure, at_least, at_most
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.resources import HERE
-from heddle.workshop.catalogue import unit_ids
+from heddle_plugins.workshop.catalogue import unit_ids
 
 from . import Figure, at_most
 

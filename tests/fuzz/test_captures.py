@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from heddle.base.problems import InputError, Problem
-from heddle.cli.capture_read import read_capture
 from heddle.cli.console import Console
+from heddle_plugins.packets.capture_read import read_capture
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged
 from tests.marks import deep

@@ -16,11 +16,11 @@ import pytest
 
 from heddle.base.problems import HeddleError
 from heddle.cli.console import Console
-from heddle.places import sync
 from heddle.places.call import Address, Call
-from heddle.places.server import HELLO, frame
-from heddle.places.session import Broken, Session
-from heddle.places.ssh import Target, connection
+from heddle_plugins.places import sync
+from heddle_plugins.places.server import HELLO, frame
+from heddle_plugins.places.session import Broken, Session
+from heddle_plugins.places.ssh import Target, connection
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_json
 from tests.marks import deep
@@ -68,7 +68,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
     project.mkdir()
     for name in ("inv", "README.md"):
         (project / name).write_text(name)
-    monkeypatch.setattr("heddle.places.sync.project", lambda: project)
+    monkeypatch.setattr("heddle_plugins.places.sync.project", lambda: project)
     server = Scripted()
     (tmp_path / "known").write_text(f"[127.0.0.1]:{server.port} {KEY.get_name()} {KEY.get_base64()}\n")
     yield server

@@ -23,8 +23,6 @@ from heddle.base import state
 from heddle.base.problems import CheckError, InputError
 from heddle.base.version import VERSION
 from heddle.cli.picture_verbs import _panels
-from heddle.dashboard.labdesk import PathsOfRuns
-from heddle.dashboard.news import RunList
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lab import Lab
 from heddle.lab.opening import blueprint_from, lab_of
@@ -41,7 +39,9 @@ from heddle.views.pathstext import paths_text
 from heddle.views.queuepicture import draw
 from heddle.views.report.page import report_html
 from heddle.views.runstext import compare_text, runs_json, runs_text
-from heddle.workshop.observe import run_facts
+from heddle_plugins.dashboard.labdesk import PathsOfRuns
+from heddle_plugins.dashboard.news import RunList
+from heddle_plugins.workshop.observe import run_facts
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_json
 from tests.marks import deep

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from heddle.experiments.folders import load_folder
-from heddle.experiments.loading import Experiment, ExperimentCheck
-from heddle.views.experimenttext import break_text, claim_text, number
+from heddle_plugins.experiments.experimenttext import break_text, claim_text, number
+from heddle_plugins.experiments.folders import load_folder
+from heddle_plugins.experiments.loading import Experiment, ExperimentCheck
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs/reproduce.md"

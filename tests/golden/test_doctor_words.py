@@ -17,8 +17,8 @@ from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
 from heddle.host import doctor, packages
 from heddle.host.doctor import Check, Report
 from heddle.kernel import rdma
-from heddle.places.vm import guest
-from heddle.places.vm.image import VmImage
+from heddle_plugins.places.vm import guest
+from heddle_plugins.places.vm.image import VmImage
 
 Golden = Callable[[str, str], None]
 
@@ -137,7 +137,7 @@ def test_the_vm(golden: Golden, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, "qemu": part})
         monkeypatch.setattr(Extra, "present", property(lambda _: ssh))
         monkeypatch.setattr(guest, "find_image", lambda kernel: image if made else None)
-        monkeypatch.setattr("heddle.places.vm.qemu.kvm_problem", lambda: kvm)
+        monkeypatch.setattr("heddle_plugins.places.vm.qemu.kvm_problem", lambda: kvm)
         monkeypatch.setattr(guest, "kvm_failure", lambda: failed)
         said.append(f"{title}\n{rows(check := guest.vm_check())}\n")
         assert not check.required

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.fromsonic import import_sonic
-from heddle.views.importtext import fabric_yaml, import_text
+from heddle_plugins.readers.importtext import fabric_yaml, import_text
+from heddle_plugins.readers.sonic.fromsonic import import_sonic
 
 HERE = Path(__file__).parent / "sonic"
 

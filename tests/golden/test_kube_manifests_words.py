@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from heddle.runtimes.kube import manifests
-from heddle.runtimes.kube.manifests import read_pod
-from heddle.runtimes.kube.target import KubeTarget
+from heddle_plugins.kubernetes import manifests
+from heddle_plugins.kubernetes.manifests import read_pod
+from heddle_plugins.kubernetes.target import KubeTarget
 from tests.unit.test_kube_manifests import SHARDS
 from tests.unit.test_pod_template import WHOLE
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from heddle.host import packages
-from heddle.runtimes.kube import manifests
-from heddle.testing.testsession import StopSignals
+from heddle_plugins.kubernetes import manifests
+from heddle_plugins.testing.testsession import StopSignals
 from tests.kube.api import eventually
 from tests.kube.cluster import RealCluster, started
 from tests.kube.spaces import Space

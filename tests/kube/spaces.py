@@ -16,8 +16,8 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
 from heddle.lab.lab import Lab
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes.kube import podexec
-from heddle.runtimes.kube.target import KubeTarget
+from heddle_plugins.kubernetes import podexec
+from heddle_plugins.kubernetes.target import KubeTarget
 from tests.kube.api import eventually
 from tests.kube.cluster import ROOT, RealCluster
 

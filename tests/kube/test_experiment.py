@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from heddle.runtimes.kube import manifests
+from heddle_plugins.kubernetes import manifests
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED
 from tests.kube.spaces import RUNTIME, Space, quota, start

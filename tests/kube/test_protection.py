@@ -21,14 +21,14 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.lab import lifecycle
 from heddle.lab.status import status
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.kube import manifests
-from heddle.runtimes.kube.api import KubeApi
-from heddle.runtimes.kube.jobs import IndexedJob
-from heddle.runtimes.kube.kubecluster import KubeCluster
-from heddle.runtimes.kube.kubeprobe import probe
-from heddle.runtimes.kube.target import KubeTarget, owner
 from heddle.switch.links.cuts import TUNNEL_PORT
+from heddle_plugins.kubernetes import manifests
+from heddle_plugins.kubernetes.api import KubeApi
+from heddle_plugins.kubernetes.cluster import ShardNeed
+from heddle_plugins.kubernetes.jobs import IndexedJob
+from heddle_plugins.kubernetes.kubecluster import KubeCluster
+from heddle_plugins.kubernetes.kubeprobe import probe
+from heddle_plugins.kubernetes.target import KubeTarget, owner
 from tests.kube.api import Api, eventually
 from tests.kube.cluster import IMAGE, RESTRICTED, ROOT, RealCluster
 from tests.kube.spaces import RUNTIME, Space, refused, start
@@ -290,7 +290,7 @@ def test_objects_are_claimed_by_the_first_of_two_in_one_process_as_well(
     there, found = space("claims"), list[object]()
     cluster = KubeCluster(KubeTarget(there.cluster.context, there.name))
     own = threading.local()
-    monkeypatch.setattr("heddle.runtimes.kube.kubecluster.owner", lambda: own.name)
+    monkeypatch.setattr("heddle_plugins.kubernetes.kubecluster.owner", lambda: own.name)
     gate = threading.Barrier(2)
 
     def claim(name: str) -> None:

@@ -18,7 +18,7 @@ from heddle.lab.cutlinks import cut_counts, tunnels
 from heddle.lab.impairments import down_of
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runtimes.kube import manifests
+from heddle_plugins.kubernetes import manifests
 from tests.kube.api import eventually
 from tests.kube.spaces import LINKS, RUNTIME, Space, start
 from tests.machine import until

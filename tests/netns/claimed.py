@@ -1,4 +1,4 @@
-"""Names for namespaces that tests make by hand, with a claim as labs of the pool have (heddle/testing/claims.py).
+"""Names for namespaces that tests make by hand, with a claim as labs of the pool have (plugins/testing/claims.py).
 
     with claimed() as lab:
         netns = namespace_of(lab, "rtsw1")        # /run/netns/heddle-LAB-rtsw1, as the netns runtime names it
@@ -17,8 +17,8 @@ from pathlib import Path
 from heddle.base import state
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
-from heddle.testing import claims
-from heddle.testing.pool import sweep
+from heddle_plugins.testing import claims
+from heddle_plugins.testing.pool import sweep
 
 
 @contextmanager

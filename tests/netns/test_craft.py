@@ -9,8 +9,8 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down, link_up
-from heddle.testing import craft
 from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE
+from heddle_plugins.testing import craft
 from tests.typed import typed
 
 pytestmark = pytest.mark.root

@@ -21,8 +21,6 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.base.process import run as command
 from heddle.base.resources import HERE
-from heddle.dashboard import labwatch
-from heddle.dashboard.metrics import INSPECTOR_P2P, NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
@@ -37,6 +35,8 @@ from heddle.runs.run import run
 from heddle.runs.store import History, paths_of
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
+from heddle_plugins.dashboard import labwatch
+from heddle_plugins.dashboard.metrics import INSPECTOR_P2P, NAMES
 from tests.conftest import Borrow
 from tests.machine import links, patience, until
 from tests.marks import deep

@@ -12,7 +12,6 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.checks.validate import validate
-from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
 from heddle.lab import impairments
 from heddle.lab.facts import FACTS
 from heddle.lab.impairments import Requested
@@ -21,7 +20,8 @@ from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
-from heddle.views.diagnosistext import diagnosis_text
+from heddle_plugins.engineering.diagnosis.diagnosis import Diagnosis, diagnose
+from heddle_plugins.engineering.diagnosistext import diagnosis_text
 from tests import incidents
 from tests.netns.collectives import ran, run_and
 from tests.typed import typed

@@ -16,11 +16,11 @@ import tasks
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.cli.program import main
-from heddle.experiments.folders import FolderResult, load_folder
-from heddle.experiments.loading import load_experiment
-from heddle.experiments.running import Running
 from heddle.runs.store import open_runs
-from heddle.views.benchmarkreport import benchmark_report
+from heddle_plugins.experiments.benchmarkreport import benchmark_report
+from heddle_plugins.experiments.folders import FolderResult, load_folder
+from heddle_plugins.experiments.loading import load_experiment
+from heddle_plugins.experiments.running import Running
 from tests.alteredworker import altered
 from tests.machine import child, patience
 

@@ -18,8 +18,6 @@ from heddle.base.events import Silent
 from heddle.base.problems import Problem
 from heddle.base.process import run
 from heddle.checks.validate import CHECKS, validate
-from heddle.engineering.diagnosis import case
-from heddle.engineering.diagnosis.diagnosis import CAUSES, diagnose
 from heddle.kernel import inorder
 from heddle.lab import agents, fabricstate, facts, outages
 from heddle.lab import status as statuses
@@ -31,6 +29,8 @@ from heddle.lab.lab import Lab
 from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
+from heddle_plugins.engineering.diagnosis import case
+from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, diagnose
 from tests import incidents
 from tests.machine import until
 

@@ -19,7 +19,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.store import paths_of
-from heddle.testing import craft
+from heddle_plugins.testing import craft
 from tests.conftest import Borrow
 from tests.machine import until
 from tests.marks import deep

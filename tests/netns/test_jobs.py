@@ -20,8 +20,8 @@ from heddle.lab.lab import Lab
 from heddle.runs.run import run_workload
 from heddle.runs.store import History
 from heddle.runs.together import REPEATS, WorkloadResult
-from heddle.testing.calls import RunCall
 from heddle.traffic.workload import Workload
+from heddle_plugins.testing.calls import RunCall
 from tests import traces
 from tests.machine import child, patience
 from tests.netns.collectives import proven, when_busy

@@ -39,7 +39,7 @@ from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import get_runtime
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing import hashing
-from heddle.testing.pool import Pool
+from heddle_plugins.testing.pool import Pool
 from tests.conftest import Up
 from tests.machine import patience, until
 from tests.marks import deep

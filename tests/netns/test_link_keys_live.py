@@ -22,8 +22,8 @@ from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import portfaults
-from heddle.testing.pool import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
+from heddle_plugins.testing.pool import ResetResult, processes_of, reset
 from tests.conftest import Borrow
 from tests.machine import patience, rc_timeout
 from tests.netns.collectives import proven, total

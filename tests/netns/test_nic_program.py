@@ -22,9 +22,9 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.testing import claims
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
+from heddle_plugins.testing import claims
 from tests.machine import patience, until
 from tests.netns.claimed import claimed, namespace_of
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric

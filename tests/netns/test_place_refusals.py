@@ -17,8 +17,8 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.places.call import parse_address
-from heddle.places.session import AgentChannel
-from heddle.places.ssh import connection
+from heddle_plugins.places.session import AgentChannel
+from heddle_plugins.places.ssh import connection
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, until
 

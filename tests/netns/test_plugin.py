@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heddle.lab import lifecycle as life
-from heddle.testing.claims import claims
+from heddle_plugins.testing.claims import claims
 from tests.machine import patience, until
 from tests.userplace import PLUGIN, UserPlace, section
 from tests.wheels import install
@@ -23,7 +23,7 @@ Leftovers = Callable[[str], list[str]]
 
 TEN_LINES = """\
 import pytest
-from heddle.testing import assert_lossless, assert_mmr_below, assert_paths_agree
+from heddle_plugins.testing import assert_lossless, assert_mmr_below, assert_paths_agree
 
 
 @pytest.mark.fabric("tiny", routing={"ecmp": "e-ecmp"})
@@ -88,8 +88,8 @@ from heddle.lab.outages import drain, link_down, state_of
 from heddle.lab.rehash import live_hashing, set_hashing
 from heddle.lab.thresholds import own_queues, set_queues
 from heddle.runs.store import has_run
-from heddle.testing import assert_converged
-from heddle.testing.pool import processes_of
+from heddle_plugins.testing import assert_converged
+from heddle_plugins.testing.pool import processes_of
 
 pytestmark = pytest.mark.fabric("tiny")
 
@@ -160,7 +160,7 @@ def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftover
 FAILING = """
 import pytest
 from heddle.lab.outages import link_down
-from heddle.testing import assert_mmr_below
+from heddle_plugins.testing import assert_mmr_below
 
 pytestmark = pytest.mark.fabric("tiny")
 

@@ -22,8 +22,8 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.runtimes.registry import on_machine
-from heddle.testing import claims
-from heddle.testing.pool import FabricRequest, Pool, sweep
+from heddle_plugins.testing import claims
+from heddle_plugins.testing.pool import FabricRequest, Pool, sweep
 from tests.machine import child, patience, until
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace
@@ -133,7 +133,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKE = """
 import sys
 from pathlib import Path
-from heddle.testing import claims
+from heddle_plugins.testing import claims
 from tests.netns.pfc_lab import pfc_lab
 
 claims.CLAIMS_DIR = Path(sys.argv[2])

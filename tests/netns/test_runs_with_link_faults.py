@@ -29,8 +29,8 @@ from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import portfaults
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
-from heddle.testing.pool import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
+from heddle_plugins.testing.pool import ResetResult, processes_of, reset
 from tests.listener import Listener
 from tests.machine import child, patience, rc_timeout, until
 from tests.netns.collectives import proven, total

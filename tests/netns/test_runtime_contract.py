@@ -34,7 +34,7 @@ from heddle.render.render import DEFAULT
 from heddle.runtimes.netns_topology import read_topology
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.testing import claims
+from heddle_plugins.testing import claims
 from tests import processnodes
 from tests.conftest import Up
 from tests.listener import Listener

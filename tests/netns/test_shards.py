@@ -19,11 +19,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
-from heddle.dashboard.labwatch import LabWatch
 from heddle.endpoints.programruns import ProgramOptions
-from heddle.engineering import te as controller
-from heddle.engineering.diagnosis.case import Case
-from heddle.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity
@@ -37,7 +33,6 @@ from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.proof.verdict import PathsResult
-from heddle.runs.craft import craft
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.program import run_program
 from heddle.runs.results import RunResult
@@ -52,6 +47,11 @@ from heddle.switch.queues.portids import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
+from heddle_plugins.dashboard.labwatch import LabWatch
+from heddle_plugins.engineering import te as controller
+from heddle_plugins.engineering.diagnosis.case import Case
+from heddle_plugins.engineering.diagnosis.diagnosis import judged, probe_paths
+from heddle_plugins.packets.craft import craft
 from tests import localshards
 from tests.machine import patience, until
 
@@ -334,7 +334,12 @@ def test_the_answer_of_an_interrupted_call_is_not_taken_for_that_of_the_next(
     agent = AgentCall("s1", partial(cluster.open, lab.name, "s1", [*cluster.python, AGENT]), lambda: None)
     try:
         assert agent._process.stdin is not None
-        request = {"call": "heddle.shards.building:missing", "args": [lab.name], "kwargs": {}, "number": 0}
+        request = {
+            "call": "heddle_plugins.kubernetes.shards.building:missing",
+            "args": [lab.name],
+            "kwargs": {},
+            "number": 0,
+        }
         agent._process.stdin.write(json.dumps(request).encode() + b"\n")  # its caller has gone
         assert isinstance(agent.call({"call": CLOCK, "args": [], "kwargs": {}}), int)
     finally:

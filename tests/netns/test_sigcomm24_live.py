@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from heddle.base.events import Silent
-from heddle.experiments.folders import load_folder
-from heddle.experiments.outcome import breaks, unbroken
-from heddle.experiments.running import Running
+from heddle_plugins.experiments.folders import load_folder
+from heddle_plugins.experiments.outcome import breaks, unbroken
+from heddle_plugins.experiments.running import Running
 
 pytestmark = pytest.mark.root
 

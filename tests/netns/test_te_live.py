@@ -13,7 +13,6 @@ import pytest
 
 from heddle.base import owners, state
 from heddle.base.problems import InputError, MachineError
-from heddle.cli import te_live
 from heddle.cli.console import Console
 from heddle.cli.paths_verb import TeWords
 from heddle.lab import rehash
@@ -25,6 +24,7 @@ from heddle.switch.hashing import swap
 from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 from heddle.traffic.options import RunOptions
+from heddle_plugins.engineering import te_live
 from tests.conftest import FabricLab
 from tests.machine import until
 from tests.netns.collectives import proven, ran, run_and

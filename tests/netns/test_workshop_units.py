@@ -19,9 +19,9 @@ import pytest
 from heddle.base import process
 from heddle.base.resources import HERE
 from heddle.base.version import VERSION
-from heddle.workshop import unitlife
-from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
-from heddle.workshop.unitlife import run_command, write_files
+from heddle_plugins.workshop import unitlife
+from heddle_plugins.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
+from heddle_plugins.workshop.unitlife import run_command, write_files
 from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`

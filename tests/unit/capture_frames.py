@@ -14,9 +14,9 @@ from scapy.layers.l2 import Ether
 
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from heddle.wire.capturefile import CapturedPacket
-from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import dissect
+from heddle_plugins.packets.capturefile import CapturedPacket
+from heddle_plugins.packets.conversations import CaptureTotals
 from tests.unit.roce_samples import SAMPLES, SAMPLES6
 
 START_NS = 1_700_000_000_123_456_000

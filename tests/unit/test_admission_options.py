@@ -19,12 +19,12 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
 from heddle.runs.parts.admission import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
-from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission
 from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
+from heddle_plugins.testing.calls import RunCall
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 

@@ -1,4 +1,4 @@
-"""heddle.testing: assertions and their failures, properties in JUnit XML, the marker `fabric`, claims of labs."""
+"""heddle_plugins.testing: assertions and their failures, properties in JUnit XML, the marker `fabric`, claims of labs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import ProofSummary, RunResult, UnfitKind
 from heddle.spec.load import value_text
-from heddle.testing import (
+from heddle_plugins.testing import (
     assert_busbw_above,
     assert_depth_below,
     assert_lossless,
@@ -40,8 +40,8 @@ from heddle.testing import (
     assertions,
     claims,
 )
-from heddle.testing.plugin import fabric_properties, paths_properties, run_properties
-from heddle.testing.pool import FabricRequest, request_of
+from heddle_plugins.testing.plugin import fabric_properties, paths_properties, run_properties
+from heddle_plugins.testing.pool import FabricRequest, request_of
 from tests.unit.run_samples import having, result, sent
 
 PREDICTED = ("rtsw1:eth3", "ctsw1:eth2", "rtsw2:eth1")

@@ -10,13 +10,13 @@ from typing import Final
 import numpy as np
 import pytest
 
-from heddle.experiments.figures import LinkShare, OwnFigures, of_links
-from heddle.experiments.folders import Folder, FolderResult, load_folder
-from heddle.experiments.measures.convergence import shares
-from heddle.experiments.measures.soak import figures_of, steepest
-from heddle.experiments.outcome import ExperimentResult, Repeat
 from heddle.runs.parts.ideal import IdealSize, IdealUse
-from heddle.views.benchmarkreport import PARTS, benchmark_report
+from heddle_plugins.experiments.benchmarkreport import PARTS, benchmark_report
+from heddle_plugins.experiments.figures import LinkShare, OwnFigures, of_links
+from heddle_plugins.experiments.folders import Folder, FolderResult, load_folder
+from heddle_plugins.experiments.measures.convergence import shares
+from heddle_plugins.experiments.measures.soak import figures_of, steepest
+from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 from tests.unit.run_samples import USE, having, result
 
 ROOT: Final = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from scapy.layers.l2 import Ether
 from heddle.cli.program import main
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from heddle.wire.capturefile import CaptureFile, open_capture
-from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import ROCE_V1, dissect
 from heddle.wire.icrc import verdict
+from heddle_plugins.packets.capturefile import CaptureFile, open_capture
+from heddle_plugins.packets.conversations import CaptureTotals
 from tests.marks import deep
 from tests.unit.capture_frames import CARRIED, FORMATS, FRAMES, TIMES, block, packet, pcap, pcapng, tshark, v1_frame
 from tests.unit.roce_samples import DQPN, SRC_IP

@@ -21,11 +21,11 @@ from heddle.cli.capture_live import bounds_of
 from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from heddle.wire.capturefile import CapturedPacket
-from heddle.wire.conversations import CaptureTotals, PsnOrder, QpConversation
 from heddle.wire.dissect import dissect
 from heddle.wire.icrc import verdict
 from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
+from heddle_plugins.packets.capturefile import CapturedPacket
+from heddle_plugins.packets.conversations import CaptureTotals, PsnOrder, QpConversation
 from tests.unit.capture_frames import CARRIED, SEALED, packet, taken, tshark
 from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
 

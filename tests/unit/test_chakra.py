@@ -197,7 +197,7 @@ class TestChakra:
     ) -> None:
         nodes = [node(key, COLL, range(1, key), comm_type=0, comm_size=4) for key in range(1, 12)]
         files = chakra(tmp_path, nodes, nodes)
-        monkeypatch.setattr(f"heddle.traffic.traces.{limit}", most)
+        monkeypatch.setattr(f"heddle_plugins.readers.traces.{limit}", most)
         assert says in refused(files)
 
     def test_a_truncated_file_names_the_byte_and_the_last_node(self, tmp_path: Path) -> None:

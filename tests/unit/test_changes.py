@@ -12,9 +12,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
-from heddle.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
 from heddle.spec.load import presets
-from heddle.views.experimenttext import changes_text, junit_xml
+from heddle_plugins.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
+from heddle_plugins.experiments.experimenttext import changes_text, junit_xml
 
 TRAFFIC = {"ring": load_workload("ring,qps=4").workload, "mesh": load_workload("all-to-all").workload}
 BASE = "name: x\nshape: clos\nracks: 2\nhosts_per_rack: 4\nctsw: 4\n"

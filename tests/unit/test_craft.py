@@ -10,14 +10,14 @@ import pytest
 from scapy.layers.l2 import Ether
 
 from heddle.base.problems import HeddleError, InputError, MachineError
-from heddle.cli.packet_verbs import crafted_text
-from heddle.runs.craft import Crafted, ResponderSeen, _exchange
 from heddle.wire import layout as wire
-from heddle.wire.crafted import PacketEnds, layers_as_data
-from heddle.wire.craftfields import bits_of, field_rows, read_recipe
 from heddle.wire.dissect import dissect
 from heddle.wire.icrc import verdict
 from heddle.wire.roce import BTH
+from heddle_plugins.packets.craft import Crafted, ResponderSeen, _exchange
+from heddle_plugins.packets.crafted import PacketEnds, layers_as_data
+from heddle_plugins.packets.craftfields import bits_of, field_rows, read_recipe
+from heddle_plugins.packets.verbs import crafted_text
 from tests.typed import typed
 
 ENDS = PacketEnds(
@@ -142,7 +142,7 @@ def test_a_packet_for_the_responders_number_that_its_kind_does_not_take_is_not_c
 def test_the_list_needs_no_lab_and_a_packet_needs_two_hosts() -> None:
     done = typed("craft", "--list")
     assert done.returncode == 0 and "RC_RDMA_READ_REQUEST" in done.stdout and "BTH.pkey" in done.stdout
-    from heddle.testing import craft
+    from heddle_plugins.testing import craft
 
     with pytest.raises(HeddleError, match="is no time to wait"):
         craft(None, "host1", "host2", wait=0)

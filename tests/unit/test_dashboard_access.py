@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.dashboard import serving
-from heddle.dashboard.access import HEADERS, PageAccess, make_token, read_token
-from heddle.dashboard.labdesk import MOST_STREAMS, LabDesk
-from heddle.dashboard.serving import ASSETS, LOOPBACK, listen
+from heddle_plugins.dashboard import serving
+from heddle_plugins.dashboard.access import HEADERS, PageAccess, make_token, read_token
+from heddle_plugins.dashboard.labdesk import MOST_STREAMS, LabDesk
+from heddle_plugins.dashboard.serving import ASSETS, LOOPBACK, listen
 from tests.webclient import TOKEN, WebClient, dashboard
 
 

@@ -16,11 +16,6 @@ import pytest
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError
 from heddle.base.resources import HERE, TEMPLATES
-from heddle.dashboard.labdesk import Actions, Viewers, _run_flags, message
-from heddle.dashboard.labwatch import plan_json, plan_page
-from heddle.dashboard.metrics import METRICS, NAMES, MonotonicCounters
-from heddle.dashboard.news import NewsDesk
-from heddle.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Port
@@ -30,6 +25,11 @@ from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.queuestate import QueueState
+from heddle_plugins.dashboard.labdesk import Actions, Viewers, _run_flags, message
+from heddle_plugins.dashboard.labwatch import plan_json, plan_page
+from heddle_plugins.dashboard.metrics import METRICS, NAMES, MonotonicCounters
+from heddle_plugins.dashboard.news import NewsDesk
+from heddle_plugins.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
 
 Cells = Mapping[tuple[str, str, int, str], int]  # map, port, class, field -> value
 

@@ -12,10 +12,6 @@ import pytest
 
 from heddle.base.problems import Problem
 from heddle.checks.validate import CHECKS, CheckResult
-from heddle.engineering.diagnosis import diagnosis
-from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
-from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
-from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.fabricstate import FabricReading, FabricState
@@ -32,7 +28,11 @@ from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.portqueues import PortQueue
 from heddle.switch.queues.queuestate import Tally
-from heddle.views.diagnosistext import diagnosis_text
+from heddle_plugins.engineering.diagnosis import diagnosis
+from heddle_plugins.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
+from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
+from heddle_plugins.engineering.diagnosis.symptoms import damaged_at, drain_rates
+from heddle_plugins.engineering.diagnosistext import diagnosis_text
 from tests.unit import run_samples as samples
 from tests.unit import test_paths_report as made
 from tests.unit.kept_runs import keep, series

@@ -13,21 +13,21 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
-from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
-from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
-from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
-from heddle.experiments.folders import folders_shipped, load_folder
-from heddle.experiments.loading import Experiment, load_experiment
-from heddle.experiments.measures import MEASURES
-from heddle.experiments.measuring import Measuring
-from heddle.experiments.needs import NEEDS
-from heddle.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
-from heddle.experiments.running import Running, directory_name, plan_text
-from heddle.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
 from heddle.runs.results import ProofSummary
-from heddle.views.experimentpicture import draw
-from heddle.views.experimenttext import folder_text, result_text
 from heddle.views.report.page import report_html
+from heddle_plugins.experiments.experimentpicture import draw
+from heddle_plugins.experiments.experimenttext import folder_text, result_text
+from heddle_plugins.experiments.expressions import Expression, ExpressionError, FigureCall, points
+from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
+from heddle_plugins.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
+from heddle_plugins.experiments.folders import folders_shipped, load_folder
+from heddle_plugins.experiments.loading import Experiment, load_experiment
+from heddle_plugins.experiments.measures import MEASURES
+from heddle_plugins.experiments.measuring import Measuring
+from heddle_plugins.experiments.needs import NEEDS
+from heddle_plugins.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
+from heddle_plugins.experiments.running import Running, directory_name, plan_text
+from heddle_plugins.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
 from tests.unit import run_samples as samples
 
 ROOT = Path(__file__).parents[2]
@@ -497,7 +497,7 @@ def test_a_folder_is_a_publication(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="1 is not an experiment"):
         named.only(["1"])
     (tmp_path / "07-mean.yml").rename(tmp_path / "mean.yml")
-    from heddle.experiments.folders import FolderResult
+    from heddle_plugins.experiments.folders import FolderResult
 
     text = folder_text(FolderResult(folder, tuple(Running(each, Silent()).run() for each in folder.experiments)))
     assert "emulated" in text and "left out: Table 1: no hardware" in text
@@ -602,7 +602,7 @@ def test_the_manual_has_every_key_figure_and_measure() -> None:
 
 
 def test_root_is_needed_for_live_runs_only(tmp_path: Path) -> None:
-    from heddle.cli.experiment_verb import experiment
+    from heddle_plugins.experiments.verbs import experiment
 
     assert not experiment.root({"file": str(written(tmp_path, OWN))})
     assert not experiment.root({"file": "queue-pairs", "list_": True})

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from heddle.dashboard.metrics import MonotonicCounters, ScrapedLab, families
-from heddle.dashboard.news import run_json
-from heddle.experiments.figures import LiveFigures
 from heddle.host.capacity import Cause
 from heddle.proof.linkuse import Mmr
 from heddle.proof.verdict import PathsResult
@@ -19,6 +16,9 @@ from heddle.runs.store import History, limits, paths_of
 from heddle.runs.stored import Stored, StoredRun
 from heddle.views.report import runparts
 from heddle.views.runstext import runs_text
+from heddle_plugins.dashboard.metrics import MonotonicCounters, ScrapedLab, families
+from heddle_plugins.dashboard.news import run_json
+from heddle_plugins.experiments.figures import LiveFigures
 from tests.unit.history_runs import a_lab
 from tests.unit.history_runs import keep as keep_in
 from tests.unit.kept_runs import keep

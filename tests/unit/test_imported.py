@@ -12,7 +12,6 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
-from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
@@ -28,6 +27,7 @@ from heddle.runtimes.netns_topology import read_topology
 from heddle.switch.queues.portids import numbered_ports
 from heddle.traffic.plan import build_plan
 from heddle.views.fabricsvg import fabric_svg
+from heddle_plugins.dashboard.labwatch import plan_page
 from tests.own_topologies import mini_clos
 
 Write = Callable[[str], Path]

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from heddle.dashboard.metrics import (
+from heddle.runs.ncclnames import collective_name
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import SizeRow
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
+from heddle.traffic.options import RunOptions
+from heddle_plugins.dashboard.metrics import (
     BANDWIDTH,
     COLLECTIVE_LABELS,
     P2P_BANDWIDTH,
@@ -19,11 +24,6 @@ from heddle.dashboard.metrics import (
     inspector_families,
     message_size,
 )
-from heddle.runs.ncclnames import collective_name
-from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import SizeRow
-from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
-from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
 from tests.unit.history_runs import keep
 from tests.unit.kept_runs import with_rows
@@ -162,7 +162,7 @@ def test_run_has_no_use_without_a_lab(words: list[str], why: str, capsys: pytest
 
 def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
     from heddle.cli.verbs import KEPT
-    from heddle.places.session import PASSED
+    from heddle_plugins.places.session import PASSED
 
     assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)
     assert {KEEP_RUNS, KEEP_BYTES} <= set(PASSED)

@@ -15,12 +15,12 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
-from heddle.runtimes.kube.api import KubeApi
-from heddle.runtimes.kube.kubecluster import KubeCluster, KubernetesRuntime
-from heddle.runtimes.kube.kubeprobe import joined, probe
-from heddle.runtimes.kube.podexec import LOST
-from heddle.runtimes.kube.target import NAMESPACE, KubeTarget, owner
-from heddle.runtimes.sharded import ShardPlan
+from heddle_plugins.kubernetes.api import KubeApi
+from heddle_plugins.kubernetes.kubecluster import KubeCluster, KubernetesRuntime
+from heddle_plugins.kubernetes.kubeprobe import joined, probe
+from heddle_plugins.kubernetes.podexec import LOST
+from heddle_plugins.kubernetes.sharded import ShardPlan
+from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, owner
 
 LAB = "gone"
 
@@ -181,7 +181,7 @@ def test_what_only_one_node_does_not_have_is_named_with_that_node() -> None:
 def test_the_client_is_used_without_its_classes_of_objects_and_a_program_may_still_import_them() -> None:
     script = (
         "import sys\n"
-        "from heddle.runtimes.kube.api import client\n"
+        "from heddle_plugins.kubernetes.api import client\n"
         "assert client().connections and 'kubernetes.client.models' not in sys.modules\n"
         "from kubernetes.client import V1Pod, ApiException\n"
         "assert client().error is ApiException\n"

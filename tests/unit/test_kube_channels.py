@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from heddle.runtimes.kube.podexec import ERROR, STDIN, STDOUT, ChannelSocket
+from heddle_plugins.kubernetes.podexec import ERROR, STDIN, STDOUT, ChannelSocket
 
 SIZES = (0, 1, 124, 125, 126, 65533, 65534, 65535, 65536, 300_000)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from heddle.runtimes.kube.api import refused, unreachable
-from heddle.runtimes.kube.podstate import chosen_address, ended_before, pod_state
+from heddle_plugins.kubernetes.api import refused, unreachable
+from heddle_plugins.kubernetes.podstate import chosen_address, ended_before, pod_state
 
 QUOTA = (
     'create Pod heddle-zone-s1-0 in StatefulSet heddle-zone-s1 failed error: pods "heddle-zone-s1-0" is forbidden: '

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.engineering.mincut import free_hosts
-from heddle.engineering.nccldumps import on_hosts, read_dumps
 from heddle.fabric.fabricfile import load_fabric
+from heddle_plugins.engineering.mincut import free_hosts
+from heddle_plugins.readers.nccldumps import on_hosts, read_dumps
 
 HEAD = '<graph id="0" pattern="4" crossnic="0" nchannels="2" speedintra="40" speedinter="24" typeintra="NVL">'
 

@@ -15,11 +15,11 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
-from heddle.engineering.placement import EXPORTS, Candidate, PlacementAsk, Ranking, hostlist, rank_placements
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast
-from heddle.views.placementtext import render
+from heddle_plugins.engineering.placement import EXPORTS, Candidate, PlacementAsk, Ranking, hostlist, rank_placements
+from heddle_plugins.engineering.placementtext import render
 
 OVERSUBSCRIBED = "topologies/examples/oversubscribed.yml"
 Inv = Callable[..., tuple[int, str]]

@@ -22,13 +22,13 @@ from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.lab.imported.choose import files_of
-from heddle.places import server
 from heddle.places.call import Address, parse_address
 from heddle.places.choice import place_for
-from heddle.places.server import manifest_there, remove, unpack
-from heddle.places.session import command
-from heddle.places.ssh import Target, host_key_problem, known_keys, target_of
-from heddle.places.sync import checkout_id, manifest_of, pack
+from heddle_plugins.places import server
+from heddle_plugins.places.server import manifest_there, remove, unpack
+from heddle_plugins.places.session import command
+from heddle_plugins.places.ssh import Target, host_key_problem, known_keys, target_of
+from heddle_plugins.places.sync import checkout_id, manifest_of, pack
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from heddle.places import server
-from heddle.places.session import noted_signals
+from heddle_plugins.places import server
+from heddle_plugins.places.session import noted_signals
 
 EMPTY = io.BytesIO()
 tarfile.open(fileobj=EMPTY, mode="w:gz").close()

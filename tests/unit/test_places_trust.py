@@ -19,12 +19,12 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
-from heddle.places import sync
 from heddle.places.call import Address, Call
-from heddle.places.server import HELLO, Frames, frame, make_private
-from heddle.places.session import SshPlace
-from heddle.places.ssh import Target
-from heddle.places.sync import input_files
+from heddle_plugins.places import sync
+from heddle_plugins.places.server import HELLO, Frames, frame, make_private
+from heddle_plugins.places.session import SshPlace
+from heddle_plugins.places.ssh import Target
+from heddle_plugins.places.sync import input_files
 
 SESSION = "/srv/s1-00"
 KEY = paramiko.ECDSAKey.generate()
@@ -112,7 +112,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     for name in ("inv", "tasks.py", "README.md"):
         (project / name).write_text(name)
     (tmp_path / "secret").write_text("secret")
-    monkeypatch.setattr("heddle.places.sync.project", lambda: project)
+    monkeypatch.setattr("heddle_plugins.places.sync.project", lambda: project)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     server = Liar()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.runtimes.kube import manifests
-from heddle.runtimes.kube.manifests import read_pod
-from heddle.runtimes.kube.target import KubeTarget
+from heddle_plugins.kubernetes import manifests
+from heddle_plugins.kubernetes.manifests import read_pod
+from heddle_plugins.kubernetes.target import KubeTarget
 from tests.unit.test_kube_manifests import MODELS, SHARDS, unknown
 
 WHOLE = """\
@@ -140,7 +140,7 @@ def test_what_would_change_the_shape_of_pods_is_an_error_with_its_line(text: str
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "4789x", "9" * 400])
 def test_a_port_of_tunnels_that_is_none_is_refused(port: str) -> None:
-    from heddle.runtimes.kube.target import checked
+    from heddle_plugins.kubernetes.target import checked
 
     with pytest.raises(InputError, match="is not a UDP port"):
         checked(KubeTarget(tunnel_port=port))

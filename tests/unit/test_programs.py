@@ -15,7 +15,6 @@ import pytest
 from heddle.base.problems import CheckError, InputError
 from heddle.cli.argv import parse
 from heddle.cli.exec_verb import launch
-from heddle.dashboard.news import run_json
 from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, check_command, environment, hosts_file, seats
 from heddle.fabric.fabricfile import load_fabric
 from heddle.predict.forwarding import FlowArrays, forwarding_of
@@ -32,6 +31,7 @@ from heddle.views.linkloads import describe_run
 from heddle.views.report.page import report_html
 from heddle.views.runpicture import draw
 from heddle.views.runstext import runs_json, runs_text
+from heddle_plugins.dashboard.news import run_json
 from tests.unit import run_samples as samples
 
 TINY, RAIL = load_fabric("tiny").fabric, load_fabric("rail").fabric

@@ -20,7 +20,6 @@ from pydantic import Field
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.dashboard.labwatch import plan_page
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
@@ -50,6 +49,7 @@ from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw as draw_heatmap
 from heddle.views.pathstext import paths_text, uplinks
 from heddle.views.picturelayout import PictureLayout
+from heddle_plugins.dashboard.labwatch import plan_page
 from tests.unit.test_paths_report import fibs, snapshot
 from tests.unit.test_statistics import fibs_of
 

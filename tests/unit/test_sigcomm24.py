@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from heddle.base.events import Silent
-from heddle.experiments.folders import load_folder
-from heddle.experiments.loading import Experiment
-from heddle.experiments.running import Running
+from heddle_plugins.experiments.folders import load_folder
+from heddle_plugins.experiments.loading import Experiment
+from heddle_plugins.experiments.running import Running
 from tests.golden.reproducedpage import PREDICTION
 
 FILES: Final = load_folder("sigcomm24").experiments

@@ -10,11 +10,11 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.fromsonic import SonicFabric, import_sonic
-from heddle.spec.sonic.configdb import parse_json
 from heddle.switch.queues.classes import budget_of
 from heddle.traffic.inflight import xoff_not_reached
-from heddle.views.importtext import fabric_yaml
+from heddle_plugins.readers.importtext import fabric_yaml
+from heddle_plugins.readers.sonic.configdb import parse_json
+from heddle_plugins.readers.sonic.fromsonic import SonicFabric, import_sonic
 
 QOS = {"Ethernet0": {"pfc_enable": "3"}}
 Tables = dict[str, Any]

@@ -17,7 +17,7 @@ from heddle.lab.imported.choose import blueprint_of, companions
 from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
 from heddle.offline.demand import traffic_of
 from heddle.runs.files import UnreadableError, read_arrays, read_object
-from heddle.wire.capturefile import open_capture
+from heddle_plugins.packets.capturefile import open_capture
 
 BOUND_S = 20.0  # on a busy machine; each took minutes, or did not end
 

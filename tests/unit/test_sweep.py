@@ -15,15 +15,15 @@ import pytest
 from heddle.base import values
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
-from heddle.experiments import inpod
-from heddle.experiments.expressions import UnknownValueError
-from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
-from heddle.experiments.loading import Experiment, load_experiment
-from heddle.experiments.outcome import ExperimentResult
-from heddle.experiments.running import Pods, Running, plan_text
-from heddle.experiments.sweep import FabricPod, Sweep
 from heddle.runtimes.netns_topology import packed
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
+from heddle_plugins.experiments.expressions import UnknownValueError
+from heddle_plugins.experiments.loading import Experiment, load_experiment
+from heddle_plugins.experiments.outcome import ExperimentResult
+from heddle_plugins.experiments.running import Pods, Running, plan_text
+from heddle_plugins.kubernetes import inpod
+from heddle_plugins.kubernetes.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
+from heddle_plugins.kubernetes.sweep import FabricPod, Sweep
 
 ROOT = Path(__file__).parents[2]
 FILE = """\
@@ -123,7 +123,11 @@ def called(order: GroupOrder) -> _Heard:
     agent = heard.agent = AgentCall("x", start, lambda: None)
     try:
         agent.tell(inpod.BEAT)
-        request = {"call": "heddle.experiments.inpod:run_group", "args": [values.dump(order), OBSERVER], "kwargs": {}}
+        request = {
+            "call": "heddle_plugins.kubernetes.inpod:run_group",
+            "args": [values.dump(order), OBSERVER],
+            "kwargs": {},
+        }
         agent.call(request, heard)
     finally:
         agent.close()

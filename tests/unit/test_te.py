@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli import te_live
 from heddle.cli.console import Console
 from heddle.cli.paths_verb import TeWords
-from heddle.cli.te_live import demand_of
-from heddle.engineering.te import TeDemand, TeLink, plan, worth
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
@@ -31,7 +28,10 @@ from heddle.proof.evidence import PARTS
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.flow import Flow
-from heddle.views.tetext import plan_text
+from heddle_plugins.engineering import te_live
+from heddle_plugins.engineering.te import TeDemand, TeLink, plan, worth
+from heddle_plugins.engineering.te_live import demand_of
+from heddle_plugins.engineering.tetext import plan_text
 
 EIGHT: dict[str, Any] = {"racks": 8, "ctsw": 8, "hosts_per_rack": 8}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 2, "hosts_per_rack": 2}

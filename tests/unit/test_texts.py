@@ -19,7 +19,7 @@ from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
 from heddle.lab import outages
 from heddle.switch.links.cuts import TUNNEL_PORT
-from heddle.workshop.catalogue import unit_ids
+from heddle_plugins.workshop.catalogue import unit_ids
 from tests.bench import order
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.traffic.plan import bound_steps, build_plan
 from heddle.traffic.sequence import PartSequence, note_of
-from heddle.traffic.traces import Reading, goal, read_trace
 from heddle.traffic.workload import Job
+from heddle_plugins.readers.traces import Reading, goal, read_trace
 from tests.traces import (
     COLL,
     COMP,
@@ -292,7 +292,7 @@ BOMBS: Mapping[str, tuple[str, Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_trace_cannot_take_minutes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle.traffic.traces.chakra.Counted.left", MIB)
+    monkeypatch.setattr("heddle_plugins.readers.traces.chakra.Counted.left", MIB)
     monkeypatch.setattr(goal, "_MOST_DEPS", MIB // 4)
     name, data, why = BOMBS[kind]
     typed = packed(tmp_path / name, data()) if name.endswith(".gz") else str(tmp_path / name)

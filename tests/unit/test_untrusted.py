@@ -30,17 +30,17 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.untrusted import LINE_BYTES, LINE_ITEMS, inflated, is_safe_name, kept_below, parsed
 from heddle.endpoints.crew import CrewMember
 from heddle.endpoints.workloadfile import files_of
-from heddle.experiments.finding import files_of_experiment
-from heddle.experiments.inpod import GroupOrder, SentFigures, SentRepeat
-from heddle.experiments.loading import Experiment, load_experiment
-from heddle.experiments.sweep import FabricPod, Sweep, _Pods
 from heddle.lab.imported.choose import files_of as files_of_topology
-from heddle.runtimes.kube.jobs import IndexPod
-from heddle.runtimes.kube.podexec import ChannelSocket
-from heddle.runtimes.kube.podstate import PodState
 from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
-from heddle.shards.carrier import FarShard, opened, sealed
+from heddle_plugins.experiments.finding import files_of_experiment
+from heddle_plugins.experiments.loading import Experiment, load_experiment
+from heddle_plugins.kubernetes.inpod import GroupOrder, SentFigures, SentRepeat
+from heddle_plugins.kubernetes.jobs import IndexPod
+from heddle_plugins.kubernetes.podexec import ChannelSocket
+from heddle_plugins.kubernetes.podstate import PodState
+from heddle_plugins.kubernetes.shards.carrier import FarShard, opened, sealed
+from heddle_plugins.kubernetes.sweep import FabricPod, Sweep, _Pods
 
 FILE = """\
 title: Sweep
@@ -190,7 +190,7 @@ def liar(answers: str, then: str = "") -> Callable[[IO[bytes]], subprocess.Popen
     return start
 
 
-CALL: Final = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
+CALL: Final = {"call": "heddle_plugins.kubernetes.shards.building:clock", "args": [], "kwargs": {}}
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ from heddle.base.files import absent, expanded, is_dir, is_file
 from heddle.base.problems import HeddleError, InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import files_of, load_workload
-from heddle.experiments.changes import fabric_files
-from heddle.experiments.finding import files_of_experiment, find_experiment
-from heddle.experiments.folders import load_folder
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.choose import files_of as files_of_topology
 from heddle.lab.imported.choose import is_topology
 from heddle.lab.imported.imported import import_topology
 from heddle.runs.curve import read_curve
 from heddle.runs.store import open_runs
-from heddle.traffic.traces import trace_files
 from heddle.views.graph import write_file
-from heddle.wire.capturefile import open_capture
+from heddle_plugins.experiments.changes import fabric_files
+from heddle_plugins.experiments.finding import files_of_experiment, find_experiment
+from heddle_plugins.experiments.folders import load_folder
+from heddle_plugins.packets.capturefile import open_capture
+from heddle_plugins.readers.traces import trace_files
 
 ROOT = Path(__file__).parents[2]
 LONG = "x" * 300

@@ -16,13 +16,13 @@ from heddle.cli.console import Console
 from heddle.cli.machine_verbs import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.call import Call
-from heddle.places.ssh import Target, known_keys
-from heddle.places.vm import guest, place, qemu
-from heddle.places.vm.guest import know_host, make_keys
-from heddle.places.vm.image import INITRAMFS, VmImage
-from heddle.places.vm.place import VmPlace
-from heddle.places.vm.qemu import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
-from heddle.places.vm.recipe import KERNELS, image_name
+from heddle_plugins.places.ssh import Target, known_keys
+from heddle_plugins.places.vm import guest, place, qemu
+from heddle_plugins.places.vm.guest import know_host, make_keys
+from heddle_plugins.places.vm.image import INITRAMFS, VmImage
+from heddle_plugins.places.vm.place import VmPlace
+from heddle_plugins.places.vm.qemu import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
+from heddle_plugins.places.vm.recipe import KERNELS, image_name
 
 USUAL = Hardware(2, 2048, 3600)
 

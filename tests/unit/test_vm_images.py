@@ -20,8 +20,8 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
 from heddle.base.process import Done
 from heddle.host.packages import PARTS
-from heddle.places.vm import image, recipe
-from heddle.places.vm.image import (
+from heddle_plugins.places.vm import image, recipe
+from heddle_plugins.places.vm.image import (
     ABOUT,
     DISK,
     INITRAMFS,
@@ -32,8 +32,8 @@ from heddle.places.vm.image import (
     remove_images,
     sweep,
 )
-from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
-from heddle.places.vm.recipe import KERNELS, Kernel, guest_packages, image_name
+from heddle_plugins.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
+from heddle_plugins.places.vm.recipe import KERNELS, Kernel, guest_packages, image_name
 from tests.machine import until
 
 STABLE = KERNELS["stable"]
@@ -85,7 +85,7 @@ def test_the_name_of_an_image_follows_its_inputs(monkeypatch: pytest.MonkeyPatch
             changed.setattr(recipe, name, value)
             assert image_name(STABLE) != before, name
     (tmp_path / "other.py").touch()
-    monkeypatch.setattr("heddle.places.vm.initramfs.__file__", str(tmp_path / "other.py"))
+    monkeypatch.setattr("heddle_plugins.places.vm.initramfs.__file__", str(tmp_path / "other.py"))
     assert image_name(STABLE) != before
 
 

@@ -16,7 +16,7 @@ import pytest
 from heddle.base import resources
 from heddle.base.extras import EXTRAS
 from heddle.base.version import VERSION
-from heddle.places.server import manifest_there, unpack
+from heddle_plugins.places.server import manifest_there, unpack
 from tests.marks import deep
 from tests.wheels import ROOT, InstalledWheel, install
 

@@ -15,8 +15,8 @@ from heddle.base import resources
 from heddle.cli.argv import parse
 from heddle.cli.explain_verb import find_term
 from heddle.fabric.fabricfile import load_fabric
-from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, unit_ids
-from heddle.workshop.observe import FACTS
+from heddle_plugins.workshop.catalogue import README, WorkshopUnit, find_unit, unit_ids
+from heddle_plugins.workshop.observe import FACTS
 from tests.unit.test_help_examples import verbs
 from tests.unit.unitdrawing import addresses, drawing
 
@@ -195,6 +195,6 @@ def test_the_guide_lists_every_fact_and_a_check_needs_no_pytest() -> None:
     listed = {look: set(re.findall(r"`([a-z_]+)`", text)) for look, text in rows if look in FACTS}
     assert listed == {look: set(names) for look, names in FACTS.items()}
     # A check can use the assertions without pytest.
-    code = "import sys; sys.modules['pytest'] = None; from heddle.testing import assert_lossless; print('ok')"
+    code = "import sys; sys.modules['pytest'] = None; from heddle_plugins.testing import assert_lossless; print('ok')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr

@@ -12,11 +12,11 @@ import pytest
 from heddle.base import state
 from heddle.base.problems import InputError
 from heddle.base.version import VERSION
-from heddle.cli.unit_actions import result_text
-from heddle.workshop.catalogue import find_unit
-from heddle.workshop.observe import UnitLab
-from heddle.workshop.record import StepRecord, StepVerdict, recorded
-from heddle.workshop.unitlife import UnitProgress, hint, read_progress, results, write_progress
+from heddle_plugins.workshop.catalogue import find_unit
+from heddle_plugins.workshop.observe import UnitLab
+from heddle_plugins.workshop.record import StepRecord, StepVerdict, recorded
+from heddle_plugins.workshop.unit_actions import result_text
+from heddle_plugins.workshop.unitlife import UnitProgress, hint, read_progress, results, write_progress
 from tests.typed import typed
 
 UNIT = find_unit("02")

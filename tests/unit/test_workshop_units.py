@@ -11,15 +11,15 @@ import pytest
 
 from heddle.base import resources, state
 from heddle.base.problems import InputError
-from heddle.cli.unit_actions import check_text, hint_text, listed_units, unit_first
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.verdict import PathsResult
-from heddle.workshop import catalogue, unitlife
-from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit, unit_ids
-from heddle.workshop.observe import Seen, flattened, path_facts
-from heddle.workshop.record import StepVerdict, _judged
-from heddle.workshop.unitlife import (
+from heddle_plugins.workshop import catalogue, unitlife
+from heddle_plugins.workshop.catalogue import WorkshopUnit, find_unit, load_unit, unit_ids
+from heddle_plugins.workshop.observe import Seen, flattened, path_facts
+from heddle_plugins.workshop.record import StepVerdict, _judged
+from heddle_plugins.workshop.unit_actions import check_text, hint_text, listed_units, unit_first
+from heddle_plugins.workshop.unitlife import (
     UnitProgress,
     UnitReport,
     answer,
@@ -30,7 +30,7 @@ from heddle.workshop.unitlife import (
     typed,
     write_progress,
 )
-from heddle.workshop.unitspec import Condition, Fact
+from heddle_plugins.workshop.unitspec import Condition, Fact
 
 LABS = resources.HERE.content(resources.LABS)
 

@@ -23,11 +23,11 @@ import pytest
 from heddle.base.events import Silent
 from heddle.cli.console import PlainObserver
 from heddle.host import packages
-from heddle.places.vm.guest import Guest, end_guest, ensure_guest, find_guest
-from heddle.places.vm.image import VmImage, ensure_image
-from heddle.places.vm.qemu import Hardware
-from heddle.places.vm.recipe import DEFAULT, KERNELS
-from heddle.testing.testsession import StopSignals
+from heddle_plugins.places.vm.guest import Guest, end_guest, ensure_guest, find_guest
+from heddle_plugins.places.vm.image import VmImage, ensure_image
+from heddle_plugins.places.vm.qemu import Hardware
+from heddle_plugins.places.vm.recipe import DEFAULT, KERNELS
+from heddle_plugins.testing.testsession import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]

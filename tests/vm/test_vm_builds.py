@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.process import start_of
-from heddle.places.vm.image import SCRATCH, sweep
+from heddle_plugins.places.vm.image import SCRATCH, sweep
 from tests.ordinary import OrdinaryUser, ordinary_user, python_of_all
 from tests.vm.conftest import ROOT
 from tests.vm.test_vm_kernels import FEW, first_package
@@ -134,7 +134,7 @@ def test_files_have_their_owners_and_modes_on_a_disk_that_an_ordinary_user_makes
 ) -> None:
     code = (
         "from heddle.base.events import Silent\n"
-        "from heddle.places.vm import image, kernels, recipe\n"
+        "from heddle_plugins.places.vm import image, kernels, recipe\n"
         f"recipe.guest_packages = lambda: {FEW}\n"
         f"recipe.lock_file = lambda: {first_package()!r}\n"
         "print(image.ensure_image(kernels.KERNELS['stable'], Silent()).path)"

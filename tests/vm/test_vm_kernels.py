@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
-from heddle.places.vm import recipe
-from heddle.places.vm.guest import end_guest, ensure_guest
-from heddle.places.vm.qemu import Hardware
-from heddle.places.vm.recipe import KERNELS, lock_file
+from heddle_plugins.places.vm import recipe
+from heddle_plugins.places.vm.guest import end_guest, ensure_guest
+from heddle_plugins.places.vm.qemu import Hardware
+from heddle_plugins.places.vm.recipe import KERNELS, lock_file
 from tests.vm.conftest import Machine
 
 FEW = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")

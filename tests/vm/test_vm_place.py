@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle.places.vm import qemu
-from heddle.places.vm.qemu import KVM
+from heddle_plugins.places.vm import qemu
+from heddle_plugins.places.vm.qemu import KVM
 from tests.vm.conftest import Machine
 
 pytestmark = pytest.mark.timeout(900)

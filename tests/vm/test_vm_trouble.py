@@ -16,12 +16,12 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
-from heddle.places.vm import guest, qemu
-from heddle.places.vm.guest import PATIENCE_S, end_guest, ensure_guest, find_guest, guest_dir
-from heddle.places.vm.image import VmImage
-from heddle.places.vm.initramfs import ArchivedFile, archive
-from heddle.places.vm.qemu import KVM, TCG, Hardware, find_qemu, process_in
-from heddle.places.vm.recipe import DEFAULT, KERNELS
+from heddle_plugins.places.vm import guest, qemu
+from heddle_plugins.places.vm.guest import PATIENCE_S, end_guest, ensure_guest, find_guest, guest_dir
+from heddle_plugins.places.vm.image import VmImage
+from heddle_plugins.places.vm.initramfs import ArchivedFile, archive
+from heddle_plugins.places.vm.qemu import KVM, TCG, Hardware, find_qemu, process_in
+from heddle_plugins.places.vm.recipe import DEFAULT, KERNELS
 from tests.marks import deep
 from tests.vm.conftest import ROOT, Machine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.places.vm.image import VmImage, images_dir
+from heddle_plugins.places.vm.image import VmImage, images_dir
 from tests.ordinary import ID, OrdinaryUser, ordinary_user, python_of_all
 from tests.wheels import InstalledWheel, install
 

@@ -23,12 +23,12 @@ from heddle.traffic.collectives.barrier import DisseminationBarrier
 from heddle.traffic.collectives.broadcast import ChainBroadcast, TreeBroadcast
 from heddle.traffic.collectives.incast import DirectGather, DirectIncast, DirectScatter
 from heddle.traffic.collectives.matrix import PairMatrix, StaggeredAllToAllV
-from heddle.traffic.collectives.msccl import MscclProgram
 from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import NextSendRecv, RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import DirectReduceScatter, RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
+from heddle_plugins.readers.msccl import MscclProgram
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 

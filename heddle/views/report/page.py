@@ -17,17 +17,17 @@ from heddle.base import resources
 from heddle.base.progname import as_started
 from heddle.base.tables import Table
 from heddle.base.version import VERSION
-from heddle.views.experimentpicture import draw
-from heddle.views.experimenttext import HEAD, cells, remarks
 from heddle.views.fabricsvg import STYLE
 from heddle.views.linkloads import describe_run
 from heddle.views.report import fabricparts, runparts
 from heddle.views.report.section import NotCarriedError, Section, embedded, palette
+from heddle_plugins.experiments.experimentpicture import draw
+from heddle_plugins.experiments.experimenttext import HEAD, cells, remarks
 
 if TYPE_CHECKING:
-    from heddle.experiments.outcome import ExperimentResult
     from heddle.runs.compare import Comparison
     from heddle.runs.stored import StoredRun
+    from heddle_plugins.experiments.outcome import ExperimentResult
 
 # The sections of a run, in the order of the page. A new one is a line here.
 SECTIONS: Final = (

@@ -88,8 +88,8 @@ def _doubts(run: StoredRun) -> list[str]:
 
 def diagnosis(run: StoredRun) -> Values:
     """The verdict of a diagnosis from the files of the run alone, with its evidence and what it ruled out."""
-    from heddle.engineering.diagnosis.diagnosis import CAUSES, diagnose
-    from heddle.views.diagnosistext import verdict_text
+    from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, diagnose
+    from heddle_plugins.engineering.diagnosistext import verdict_text
 
     if run.fabric.value is None:
         raise NotCarriedError(run.fabric.why)

@@ -1,1 +1,0 @@
-"""The live page of a lab and its metrics for Prometheus: `./inv dashboard`."""

@@ -1,1 +1,0 @@
-"""Questions about a fabric and its jobs: traffic engineering, placement of jobs, diagnosis."""

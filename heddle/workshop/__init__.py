@@ -1,1 +1,0 @@
-"""Workshop units: exercises on a running fabric, which check the learner's work."""

@@ -1,0 +1,227 @@
+"""`./inv te plan`, `apply`, `show`, `watch` and `off`: entries of traffic engineering for a running lab.
+
+In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/rehash.py), what is in
+force, as text or JSON; a file with the entries of a plan.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from heddle.base import owners
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many, some_of, table
+from heddle.base.units import parse_duration
+from heddle.cli.console import Console
+from heddle.cli.paths_verb import TeWords
+from heddle.lab.opening import open_lab
+from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle_plugins.engineering.te import TeDemand, TeRound
+
+
+_INTERVAL: Final = "30s"
+_ROWS: Final = 16
+_PATIENCE_S: Final = 5.0  # for a controller to end
+
+
+def apply(out: Console, asked: TeWords) -> None:
+    """Put a plan in force. Exit 1 when a flow has no path."""
+    from heddle_plugins.engineering.te import PARTS, plan_for
+    from heddle_plugins.engineering.tetext import plan_text
+
+    _refuse(asked, "out")
+    where = open_lab(asked.lab)
+    with owners.lock(where.name, CONTROLLER, work="te apply"):
+        demand, now = demand_of(where, asked), where.snapshot(PARTS)
+        found = plan_for(where, demand, now)
+        began = time.monotonic()
+        changed = put_in_force(where, found.tables, "te apply", now.hashing)
+        seconds = time.monotonic() - began
+    said = _changed(changed, seconds) if changed else "no entry changed: these are in force"
+    text = plan_text(found, **({"rows": None} if asked.all else {}))
+    out.result({**found.to_json(), "switches_changed": list(changed), "seconds": seconds}, f"{text}\n\n{said}")
+    out.exit_code = 1 if found.without else 0
+
+
+def off(out: Console, asked: TeWords) -> None:
+    """End the controller, if one runs, and restore the hashing from before."""
+    _refuse(asked, "out", "run", "interval", "workload", "all")
+    where = open_lab(asked.lab)
+    ended = _end_controller(where.name)
+    with owners.lock(where.name, CONTROLLER, work="te off", seconds=_PATIENCE_S):
+        changed = () if engineered(where.name) is None else take_out(where, "te off")
+    text = [f"ended te watch (process {ended})"] if ended is not None else []
+    back = f"; the hashing from before is in force on {many(len(changed), 'switch')}" if changed else ""
+    text.append(f"{where.name}: no entries of te in force{back}")
+    out.result({"lab": where.name, "ended": ended, "switches_changed": list(changed)}, "\n".join(text))
+
+
+def _end_controller(lab: str) -> int | None:
+    holder = owners.working_on(lab, CONTROLLER)
+    if holder is None or holder.work != "te watch":
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(holder.pid, signal.SIGTERM)  # a shell lets its background jobs ignore SIGINT
+    return holder.pid
+
+
+def watch(out: Console, asked: TeWords) -> None:
+    """Run the controller until Ctrl-C, or until the lab is gone."""
+    from heddle_plugins.engineering.te import check_rendered, rounds
+
+    _refuse(asked, "out", "run", "workload", "all")
+    where = open_lab(asked.lab)
+    if out.json:
+        raise InputError(Problem("", "te watch and --format json", "exclude each other", "./inv te show --format json"))
+    interval_s = seconds_of(asked.interval or _INTERVAL)
+    check_rendered(where)
+    with owners.lock(where.name, CONTROLLER, work="te watch"):
+        out.show(f"{where.name}: recomputes every {interval_s:g} s, and when a link or a route changes; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            for each in rounds(where, interval_s, "te watch"):
+                out.show(round_text(each))
+            out.show(f"lab {where.name} is gone")
+            return
+    found = engineered(where.name)
+    left = "no entries are in force" if found is None else "the entries stay in force: ./inv te off removes them"
+    out.show(f"ended; {left}")
+
+
+def round_text(each: TeRound) -> str:
+    """One line for a round of the controller."""
+    head = f"{datetime.fromtimestamp(each.at).astimezone():%H:%M:%S}  {each.reason}: "
+    if each.error is not None:
+        return f"{head}not computed: {each.error}"
+    if each.plan is None:
+        return f"{head}no traffic; entries stay"
+    uses = ""
+    if each.spread is not None:
+        before, after = each.spread
+        uses = f"{'' if before is None else f'{100 * before.most:.1f} % -> '}{100 * after.most:.1f} %"
+        uses = f"busiest link {uses}; "
+    said = _changed(each.changed, each.seconds) if each.changed else "entries stay"
+    return f"{head}{many(len(each.plan.demand.flows), 'flow')}; {uses}{said}"
+
+
+def _changed(switches: tuple[str, ...], seconds: float) -> str:
+    return f"entries changed on {many(len(switches), 'switch')} in {1000 * seconds:.0f} ms"
+
+
+def show(out: Console, asked: TeWords) -> None:
+    """Print the entries in force, who set them and when, and what became of packets since."""
+    _refuse(asked, "out", "run", "interval", "workload")
+    where = open_lab(asked.lab)
+    found, holder = engineered(where.name), owners.working_on(where.name, CONTROLLER)
+    rows = in_force(where, found) if found is not None else []
+    data = {
+        "lab": where.name,
+        "controller": None if holder is None else {"work": holder.work, "pid": holder.pid},
+        "by": found.by if found else None,
+        "at": found.at if found else None,
+        "changes": found.changes if found else 0,
+        "switches": [row.to_json() for row in rows],
+    }
+    controller = "no controller runs" if holder is None else f"{holder.work} runs (process {holder.pid})"
+    if found is None:
+        out.result(data, f"{where.name}: no entries of te in force; {controller}")
+        return
+    head = f"{where.name}: {_head(found)}; {controller}"
+    if unfinished := [row.switch for row in rows if not row.as_recorded]:
+        head += (
+            f"\nnot as recorded on {some_of(unfinished)}: that change did not complete, or another program changed it"
+        )
+        head += f"\n./inv te apply sets entries again, ./inv up --repair --name {where.name} those of the record"
+    out.result(data, f"{head}\n\n{_text(rows, None if asked.all else _ROWS)}")
+
+
+def _head(found: Engineered) -> str:
+    when = datetime.fromtimestamp(found.at, UTC).astimezone()
+    changed = f"changed {many(found.changes, 'time')}, last " if found.changes > 1 else "set "
+    return f"entries were {changed}by {found.by} at {when:%Y-%m-%d %H:%M:%S}"
+
+
+def _text(rows: Sequence[EntriesInForce], most: int | None) -> str:
+    lines = [(row.switch, row.mode, str(len(row.table)), *map(str, row.packets.values())) for row in rows]
+    parts = [table(("switch", "mode", "entries", "to port", "to backup", "fell back", "no entry"), lines)]
+    parts[0] += (
+        "\npackets since the first change. fell back: neither port nor backup was a live next hop\n"
+        "no entry: hashed, also acknowledgements"
+    )
+    entries = [
+        (row.switch, str(sport), str(prefix), *ports, *["-"] * (2 - len(ports)))
+        for row in rows
+        for (sport, prefix), ports in sorted(row.table.items(), key=lambda each: (str(each[0][1]), each[0][0]))
+    ]
+    if entries:
+        parts.append(table(("switch", "sport", "prefix", "port", "backup"), entries[:most]))
+        if len(entries) > len(entries[:most]):
+            parts[-1] += f"\nand {len(entries) - len(entries[:most])} more: --all shows them"
+    return "\n\n".join(parts)
+
+
+def _refuse(asked: TeWords, *words: str) -> None:
+    given = [f"--{word}" for word in words if getattr(asked, word)]
+    if given:
+        raise InputError(Problem("", some_of(given), "has no effect with this action of te", "./inv te --help"))
+
+
+_LEAST_S, _MOST_S = 0.05, 600.0
+_FLAG: Final = "--out"
+
+
+def plan(out: Console, asked: TeWords) -> None:
+    """Print the plan; nothing is changed. Exit 1 when a flow has no path."""
+    from heddle.lab.opening import open_lab
+    from heddle.views.graph import check_target, write_file
+    from heddle_plugins.engineering.te import plan_for
+    from heddle_plugins.engineering.tetext import plan_text
+
+    where = open_lab(asked.lab)
+    if asked.out is not None:
+        check_target(real(asked.out), asked.out, _FLAG)
+    found = plan_for(where, demand_of(where, asked))
+    text = plan_text(found, **({"rows": None} if asked.all else {}))
+    if asked.out is not None:
+        write_file(real(asked.out), found.csv().encode(), asked.out, flag=_FLAG)
+        text += f"\n\nwrote {asked.out}: ./inv hashing exact-match --table {asked.out} sets these entries"
+    out.result({**found.to_json(), "out": asked.out}, text)
+    out.exit_code = 1 if found.without else 0
+
+
+def demand_of(where: Lab, asked: TeWords) -> TeDemand:
+    """The demand that the words name: of the last run, if they name none."""
+    from heddle_plugins.engineering import te
+
+    given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
+    if len(given) > 1:
+        raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
+    if asked.interval is not None:
+        return te.of_interval(where, seconds_of(asked.interval))
+    if asked.workload is not None:
+        from heddle.endpoints.workloadfile import load_workload
+
+        return te.of_workload(where, load_workload(asked.workload).workload)
+    return te.of_run(where, asked.run)
+
+
+def seconds_of(typed: str) -> float:
+    """The time after --interval, in seconds. InputError when it is none, or out of range."""
+    try:
+        seconds = parse_duration(typed) / 1e9
+    except ValueError as error:
+        why, _, hint = str(error).partition("; ")
+        raise InputError(Problem("", f"--interval {typed}", why, hint)) from None
+    if not _LEAST_S <= seconds <= _MOST_S:
+        why = f"is outside {_LEAST_S * 1000:g}ms to {_MOST_S:g}s"
+        raise InputError(Problem("", f"--interval {typed}", why, "for example --interval 2s"))
+    return seconds

@@ -1,0 +1,310 @@
+"""The verbs `experiment` and `reproduce`: files of runs and comparisons, one or a folder of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.extras import KUBERNETES, PLOT
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import some_of
+from heddle.cli.argv import Option, Options
+from heddle.cli.console import Console
+from heddle.cli.endings import INTERRUPTED
+from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
+from heddle.cli.helptexts import target_of
+from heddle.cli.verbs import verb
+from heddle.host import packages
+
+if TYPE_CHECKING:
+    from heddle_plugins.experiments.folders import FolderResult
+    from heddle_plugins.experiments.loading import Experiment
+    from heddle_plugins.experiments.outcome import ExperimentResult
+    from heddle_plugins.experiments.running import Pods
+
+_REPEATS: Final = "repeat each live run N times (default: as the file says)"
+_EXPERIMENT: Final[Options] = {
+    "file": Option(
+        "an experiment file, or one of Heddle by its name", "heddle_plugins.experiments.finding:experiments_shipped"
+    ),
+    "repeats": Option(_REPEATS, value="N"),
+    "only": Option("these checks of the file alone, and the runs that they use", value="CHECK"),
+    "list": "show what would run, and how long it takes",
+    "out": Option("directory for JSON, CSV, pictures and the stored runs", value="DIR"),
+    "break": "make the runs that must break each check (`broken_by`); exit 1 where one does not fail",
+    "accept_unreliable": "verdicts may rest on runs that the host CPU limited; their rows say UNRELIABLE",
+    "on": Option("kubernetes: bring each fabric up in a pod of a cluster", (KUBERNETES,), value="CLUSTER", closed=True),
+    "parallel": Option(
+        "with --on: at most N fabrics at the same time (default: one on each node that is free)", value="N"
+    ),
+    **{key: each for key, each in KUBERNETES_OPTIONS.items() if key != "tunnel_port"},
+    "image": replace(KUBERNETES_OPTIONS["image"], help="image of the pods (default: heddle-fabric:latest)"),
+}
+
+_REPRODUCE: Final[Options] = {
+    "name": Option("a folder of experiments", "heddle_plugins.experiments.folders:folders_shipped"),
+    "repeats": Option(_REPEATS, value="N"),
+    "only": Option("these experiments alone: names or numbers", value="NAME"),
+    "list": "show what would run, how long it takes, and what is left out",
+    **{key: _EXPERIMENT[key] for key in ("out", "break", "accept_unreliable")},
+}
+
+
+def _live(typed: Mapping[str, Any]) -> bool:
+    """Whether one of the experiments needs a lab here; errors are reported by the verb."""
+    if typed.get("list_") or typed.get("on"):
+        return False
+    try:
+        experiments = _loaded(typed["file"]) if "file" in typed else _folder(typed.get("name", "")).experiments
+    except InputError:
+        return False
+    return any(variant.live for each in experiments for variant in each.variants)
+
+
+def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    return packages.for_runtime("netns") if _live(typed) else ()
+
+
+def _files(typed: Mapping[str, Any]) -> Sequence[str]:
+    from heddle_plugins.experiments.finding import files_of_experiment
+
+    return [*files_of_experiment(typed["file"]), *filter(None, [typed["pod"]])]
+
+
+def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
+    return [*([PLOT] if typed["out_"] else []), *([KUBERNETES] if typed.get("on") and _runs(typed) else [])]
+
+
+def _runs(typed: Mapping[str, Any]) -> bool:
+    return bool(typed["file"]) and not typed["list_"]
+
+
+def _loaded(file: str) -> list[Experiment]:
+    from heddle_plugins.experiments.finding import find_experiment
+    from heddle_plugins.experiments.loading import load_experiment
+
+    return [load_experiment(*find_experiment(file))]
+
+
+def _folder(name: str) -> Any:
+    from heddle_plugins.experiments.folders import load_folder
+
+    return load_folder(name)
+
+
+_measuring: Final = partial(
+    verb, group="Traffic", extras=_extras, packages=_packages, root=_live, files_out=["out_"], directory_out=True
+)
+
+
+@_measuring(help=_EXPERIMENT, positional=["file"], files_in=_files)
+def experiment(
+    out: Console,
+    file: str = "",
+    repeats: int | None = None,
+    only: Sequence[str] = (),
+    list_: bool = False,
+    out_: str | None = None,
+    break_: bool = False,
+    accept_unreliable: bool = False,
+    on: str | None = None,
+    parallel: int | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+    image: str | None = None,
+    pull_secret: str | None = None,
+    pod: str | None = None,
+) -> None:
+    """Run an experiment: runs, and checks of what they measure. Without words, list the experiments of Heddle.
+
+    A file has fabrics, runs and checks (docs/experiments.md). Each fabric is brought up once and taken down at the end.
+    Lists in settings make a grid. Exit 1 when a check fails, or nothing is known about it.
+    --on kubernetes brings the fabrics up in pods of a cluster, several at the same time (docs/kubernetes.md).
+    """
+    from heddle_plugins.experiments.experimenttext import checks_text, list_text, result_text
+    from heddle_plugins.experiments.finding import experiments_shipped
+
+    _check(repeats, alone=break_ and (on or out_))
+    given = {"context": context, "namespace": namespace, "image": image, "pull_secret": pull_secret, "pod": pod}
+    where = _place(on, parallel, target_of(given))
+    if not file:
+        if needs := [flag for flag, value in (("--only", only), ("--out", out_), ("--break", break_)) if value]:
+            hint = "name one: ./inv experiment FILE; ./inv experiment lists those of Heddle"
+            raise InputError(Problem("", some_of(needs), "needs an experiment", hint))
+        found = [each for name in experiments_shipped() for each in _loaded(name)]
+        listed = [{"name": each.name, "title": each.spec.title} for each in found]
+        return out.result({"experiments": listed}, list_text(found, repeats, where.pods))
+    (wanted,) = _loaded(file)
+    wanted = wanted.only(only)
+    if list_:
+        document = {"experiments": [{"name": wanted.name, "title": wanted.spec.title}]}
+        lines = (list_text([wanted], repeats, where.pods), "", checks_text([wanted]))
+        return out.result(document, "\n".join(lines))
+    if break_:
+        return _break(out, [wanted], repeats, accept_unreliable=accept_unreliable)
+    where = replace(where, typed=file, only=tuple(only), accept_unreliable=accept_unreliable)
+    result = _run(out, wanted, repeats, out_, where)
+    written = [] if out_ is None else _write(out_, [result])
+    return _finish(out, result, result_text(result), written, interrupted=result.interrupted)
+
+
+@_measuring(help=_REPRODUCE, positional=["name"])
+def reproduce(
+    out: Console,
+    name: str,
+    repeats: int | None = None,
+    only: Sequence[str] = (),
+    list_: bool = False,
+    out_: str | None = None,
+    break_: bool = False,
+    accept_unreliable: bool = False,
+) -> None:
+    """Run every experiment of a folder: what a publication reports, and what is measured here.
+
+    NAME is a folder of traffic/experiments/, or the path of one with an index.yml (docs/experiments.md). Exit 1 when a
+    check fails. Experiments whose needs this machine does not have are skipped, with the reason.
+    """
+    from heddle.base.tables import many
+    from heddle_plugins.experiments.experimenttext import folder_list_text, folder_text
+    from heddle_plugins.experiments.folders import FolderResult
+
+    _check(repeats, alone=break_ and out_)
+    folder = _folder(name).only([word for each in only for word in each.split(",") if word])
+    if list_:
+        listed = [{"name": each.name, "title": each.spec.title} for each in folder.experiments]
+        return out.result({"name": folder.name, "experiments": listed}, folder_list_text(folder, repeats))
+    if break_:
+        return _break(out, folder.experiments, repeats, accept_unreliable=accept_unreliable)
+    results: list[ExperimentResult] = []
+    for number, each in enumerate(folder.experiments, 1):
+        out.say(f"experiment {number} of {len(folder.experiments)}: {each.spec.title}")
+        results.append(_run(out, each, repeats, out_, _Place(accept_unreliable=accept_unreliable)))
+        if results[-1].interrupted:
+            out.say(f"interrupted: {many(len(folder.experiments) - number, 'experiment')} did not run")
+            break
+    result = FolderResult(folder, tuple(results))
+    written = [] if out_ is None else _write(out_, results, result)
+    return _finish(out, result, folder_text(result), written, interrupted=any(each.interrupted for each in results))
+
+
+def _break(out: Console, experiments: Sequence[Experiment], repeats: int | None, *, accept_unreliable: bool) -> None:
+    """Make the runs that must break each check, and name those that did not fail."""
+    from heddle_plugins.experiments.experimenttext import breaks_text
+    from heddle_plugins.experiments.outcome import breaks, unbroken
+
+    results: list[ExperimentResult] = []
+    left: dict[str, str] = {}
+    for each in experiments:
+        found: list[ExperimentResult] = []
+        for broken in breaks(each):
+            if not any(result.interrupted for result in results):
+                found.append(_run(out, broken, repeats, None, _Place(accept_unreliable=accept_unreliable)))
+                results.append(found[-1])
+        left |= {f"{each.name}: {name}": why for name, why in unbroken(each, found).items()}
+    ok = not left and any(each.rows for each in results)  # where nothing ran, nothing is shown
+    document = {"ok": ok, "not_broken": left, "experiments": [each.to_json() for each in results]}
+    out.result(document, breaks_text(results, left))
+    out.exit_code = INTERRUPTED if any(each.interrupted for each in results) else int(not ok)
+
+
+def _finish(
+    out: Console, result: ExperimentResult | FolderResult, text: str, written: list[str], *, interrupted: bool
+) -> None:
+    out.result({**result.to_json(), "written": written}, "\n".join([text, *(f"wrote {name}" for name in written)]))
+    out.exit_code = INTERRUPTED if interrupted else 1 if result.failed else 0
+
+
+def _check(repeats: int | None, *, alone: str | bool | None) -> None:
+    from heddle_plugins.experiments.spec import MOST_REPEATS
+
+    if alone:
+        hint = "leave them out; --format json has everything"
+        raise InputError(Problem("", "--break", "excludes --on and --out", hint))
+    if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
+        raise InputError(Problem("", f"--repeats {repeats}", f"is outside 1 to {MOST_REPEATS}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an experiment runs. pods: None: on this machine. target: flags of the cluster. typed, only: see Sweep."""
+
+    pods: Pods | None = None
+    target: Mapping[str, str] = field(default_factory=dict)
+    typed: str = ""
+    only: tuple[str, ...] = ()
+    accept_unreliable: bool = False
+
+
+def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _Place:
+    from heddle.base.problems import did_you_mean
+    from heddle_plugins.experiments.running import Pods
+    from heddle_plugins.kubernetes.target import KubeTarget, checked
+
+    if on is None:
+        given = [*(["parallel"] if parallel is not None else []), *target]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            raise InputError(Problem("", flag, "is for --on kubernetes", "write --on kubernetes, too"))
+        return _Place()
+    if on != KUBERNETES:
+        raise InputError(Problem("", f"--on {on}", "is not a kind of cluster", did_you_mean(on, [KUBERNETES])))
+    if parallel is not None and parallel < 1:
+        raise InputError(Problem("", f"--parallel {parallel}", "is not a number of pods", "use --parallel 1 or more"))
+    checked(KubeTarget(**target))
+    return _Place(Pods(parallel), target)
+
+
+def _run(
+    out: Console, wanted: Experiment, repeats: int | None, directory: str | None, where: _Place
+) -> ExperimentResult:
+    from heddle.base.userfiles import output_directory
+    from heddle_plugins.experiments.running import Running, plan_text
+
+    copies = None
+    if directory is not None:
+        copies = real(directory) / "runs"
+        output_directory(copies, f"--out {directory}")
+    pods = where.pods
+    out.say(plan_text(wanted, repeats, pods))
+    if pods is None:
+        return Running(wanted, out.observer, repeats, copies, where.accept_unreliable).run()
+    from heddle_plugins.kubernetes.sweep import Sweep
+    from heddle_plugins.kubernetes.target import KubeTarget
+
+    target = KubeTarget(**where.target)
+    sweep = Sweep(
+        wanted, out.observer, repeats, copies, where.accept_unreliable,
+        target=target, parallel=pods.parallel, typed=where.typed, only=where.only,
+    )  # fmt: skip
+    return sweep.run()
+
+
+def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderResult | None = None) -> list[str]:
+    """The files of each result: JSON, a table of checks, one of all figures, a picture; and a report of all."""
+    import json
+
+    from heddle.views.graph import write_file
+    from heddle.views.report.page import report_html
+    from heddle_plugins.experiments.benchmarkreport import benchmark_report
+    from heddle_plugins.experiments.experimentpicture import draw
+
+    def write(file: str, content: bytes) -> None:
+        name = f"{directory.rstrip('/')}/{file}"
+        write_file(real(directory) / file, content, name, "--out")
+        written.append(name)
+
+    written: list[str] = []
+    for each in results:
+        name = each.experiment.name
+        write(f"{name}.json", (json.dumps(each.to_json(), indent=1, default=str) + "\n").encode())
+        write(f"{name}.csv", each.checks_csv().encode())
+        write(f"{name}-runs.csv", each.runs_csv().encode())
+        if each.rows:
+            write(f"{name}.svg", draw("svg", each))
+    write("report.html", report_html([], None, results).encode())
+    if folder is not None and folder.folder.spec.report is not None:
+        write(f"{folder.folder.name}.md", benchmark_report(folder).encode())
+    return written

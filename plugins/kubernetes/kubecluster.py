@@ -1,0 +1,405 @@
+"""The runtime `kubernetes`: a fabric over the pods of a cluster, one StatefulSet a shard.
+
+In:  a target, and what each shard needs. Out: pods that accept commands, or Problems that name the shard and its nodes.
+All objects carry the lab and its owner as labels, so `remove` needs no record.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO, Any, Final
+
+from heddle.base import state
+from heddle.base.events import Observer
+from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.tables import some_of
+from heddle.fabric.cutting import Cut, cut, fitting_cut
+from heddle.fabric.model import Fabric
+from heddle.render.dialects import RenderOptions
+from heddle_plugins.kubernetes import manifests, podexec
+from heddle_plugins.kubernetes.api import RIGHTS, ConflictError, ForbiddenError, KubeApi, UnreachableError
+from heddle_plugins.kubernetes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle_plugins.kubernetes.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
+from heddle_plugins.kubernetes.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
+from heddle_plugins.kubernetes.sharded import ShardedRuntime
+from heddle_plugins.kubernetes.target import KubeTarget, owner
+
+_STEP: Final = "pods"
+_LOOKS_S: Final = (0.1, 0.5)  # between two looks at the pods: at first, and after some seconds
+_PATIENCE_S: Final = 20.0  # for an API that does not answer in the middle of `up`
+_SILENT_S: Final = 20.0  # for a pod that runs, and refuses commands or is not ready for a shard
+_IMAGE_HINT: Final = "make the image again: ./inv image --archive FILE; kubectl logs shows what the pod says"
+_AT_ONCE: Final = 16
+_GONE_S: Final = 90.0  # until all pods of a removed lab have ended
+_FORCE_S: Final = 30.0  # then pods are removed without their nodes: one that does not answer would keep them
+_STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
+
+
+class KubeCluster(Cluster):
+    """The cluster of a target. The kubeconfig is read when it is first needed."""
+
+    name = "kubernetes"
+    python: Sequence[str] = manifests.PYTHON
+
+    def __init__(self, target: KubeTarget, *, options: Sequence[str] = ()) -> None:
+        self._asked, self.options = target, options
+        self._answered: dict[str, str] = {}  # incarnation of a pod that has answered -> its address
+        self._connection: KubeApi | None = None
+
+    @property
+    def api(self) -> KubeApi:
+        """The connection."""
+        if self._connection is None:
+            self._connection = KubeApi(self._asked)
+        return self._connection
+
+    @property
+    def target(self) -> KubeTarget:
+        """The target with the kubeconfig's own context and namespace where none was named: for a lab's record."""
+        return self.api.target
+
+    def missing_rights(self, rules: Sequence[AccessRule] = RULES) -> list[str]:
+        """The rights that Heddle needs and this user does not have: `create pods/exec`.
+
+        One request lists what a user has; only what is not in there is asked one by one.
+        """
+        asked = [(verb, rule.group, each) for rule in rules for each in rule.resources for verb in rule.verbs]
+        known = self.api.rights()
+        absent = [right for right in asked if not any(_allows(rule, *right) for rule in known)]
+        return [f"{verb} {each}" for verb, group, each in absent if not self.api.may(verb, group, *each.split("/"))]
+
+    def check_rights(self, rules: Sequence[AccessRule] = LAB_RULES) -> None:
+        """MachineError that names all missing rights: before anything is made, which this user could not remove."""
+        if absent := self.missing_rights(rules):
+            what = f"namespace {self.target.namespace}"
+            raise ForbiddenError(Problem("kubernetes", what, f"this user may not: {some_of(absent, 6)}", RIGHTS))
+
+    def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        """See Cluster. InputError when the lab's objects are of another owner."""
+        start = _Start(self, lab, shards, observer)
+        start.apply()
+        self._answered.update(start.wait())
+
+    def put(self, lab: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, or change this user's of that name; as the cluster has it then.
+
+        InputError for one of another user, also where both create theirs at the same moment: one of them is first.
+        """
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        while (made := self.api.create(manifest)) is None:
+            found = self.api.get(kind, metadata["name"])
+            if found is not None:
+                self._check_owner(found, kind, lab, "choose another lab name (--name), or another --namespace")
+                with suppress(ConflictError):  # it was replaced meanwhile
+                    return self.api.apply({**manifest, "metadata": {**metadata, "uid": found["metadata"]["uid"]}})
+        return made
+
+    def check_owner(self, lab: str, hint: str) -> None:
+        """InputError when the objects of the lab's name are not this user's."""
+        found = self.api.get("ConfigMap", manifests.object_name(lab))
+        if found is not None:
+            self._check_owner(found, "ConfigMap", lab, hint)
+
+    def _check_owner(self, found: Mapping[str, Any], kind: str, lab: str, hint: str) -> None:
+        if (whose := _labels(found).get(OWNER)) != owner():
+            place = f"in namespace {self.target.namespace}"
+            name = f"has the name of a {kind} {place} ({found['metadata']['name']})"
+            why = f"belongs to {whose} {place}" if whose else name
+            raise InputError(Problem("kubernetes", f"lab {lab}", why, hint))
+
+    def addresses(self, lab: str) -> Mapping[str, str]:
+        states, known = self.states(lab), self._answered
+        found = {
+            shard: each.address if each.ready else known.get(each.incarnation, "")
+            for shard, each in states.items()
+            if each.ready or each.fresh
+        }
+        return {shard: address for shard, address in found.items() if address}
+
+    def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        """See Cluster. It needs no connection when the target is complete, as in a lab's record."""
+        complete = self._asked.context and self._asked.namespace
+        target = self._asked if complete else self.target
+        return podexec.argv_of(target, manifests.pod_name(lab, shard), argv, tty=tty)
+
+    def open(self, lab: str, shard: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
+        """See Cluster. In a thread of this process: one of its own would take 34 MB and a quarter of a second."""
+        return podexec.PodProcess(self.api, manifests.pod_name(lab, shard), argv, errors)
+
+    def states(self, lab: str, events: Sequence[Mapping[str, Any]] = ()) -> dict[str, PodState]:
+        """Shard -> the state of its pod, of shards that have one."""
+        return {shard: pod_state(pod, about(events, lab, shard)) for shard, pod in self.pods(lab).items()}
+
+    def pods(self, lab: str) -> dict[str, dict[str, Any]]:
+        """Shard -> its pod."""
+        return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
+
+    def place(self, lab: str, shard: str) -> str:
+        found = self.states(lab).get(shard)
+        return f" on node {found.node}" if found is not None and found.node else ""
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the namespace; none when this user may not read them."""
+        return list((self.api.read(self.api.path("Event"), "list events") or {}).get("items") or [])
+
+    def lost(self, lab: str) -> list[Problem]:
+        """See Cluster. A shard whose container has started again runs, but has nothing of the lab: it is lost, too."""
+        config = self.api.get("ConfigMap", manifests.object_name(lab))
+        if config is None or _labels(config).get(OWNER) != owner():
+            return []
+        nodes = {shard: tuple(text.split()) for shard, text in (config.get("data") or {}).items()}
+        started = json.loads((config["metadata"].get("annotations") or {}).get(_STARTED) or "{}")
+        pods = self.pods(lab)
+        again = f"./inv up --repair --name {lab}"
+        problems, events = [], None
+        for shard, its_nodes in nodes.items():
+            state = pod_state(pods.get(shard))
+            same = started.get(shard, state.incarnation if state.ready else "") == state.incarnation
+            if same and (state.ready or state.fresh):
+                wrong = None if state.ready else self._refusal(lab, shard)
+                if wrong is not None:
+                    problems.append(problem_of(shard, its_nodes, f"on node {state.node} {wrong.why}", wrong.hint))
+                continue
+            events = self.events() if events is None else events
+            own = about(events, lab, shard)
+            if state.ready:
+                reason = ended_before(pods.get(shard), own)
+                replaced = not started[shard].startswith(state.uid)
+                what = f"has a new pod, on node {state.node}" if replaced else "has started again"
+                why = f"{what}, and is empty" + (f": {reason}" if reason else "")
+                problems.append(problem_of(shard, its_nodes, why, again))
+            else:
+                state = pod_state(pods.get(shard), own)
+                problems.append(problem_of(shard, its_nodes, state.why, state.hint))
+        return problems
+
+    def _refusal(self, lab: str, shard: str) -> Problem | None:
+        """Why a shard runs no command; None when it does. Asked while its node has not reported that it runs."""
+        try:
+            podexec.answer(self.api, manifests.pod_name(lab, shard), ["true"])
+        except UnreachableError:
+            raise
+        except MachineError as error:
+            return error.problems[0]
+        return None
+
+    def exists(self, lab: str) -> bool:
+        chosen = manifests.selector(lab, owner())
+        return any(self.api.all(kind, chosen) for kind in manifests.LAB_KINDS)
+
+    def remove(self, lab: str, observer: Observer) -> int:
+        """See Cluster. It returns when the last pod has ended. MachineError when pods cannot be ended."""
+        return removed(self.api, manifests.LAB_KINDS, manifests.selector(lab, owner()))
+
+
+def removed(api: KubeApi, kinds: Sequence[str], chosen: str) -> int:
+    """Remove all objects of these kinds and labels; their number. It returns when the last pod has ended.
+
+    MachineError when pods cannot be ended.
+    """
+    count = 0
+    for kind in kinds:
+        names = [str(each["metadata"]["name"]) for each in api.all(kind, chosen)]
+        count += sum(api.delete(kind, name) for name in names)
+    begun, forced = time.monotonic(), False
+    while left := [str(each["metadata"]["name"]) for each in api.all("Pod", chosen)]:
+        waited = time.monotonic() - begun
+        if waited > _GONE_S:
+            hint = "kubectl delete pod --force removes it; its node may be lost"
+            raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
+        if waited > _FORCE_S and not forced:
+            forced = True
+            for name in left:
+                api.delete("Pod", name, grace_s=0)
+        _pause(waited)
+    return count
+
+
+def _pause(waited: float) -> None:
+    """Until the next look. waited: seconds so far; the longer, the less often."""
+    first, last = _LOOKS_S
+    time.sleep(min(last, first + waited / 10))
+
+
+def _labels(each: Mapping[str, Any]) -> Mapping[str, str]:
+    return each["metadata"].get("labels") or {}
+
+
+def _allows(rule: Mapping[str, Any], verb: str, group: str, resource: str) -> bool:
+    """Whether a rule of a Role allows this for objects of any name."""
+    pairs = (("verbs", verb), ("apiGroups", group), ("resources", resource))
+    return not rule.get("resourceNames") and all({word, "*"} & set(rule.get(key) or ()) for key, word in pairs)
+
+
+def about(events: Sequence[Mapping[str, Any]], lab: str, shard: str) -> list[Mapping[str, Any]]:
+    """The events of a shard's pod and of its StatefulSet."""
+    names = {manifests.pod_name(lab, shard), f"{manifests.object_name(lab)}-{shard}"}
+    return [each for each in events if (each.get("involvedObject") or {}).get("name") in names]
+
+
+def problem_of(shard: str, nodes: Sequence[str], why: str, hint: str) -> Problem:
+    """`shard s1  (rtsw1, host1, ...) needs image ...`."""
+    return Problem(f"shard {shard}", f"({some_of(nodes)})" if nodes else "", why, hint)
+
+
+class _Start:
+    """One `create`: apply the manifests, then ask the pods until all have answered, or one never will.
+
+    The first process of a pod says by a file that it is ready. An exec reads it: a kubelet tells the API of a container
+    that runs up to a second later, and a probe would begin only then.
+    """
+
+    def __init__(self, cluster: KubeCluster, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        self._cluster, self._lab, self._shards, self._observer = cluster, lab, shards, observer
+        self._objects = manifests.lab_objects(lab, owner(), shards, cluster.target, options=cluster.options)
+        self._old = {_occurrence(each) for each in cluster.events()}
+        self._events: list[dict[str, Any]] = []
+        self._asked = 0.0  # when the events were read
+        self._addresses: dict[str, str] = {}  # of shards that have answered
+        self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
+
+    def apply(self) -> None:
+        """Create all objects, or change them: the first one is the claim on the lab's name."""
+        for each in self._objects:
+            self._cluster.put(self._lab, each)
+
+    def wait(self) -> dict[str, str]:
+        """Incarnation -> address, when all shards have answered.
+
+        MachineError with one problem for each shard that has not, when one never will.
+        """
+        self._observer.begin(_STEP, len(self._shards))
+        begun = answered = time.monotonic()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pods") as pool:
+            while True:
+                try:
+                    states = self._look()
+                    states |= dict(pool.map(self._tried, states, states.values()))
+                    answered = time.monotonic()
+                except UnreachableError:
+                    if time.monotonic() - answered > _PATIENCE_S:
+                        raise
+                    time.sleep(_LOOKS_S[1])
+                    continue
+                waiting = [each for each in self._shards if each.name not in self._addresses]
+                self._observer.advance(_STEP, len(self._shards) - len(waiting))
+                if not waiting:
+                    break
+                first = states[waiting[0].name]
+                self._observer.waiting(_STEP, f"shard {waiting[0].name} {first.why}")
+                if any(self._overdue(each.name, states[each.name]) for each in waiting):
+                    wrong = [each for each in waiting if states[each.name].patience_s < USUAL_S] or waiting
+                    raise MachineError(*(self._problem(each, states[each.name]) for each in wrong))
+                _pause(time.monotonic() - begun)
+        self._record({shard: each.incarnation for shard, each in states.items()})
+        self._observer.end(_STEP, ", ".join(f"{name} on {each.node}" for name, each in sorted(states.items())))
+        return {states[shard].incarnation: address for shard, address in self._addresses.items()}
+
+    def _look(self) -> dict[str, PodState]:
+        pods = self._cluster.pods(self._lab)
+        if not all(pod_state(pods.get(each.name)).ready for each in self._shards):
+            now = time.monotonic()
+            if now - self._asked >= _LOOKS_S[1]:
+                self._events, self._asked = self._cluster.events(), now
+        new = [each for each in self._events if _occurrence(each) not in self._old]
+        names = (each.name for each in self._shards)
+        return {name: pod_state(pods.get(name), about(new, self._lab, name)) for name in names}
+
+    def _tried(self, shard: str, state: PodState) -> tuple[str, PodState]:
+        """The shard, which may have answered now, and its state: why not, for one that runs and does not answer."""
+        if shard in self._addresses or not (state.ready or state.fresh):
+            return shard, state
+        pod = manifests.pod_name(self._lab, shard)
+        why, hint = "is not ready for a shard: its image may be of another version", _IMAGE_HINT
+        try:
+            said = podexec.answer(self._cluster.api, pod, ["sh", "-c", f"cat {READY} || true"])
+        except UnreachableError:
+            raise
+        except MachineError as error:
+            said, why, hint = "", error.problems[0].why, error.problems[0].hint
+        if said:
+            self._addresses[shard] = chosen_address(said.split(","))
+        elif state.ready:
+            state = replace(state, why=f"runs on node {state.node}, but {why}", hint=hint, patience_s=_SILENT_S)
+        return shard, state
+
+    def _overdue(self, shard: str, state: PodState) -> bool:
+        key, now = (state.hint, state.patience_s), time.monotonic()
+        if self._since.get(shard, ((), 0.0))[0] != key:
+            self._since[shard] = key, now
+        return now - self._since[shard][1] >= state.patience_s
+
+    def _problem(self, shard: ShardNeed, state: PodState) -> Problem:
+        if not state.uid:  # the cluster may not have tried again since the start: what it said before is the reason
+            state = pod_state(None, about(self._events, self._lab, shard.name))
+        return problem_of(shard.name, shard.nodes, state.why, state.hint)
+
+    def _record(self, started: Mapping[str, str]) -> None:
+        """Keep which pods, and which starts of them, have the lab."""
+        config = next(each for each in self._objects if each["kind"] == "ConfigMap")
+        metadata = {**config["metadata"], "annotations": {_STARTED: json.dumps(dict(started))}}
+        self._cluster.put(self._lab, {**config, "metadata": metadata})
+
+
+def _occurrence(event: Mapping[str, Any]) -> tuple[str, str]:
+    return str(event["metadata"].get("uid")), when(event)
+
+
+SHARDS = "shards"  # the key of a record's options
+
+
+class KubernetesRuntime(ShardedRuntime):
+    """Shards are pods. Where a lab runs is in the options of its record."""
+
+    name = "kubernetes"
+
+    def __init__(self, place: Mapping[str, str] | None = None) -> None:
+        super().__init__(place)
+        self._clusters: dict[str, KubeCluster] = {}
+
+    def cluster(self, lab: str) -> KubeCluster:
+        if lab not in self._clusters:
+            place = self.place_of(lab)
+            if place is None:
+                raise InputError(Problem("", f"lab {lab}", "is not running", "run ./inv up zone to start one"))
+            self._clusters[lab] = KubeCluster(KubeTarget.of(place))
+        return self._clusters[lab]
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """See Runtime. InputError when a place was named that has nothing of the lab: the user looks for it.
+
+        MachineError of a cluster that cannot be reached also says what to do when it is gone for good.
+        """
+        try:
+            count = super().destroy(lab, observer)
+        except (UnreachableError, InputError) as error:
+            kept, hint = state.lab_dir(lab), "if its cluster is gone for good, remove that directory"
+            if not kept.exists():
+                raise
+            raise type(error)(*error.problems, Problem("", f"lab {lab}", f"is kept in {kept}", hint)) from None
+        if count or self._place is None:
+            return count
+        cluster = self.cluster(lab)
+        cluster.check_owner(lab, f"its owner can remove it; or: {manifests.removal(lab, cluster.target.namespace)}")
+        where = f"namespace {cluster.target.namespace} of context {cluster.target.context or '(in a pod)'}"
+        hint = f"kubectl get pods --all-namespaces -l {manifests.LAB}={lab} finds it"
+        raise InputError(Problem("kubernetes", f"lab {lab}", f"has nothing in {where}", hint))
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """Connect, choose the number of shards, and write both into the options. Errors as of KubeApi and of `cut`."""
+        options = super().prepare(fabric, options, observer)
+        cluster = KubeCluster(KubeTarget.of(options.target))
+        target = cluster.target
+        cluster.check_rights()
+        count = len(self.cut_of(fabric, options.target).shards)
+        return replace(options, target={**target.to_json(), SHARDS: str(count)})
+
+    def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
+        """Into as many shards as asked, else as few as fit into usual machines."""
+        count = options.get(SHARDS, "")
+        return cut(fabric, int(count)) if count else fitting_cut(fabric)
