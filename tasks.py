@@ -26,10 +26,7 @@ from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
 from heddle.cli.exec_verb import launch
-from heddle_plugins.experiments.verbs import experiment, reproduce
 from heddle.cli.fault_verb import fault
-from heddle_plugins.packets.verbs import capture
-from heddle_plugins.packets.verbs import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
 from heddle.cli.paths_verb import te

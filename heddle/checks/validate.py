@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from heddle.base.problems import CheckError, HeddleError, InputError
+from heddle.base import plugins
+from heddle.base.plugins import Registry, having
+from heddle.base.problems import CheckError, HeddleError, InputError, Problem
 from heddle.checks import queuechecks
 from heddle.checks.queuechecks import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 from heddle.fabric import hashmodes
@@ -354,30 +356,54 @@ def _receive(udp: socket.socket, here: int, nonce: bytes, arrived: set[tuple[int
 
 
 Check = Callable[[Subject], Found | Answer]
+
+
 # Name -> check, in the order of their dependencies. A new check is a function in its own file, and one line here.
-CHECKS: Final[Mapping[str, Check]] = {
-    "sysctls": sysctls,
-    "hashing": hashing,
-    "queues": queuechecks.shapers,
-    "offloads": offloads,
-    "order": order,
-    "programs": queuechecks.programs,
-    "thresholds": queuechecks.thresholds,
-    "faults": faults,
-    "links": links,
-    "mtu": mtu,
-    "neighbours": neighbours,
-    "addresses": addresses,
-    "daemons": daemons,
-    "bgp": bgp,
-    "routes": routes,
-    "reachability": reachability,
-    "depths": queuechecks.depths,
-    "headroom": queuechecks.headroom,
-    "pauses": queuechecks.pauses,
-    "paths": paths,
-    "polarisation": polarisation,
-}
+def guarded(check: Check) -> Check:
+    """A check of a plugin: whatever it raises is that this check cannot be made."""
+
+    def made(subject: Subject) -> Found | Answer:
+        try:
+            return check(subject)
+        except HeddleError:
+            raise
+        except Exception as error:
+            name = f"{check.__module__}:{getattr(check, '__name__', '')}"
+            raise CheckError(
+                Problem("", name, f"raised {type(error).__name__}: {plugins.first_line(error)}")
+            ) from error
+
+    return made
+
+
+CHECKS: Final[Registry[Check]] = Registry(
+    "check",
+    {
+        "sysctls": sysctls,
+        "hashing": hashing,
+        "queues": queuechecks.shapers,
+        "offloads": offloads,
+        "order": order,
+        "programs": queuechecks.programs,
+        "thresholds": queuechecks.thresholds,
+        "faults": faults,
+        "links": links,
+        "mtu": mtu,
+        "neighbours": neighbours,
+        "addresses": addresses,
+        "daemons": daemons,
+        "bgp": bgp,
+        "routes": routes,
+        "reachability": reachability,
+        "depths": queuechecks.depths,
+        "headroom": queuechecks.headroom,
+        "pauses": queuechecks.pauses,
+        "paths": paths,
+        "polarisation": polarisation,
+    },
+    having("__call__"),
+    made=guarded,
+)
 
 
 # Those that read kernels and maps themselves. For a lab in shards they run in each.

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.declared import OUTPUT
+from heddle.base.plugins import Registry, folder, own_plugins, parts
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
@@ -28,7 +31,8 @@ from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
 from heddle.cli.verbs import GROUPS, Command
 
-Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
+Commands = Registry[Command]  # by the verb's name: those of tasks.py in its order, then those of plugins
+_EXAMPLES: Final = "examples.txt"
 _COMPLETION: Final = "--print-completion-script"
 _COMPLETE: Final = ["--complete", "--"]  # what the script types, before the words
 # Flags without a verb, and their short forms.
@@ -47,9 +51,32 @@ def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
     return endings.ended(lambda: _run(commands, words[1:]), words, as_json=wants_json(words[1:]))
 
 
-def commands_in(module: Mapping[str, Any]) -> dict[str, Command]:
-    """The verbs of a module by their names, in its order."""
-    return {each.verb.name: each for each in module.values() if isinstance(each, Command)}
+def commands_in(module: Mapping[str, Any]) -> Commands:
+    """The verbs of a module by their names, in its order, and those of plugins, which are loaded when they are used."""
+    own = {each.verb.name: each for each in module.values() if isinstance(each, Command)}
+    return Registry("verb", own, _fits)
+
+
+def _fits(name: str, found: Any) -> str:
+    if not isinstance(found, Command):
+        return f"{found!r} is not made by @verb"
+    return "" if found.verb.name == name else f"its name is {found.verb.name}"
+
+
+class _Verbs(Mapping[str, Verb]):
+    """The verbs of commands; names cost no import."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._of = commands
+
+    def __getitem__(self, name: str) -> Verb:
+        return self._of[name].verb
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 def typed_to_invoke() -> list[str] | None:
@@ -75,7 +102,7 @@ def typed_to_invoke() -> list[str] | None:
 
 def _run(commands: Commands, words: Sequence[str]) -> None:
     """Run one verb with its words; or show help, the list or the version."""
-    verbs: dict[str, Verb] = {name: command.verb for name, command in commands.items()}
+    verbs = _Verbs(commands)
     if words[:2] == _COMPLETE:
         return written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, list(_FLAGS))))
     if words and words[0].partition("=")[0] == _COMPLETION:
@@ -120,7 +147,7 @@ def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
     if flag in _FLAGS:
         return flag
     name = word.partition("=")[0]
-    after = sorted(verb.name for verb in verbs.values() if name in verb.flags)
+    after = sorted(each for each in verbs if name in verbs[each].flags)
     near = nearest(name, [*_FLAGS, *_SHORT, _COMPLETION])
     hint = f"did you mean {near}?" if near else "./inv --help lists the flags"
     if after:
@@ -148,11 +175,12 @@ def _help(commands: Commands) -> str:
 def _listed(commands: Commands) -> str:
     """Verbs below the headings of their groups. Verbs for a checkout are listed only in one."""
     shown = [each for each in commands.values() if HERE.is_checkout or not each.verb.checkout]
-    headings = [each for each in (*GROUPS, "") if any(command.verb.group == each for command in shown)]
+    groups = {heading: [each for each in shown if each.verb.group == heading] for heading in GROUPS}
+    groups["Verbs"] = [each for each in shown if each.verb.group not in GROUPS]
     rows = []
-    for heading in headings:
-        rows += [(heading or "Verbs", "")]
-        rows += [(f"  {each.verb.name}", each.text.split("\n")[0]) for each in shown if each.verb.group == heading]
+    for heading, some in groups.items():
+        rows += [(heading, "")] if some else []
+        rows += [(f"  {each.verb.name}", each.text.split("\n")[0]) for each in some]
     return table(rows[0], rows[1:]) + "\n"
 
 
@@ -162,7 +190,7 @@ def _help_of(command: Command) -> str:
     for heading, found in help_rows(command.verb).items():
         rows += [(heading, ""), *((f"  {word}", what) for word, what in found)]
     flags = table(rows[0], rows[1:])
-    return f"Usage: {command.verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(command.verb.name)}"
+    return f"Usage: {command.verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(command)}"
 
 
 def help_rows(verb: Verb) -> dict[str, list[tuple[str, str]]]:
@@ -194,19 +222,33 @@ def _explained(verb: Verb, p: Parameter) -> str:
 
 @cache
 def examples() -> Mapping[str, Mapping[str, str]]:
-    """Verb -> the words after it -> what the line does."""
+    """Verb -> the words after it -> what the line does: of the core, and of Heddle's own plugins."""
+    files = [resources.HERE.content("templates") / "help", *map(folder, own_plugins())]
+    return _examples_in([found for each in files if (found := each / _EXAMPLES).is_file()])
+
+
+def _examples_in(files: Sequence[Path]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    text = (resources.HERE.content("templates") / "help/examples.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    text = "\n".join(each.read_text(encoding="utf-8").rstrip() for each in files)
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     for line, does in zip(lines[::2], lines[1::2], strict=True):
         verb, _, words = line.removeprefix("./inv ").partition(" ")
         found.setdefault(verb, {})[words] = does.strip()
     return found
 
 
-def examples_text(verb: str) -> str:
-    """The part of a verb's help with its examples; empty for a verb without any. Fits into 80 columns."""
-    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in examples().get(verb, {}).items()]
+def examples_text(command: Command) -> str:
+    """The part of a verb's help with its examples; empty for a verb without any. Fits into 80 columns.
+
+    A plugin of someone else has them in examples.txt beside the module of its verb.
+    """
+    verb, rows = command.verb.name, examples().get(command.verb.name, {})
+    part = parts("verb").get(verb)
+    if part is not None and not part.own:
+        beside = Path(inspect.getfile(command.function)).with_name(_EXAMPLES)
+        with suppress(OSError, ValueError):
+            rows = _examples_in([beside]).get(verb, {})
+    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in rows.items()]
     return "\n".join(["", "Examples", *lines, ""]) if lines else ""
 
 

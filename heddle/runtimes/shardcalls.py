@@ -28,7 +28,7 @@ AGENT: Final = "heddle_plugins.kubernetes.shards.agent"
 CLOCK: Final = "heddle_plugins.kubernetes.shards.building:clock"
 OPEN: Final = (
     "heddle_plugins.kubernetes.shards.building",
-    "heddle_plugins.kubernetes.inpod",
+    "heddle_plugins.experiments.inpod",
 )  # every public function there may be called
 # What is changed live is in the coordinator's record, and goes with each call.
 LIVE: Final = ("hashing", "engineering", "queues", "before_run")

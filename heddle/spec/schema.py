@@ -154,6 +154,8 @@ class FabricSpec(Strict):
     synonyms: ClassVar[Mapping[str, str]] = {"hash": "routing.hash", "topology": "shape"}
     # Words of the shape's switch levels, from the leaves up: the keys of `queues.buffer`.
     levels: ClassVar[tuple[str, ...]] = ()
+    # The function that builds its fabric, `module:name`; empty for heddle/fabric/shapes/SHAPE.py.
+    builder: ClassVar[str] = ""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]{0,11}$", examples=["zone"])
     shape: str

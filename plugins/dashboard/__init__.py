@@ -1,1 +1,1 @@
-"""TODO"""
+"""The live page of running labs, and their metrics."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Central traffic engineering, placement of ranks, and diagnosis."""

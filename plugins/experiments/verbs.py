@@ -271,7 +271,7 @@ def _run(
     out.say(plan_text(wanted, repeats, pods))
     if pods is None:
         return Running(wanted, out.observer, repeats, copies, where.accept_unreliable).run()
-    from heddle_plugins.kubernetes.sweep import Sweep
+    from heddle_plugins.experiments.sweep import Sweep
     from heddle_plugins.kubernetes.target import KubeTarget
 
     target = KubeTarget(**where.target)

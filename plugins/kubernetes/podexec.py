@@ -1,4 +1,4 @@
-"""Run a command in a pod with this process's streams: `python -m heddle_plugins.kubernetes.podexec OPTIONS POD -- COMMAND`.
+"""Run a command in a pod with these streams: `python -m heddle_plugins.kubernetes.podexec OPTIONS POD -- COMMAND`.
 
 In:  standard input until its end, and signals. Out: both outputs, unchanged, and the command's exit code.
 127: the command does not exist there. 255: the pod or the connection is lost, with the reason on standard error.

@@ -1,4 +1,4 @@
-"""Try in a pod what a shard needs: `python -m heddle_plugins.kubernetes.podtrials`. A probe of setup kubernetes runs it.
+"""Try in a pod what a shard needs: `python -m heddle_plugins.kubernetes.podtrials`. A probe pod runs it.
 
     check PORT [ADDRESS]   prints rows of checks as JSON; PORT: of tunnels; ADDRESS: a pod that answers datagrams
     answer PORT            answers datagrams until its standard input ends; it prints a line when it is ready

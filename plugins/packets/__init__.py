@@ -1,1 +1,1 @@
-"""TODO"""
+"""Packets by hand, and captured files."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Files of other tools: traces, SONiC's configuration, MSCCL programs, dumps of NCCL."""

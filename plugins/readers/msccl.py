@@ -413,6 +413,7 @@ class MscclProgram(ReducingPattern):
     collective = "msccl"
     algorithm = "xml"
     replaces = False
+    of_file = True
 
     msccl: Annotated[str, Declared(
         "MSCCL XML file with the program of all ranks", GROUP, reads=str, value="FILE", writes=file_of,

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The pytest plugin: fixtures, assertions, claims."""

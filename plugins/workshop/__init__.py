@@ -1,1 +1,1 @@
-"""TODO"""
+"""Workshop units: exercises on a running fabric that check the work."""

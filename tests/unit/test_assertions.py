@@ -1,4 +1,4 @@
-"""heddle_plugins.testing: assertions and their failures, properties in JUnit XML, the marker `fabric`, claims of labs."""
+"""Plugin testing: assertions and their failures, properties in JUnit XML, the marker `fabric`, claims of labs."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
 from heddle.runtimes.netns_topology import packed
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
+from heddle_plugins.experiments import inpod
 from heddle_plugins.experiments.expressions import UnknownValueError
+from heddle_plugins.experiments.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
 from heddle_plugins.experiments.loading import Experiment, load_experiment
 from heddle_plugins.experiments.outcome import ExperimentResult
 from heddle_plugins.experiments.running import Pods, Running, plan_text
-from heddle_plugins.kubernetes import inpod
-from heddle_plugins.kubernetes.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
-from heddle_plugins.kubernetes.sweep import FabricPod, Sweep
+from heddle_plugins.experiments.sweep import FabricPod, Sweep
 
 ROOT = Path(__file__).parents[2]
 FILE = """\
@@ -124,7 +124,7 @@ def called(order: GroupOrder) -> _Heard:
     try:
         agent.tell(inpod.BEAT)
         request = {
-            "call": "heddle_plugins.kubernetes.inpod:run_group",
+            "call": "heddle_plugins.experiments.inpod:run_group",
             "args": [values.dump(order), OBSERVER],
             "kwargs": {},
         }

@@ -34,13 +34,13 @@ from heddle.lab.imported.choose import files_of as files_of_topology
 from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
 from heddle_plugins.experiments.finding import files_of_experiment
+from heddle_plugins.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle_plugins.experiments.loading import Experiment, load_experiment
-from heddle_plugins.kubernetes.inpod import GroupOrder, SentFigures, SentRepeat
+from heddle_plugins.experiments.sweep import FabricPod, Sweep, _Pods
 from heddle_plugins.kubernetes.jobs import IndexPod
 from heddle_plugins.kubernetes.podexec import ChannelSocket
 from heddle_plugins.kubernetes.podstate import PodState
 from heddle_plugins.kubernetes.shards.carrier import FarShard, opened, sealed
-from heddle_plugins.kubernetes.sweep import FabricPod, Sweep, _Pods
 
 FILE = """\
 title: Sweep

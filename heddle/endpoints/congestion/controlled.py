@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
@@ -18,10 +19,14 @@ from heddle.traffic.plan import Plan
 from heddle.traffic.tunables import Control, described, values_of
 from heddle.wire.layout import LAYOUTS
 
-CONTROLLERS: Final[dict[str, type[Congestion]]] = {
-    "dcqcn": Dcqcn,
-    "swift": Swift,
-}
+CONTROLLERS: Final[Registry[type[Congestion]]] = Registry(
+    "congestion",
+    {
+        "dcqcn": Dcqcn,
+        "swift": Swift,
+    },
+    having("about", "tunables", "options", "windowed", "compiled", "of", "cnp", "coalesced", "control"),
+)
 CNP_COLUMNS: Final = (
     Column("cnps_received", "packets", "CNPs received"),
     Column("cnps_sent", "packets", "CNPs sent"),
@@ -63,7 +68,7 @@ def find_control(name: str) -> type[Congestion] | None:
     if name != NO_CONTROL and name not in CONTROLLERS:
         hint = did_you_mean(name, [NO_CONTROL, *CONTROLLERS])
         raise InputError(Problem("", f"--cc {name}", "is not a congestion control", hint))
-    return CONTROLLERS.get(name)
+    return None if name == NO_CONTROL else CONTROLLERS[name]
 
 
 def with_control(plan: Plan) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from heddle.base.plugins import Registry
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc
@@ -12,13 +13,18 @@ from heddle.endpoints.transports.scapy import Scapy
 from heddle.endpoints.transports.srd import Srd
 from heddle.endpoints.transports.uc import Uc
 
-TRANSPORTS: Final[dict[str, type[Transport]]] = {
-    "rc": Rc,
-    "uc": Uc,
-    "srd": Srd,
-    "rxe": Rxe,
-    "scapy": Scapy,
-}
+TRANSPORTS: Final[Registry[type[Transport]]] = Registry(
+    "transport",
+    {
+        "rc": Rc,
+        "uc": Uc,
+        "srd": Srd,
+        "rxe": Rxe,
+        "scapy": Scapy,
+    },
+    Transport,
+    classes=True,
+)
 
 
 def find_transport(name: str) -> type[Transport]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 def build(spec: FabricSpec) -> Fabric:
     """The fabric that a spec describes; the same spec always gives an equal fabric."""
-    fabric: Fabric = import_module(f"heddle.fabric.shapes.{spec.shape}").build(spec)
+    fabric: Fabric = resolve_name(spec.builder or f"heddle.fabric.shapes.{spec.shape}:build")(spec)
     return fabric

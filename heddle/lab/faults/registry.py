@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
+from heddle.base.plugins import Registry
 from heddle.lab.faults.bgpdown import BgpDown
 from heddle.lab.faults.biterrors import BitErrors
 from heddle.lab.faults.flap import Flap
@@ -15,15 +15,19 @@ from heddle.lab.faults.nodedown import NodeDown
 from heddle.lab.faults.pfcstorm import PfcStorm
 from heddle.lab.faults.slowlink import SlowHost, SlowLink
 
-KINDS: Final[Mapping[str, NamedFault]] = {
-    "bgp-down": BgpDown(),
-    "bit-errors": BitErrors(),
-    "flap": Flap(),
-    "slow-link": SlowLink(),
-    "slow-host": SlowHost(),
-    "node-down": NodeDown(),
-    "frozen": Frozen(),
-    "misroute": Misroute(),
-    "pfc-storm": PfcStorm(),
-}
+KINDS: Final[Registry[NamedFault]] = Registry(
+    "fault",
+    {
+        "bgp-down": BgpDown(),
+        "bit-errors": BitErrors(),
+        "flap": Flap(),
+        "slow-link": SlowLink(),
+        "slow-host": SlowHost(),
+        "node-down": NodeDown(),
+        "frozen": Frozen(),
+        "misroute": Misroute(),
+        "pfc-storm": PfcStorm(),
+    },
+    NamedFault,
+)
 KEYS: Final = {name: tuple(kind.settings) for name, kind in KINDS.items()}  # of the values of each

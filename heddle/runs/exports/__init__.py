@@ -6,10 +6,11 @@ InputError when the run does not carry what the format needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from heddle.base.plugins import Registry
 from heddle.runs.exports import inspector, nccljson, otg, perfetto, sizes
 from heddle.runs.exports.asked import Asked
 from heddle.runs.stored import StoredRun
@@ -23,10 +24,14 @@ class Export:
     written: Callable[[StoredRun, Asked], bytes]
 
 
-EXPORTS: Final[Mapping[str, Export]] = {
-    "json": Export("nccl-tests' JSON, version 3, which its analyze_perf_json.py reads", nccljson.written),
-    "csv": Export("a CSV file with one row for each size", sizes.written),
-    "inspector": Export("JSON lines as NCCL's Inspector plugin writes them", inspector.written),
-    "perfetto": Export("a trace of the run over time, for ui.perfetto.dev and chrome://tracing", perfetto.written),
-    "otg": Export("a row for each QP in the columns of Open Traffic Generator, as JSON", otg.written),
-}
+EXPORTS: Final[Registry[Export]] = Registry(
+    "export",
+    {
+        "json": Export("nccl-tests' JSON, version 3, which its analyze_perf_json.py reads", nccljson.written),
+        "csv": Export("a CSV file with one row for each size", sizes.written),
+        "inspector": Export("JSON lines as NCCL's Inspector plugin writes them", inspector.written),
+        "perfetto": Export("a trace of the run over time, for ui.perfetto.dev and chrome://tracing", perfetto.written),
+        "otg": Export("a row for each QP in the columns of Open Traffic Generator, as JSON", otg.written),
+    },
+    Export,
+)

@@ -5,15 +5,20 @@ A new shape needs a file here, a builder there, and one line below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
+from heddle.base.plugins import Registry
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.spec.shapes.rail import RailSpec
 
 DEFAULT: Final = "clos"
-SHAPES: Final[Mapping[str, type[FabricSpec]]] = {
-    "clos": ClosSpec,
-    "rail": RailSpec,
-}
+SHAPES: Final[Registry[type[FabricSpec]]] = Registry(
+    "shape",
+    {
+        "clos": ClosSpec,
+        "rail": RailSpec,
+    },
+    FabricSpec,
+    classes=True,
+)

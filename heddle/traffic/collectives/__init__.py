@@ -7,9 +7,11 @@ Out: Steps, in the order of that rank, and the result in its array (pattern.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 from heddle.base.declared import options_of
+from heddle.base.plugins import Registry
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.traffic.collectives.all_gather import DirectAllGather, RingAllGather
 from heddle.traffic.collectives.all_reduce import (
@@ -28,7 +30,6 @@ from heddle.traffic.collectives.permutation import NextSendRecv, RandomPermutati
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import DirectReduceScatter, RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
-from heddle_plugins.readers.msccl import MscclProgram
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 
@@ -58,15 +59,26 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     RandomPermutation,
     PairMatrix,
 )
-# Those that cannot run without a user's file.
-_OF_FILES: Final[tuple[type[Pattern], ...]] = (MscclProgram,)
-_PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {(kind.collective, kind.algorithm): kind() for kind in _KINDS}
 
 
+def _fits(name: str, found: Any) -> str:
+    """What is wrong with a collective of a plugin, which registers it as `all-reduce/mine`; empty if nothing."""
+    if not isinstance(found, type) or not issubclass(found, Pattern):
+        return f"{found!r} is not a subclass of Pattern"
+    own = f"{getattr(found, 'collective', '')}/{getattr(found, 'algorithm', '')}"
+    return "" if own == name else f"its name is {own}"
+
+
+_ALL: Final[Registry[type[Pattern]]] = Registry(
+    "collective", {f"{kind.collective}/{kind.algorithm}": kind for kind in _KINDS}, _fits
+)
+
+
+@cache
 def patterns(*, of_files: bool = False) -> Mapping[tuple[str, str], Pattern]:
     """All patterns by (collective, algorithm), with their default parameters. of_files: also those that need a file."""
-    more = {(kind.collective, kind.algorithm): kind() for kind in _OF_FILES if of_files}
-    return {**_PATTERNS, **more} if of_files else _PATTERNS
+    kinds = [kind for kind in _ALL.values() if of_files or not kind.of_file]
+    return {(kind.collective, kind.algorithm): kind() for kind in kinds}
 
 
 def usual_algorithm(collective: str) -> str:

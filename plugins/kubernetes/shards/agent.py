@@ -1,4 +1,6 @@
-"""The agent of a shard: `python -m heddle_plugins.kubernetes.shards.agent`. It does what its coordinator asks, where the nodes are.
+"""The agent of a shard: `python -m heddle_plugins.kubernetes.shards.agent`.
+
+It does what its coordinator asks, where the nodes are.
 
 In:  a line of JSON for each call: the operation, the lab, arguments, and the lab's record.
 Out: a line for each event, and one with the result or the error. It ends with its standard input.

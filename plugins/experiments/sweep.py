@@ -31,12 +31,12 @@ from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, cut
 from heddle.runtimes.netns_topology import unpack
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
 from heddle_plugins.experiments.finding import files_of_experiment
+from heddle_plugins.experiments.inpod import BEAT, DONE, EVENTS, GroupOrder, SentRepeat, fingerprint
 from heddle_plugins.experiments.loading import Variant
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 from heddle_plugins.experiments.running import Running, array_bytes_of
 from heddle_plugins.kubernetes.api import UnreachableError
 from heddle_plugins.kubernetes.cluster import ShardCommand, ShardNeed
-from heddle_plugins.kubernetes.inpod import BEAT, DONE, EVENTS, GroupOrder, SentRepeat, fingerprint
 from heddle_plugins.kubernetes.jobs import IndexedJob, IndexPod, remove_leftovers
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.manifests import EXPERIMENT_RULES, PYTHON, JobNeed
@@ -397,7 +397,7 @@ class _Pods:
 
 
 _ALL_RUNS_S: Final = 86_400.0  # of all runs of a fabric; the cluster reports a pod that is lost before
-_CALL: Final = "heddle_plugins.kubernetes.inpod:run_group"
+_CALL: Final = "heddle_plugins.experiments.inpod:run_group"
 # What a pod reports, with a value: `say` and `warn` (a text), `repeated` (SentRepeat), `finished` (the need that the
 # pod does not have), `refused` (Problems); of the call: `ended` (why), `defect` (a traceback).
 Report = Callable[[str, Any], None]
