@@ -24,7 +24,7 @@ from heddle_plugins.places.ssh import Target, connection
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_json
 from tests.marks import deep
-from tests.unit.test_places_trust import KEY, SESSION, Liar
+from tests.unit.places.test_places_trust import KEY, SESSION, Liar
 
 MESSAGES: Final[list[tuple[dict[str, Any], bytes]]] = [
     ({"session": SESSION, "have": {"inv": ["f", "0"], "README.md": ["f", "1"]}}, b""),

@@ -33,7 +33,7 @@ from tests.kube.api import Api, eventually
 from tests.kube.cluster import IMAGE, RESTRICTED, ROOT, RealCluster
 from tests.kube.spaces import RUNTIME, Space, refused, start
 from tests.machine import until
-from tests.netns.test_shards import ran, round_trips
+from tests.netns.kubernetes.test_shards import ran, round_trips
 
 PATHS: Final = {
     "Namespace": "/api/v1/namespaces", "ServiceAccount": "/api/v1/namespaces/NS/serviceaccounts",

@@ -15,7 +15,7 @@ from heddle.traffic.collectives import patterns
 from heddle.traffic.collectives.hosts import RailPattern
 from tests.conftest import Borrow, FabricLab
 from tests.netns.test_forecast_live import compare
-from tests.unit.test_msccl import all_pairs
+from tests.unit.readers.test_msccl import all_pairs
 
 pytestmark = pytest.mark.root
 

@@ -26,7 +26,7 @@ from tests.machine import child, patience
 
 pytestmark = pytest.mark.root
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 FILE: Final = """
 title: Live changes
 fabric: {use: tiny, set: {link.host: 100Mbit, link.fabric: 100Mbit}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.golden import reproducedpage
+from tests.golden.experiments import reproducedpage
 
 
 def test_the_page_has_the_committed_results(golden: Callable[[str, str], None]) -> None:

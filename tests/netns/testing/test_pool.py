@@ -82,7 +82,7 @@ def test_a_host_without_its_route_is_noticed_and_its_lab_goes_down(pool: Pool) -
 def test_a_lab_that_waits_is_hidden_and_one_that_was_destroyed_meanwhile_is_built_again(
     pool: Pool, notes: list[str]
 ) -> None:
-    """Of one whose processes were killed: tests/netns/test_plugin.py."""
+    """Of one whose processes were killed: tests/netns/testing/test_plugin.py."""
     waits = pool.take(ONE, user="first")
     assert open_lab(waits.name).name in state.labs()
     pool.release(waits)
@@ -129,7 +129,7 @@ def test_labs_of_the_user_are_ignored_and_one_that_is_kept_stays_up_without_a_cl
         life.down(kept.name)
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MAKE = """
 import sys
 from pathlib import Path

@@ -11,8 +11,8 @@ import pytest
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.manifests import read_pod
 from heddle_plugins.kubernetes.target import KubeTarget
-from tests.unit.test_kube_manifests import SHARDS
-from tests.unit.test_pod_template import WHOLE
+from tests.unit.kubernetes.test_kube_manifests import SHARDS
+from tests.unit.kubernetes.test_pod_template import WHOLE
 
 
 def test_all_files_of_a_lab(

@@ -19,7 +19,7 @@ from heddle_plugins.experiments.measures.soak import figures_of, steepest
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 from tests.unit.run_samples import USE, having, result
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

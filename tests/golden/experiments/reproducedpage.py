@@ -1,7 +1,7 @@
 """The table of docs/reproduce.md: claims of the experiment files, values of docs/results/sigcomm24.csv.
 
-`python -m tests.golden.reproducedpage DIR` collects that file from the directory of `reproduce sigcomm24 --out DIR`.
-Then `pytest tests/golden/test_reproduced_page.py --regen-goldens` writes the table.
+`python -m tests.golden.experiments.reproducedpage DIR` collects that file from the output of `reproduce sigcomm24`.
+Then `pytest tests/golden/experiments/test_reproduced_page.py --regen-goldens` writes the table.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from heddle_plugins.experiments.experimenttext import break_text, claim_text, nu
 from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.experiments.loading import Experiment, ExperimentCheck
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 PAGE: Final = ROOT / "docs/reproduce.md"
 RESULTS: Final = ROOT / "docs/results/sigcomm24.csv"
-BEGIN, END = "<!-- made from docs/results/sigcomm24.csv: tests/golden/reproducedpage.py -->\n", "<!-- end -->\n"
+BEGIN, END = (
+    "<!-- made from docs/results/sigcomm24.csv: tests/golden/experiments -->\n",
+    "<!-- end -->\n",
+)
 HEAD: Final = ("check", "published", "both sides; the band", "claimed", "measured", "state", "it fails with")
 PREDICTION: Final = "the prediction"  # `published` of a check that compares live runs with their prediction
 STATES: Final = ("in band", "sign only", "out of band", "not known", "wrong data", "not measured")

@@ -11,7 +11,7 @@ from heddle.base.events import Silent
 from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.experiments.loading import Experiment
 from heddle_plugins.experiments.running import Running
-from tests.golden.reproducedpage import PREDICTION
+from tests.golden.experiments.reproducedpage import PREDICTION
 
 FILES: Final = load_folder("sigcomm24").experiments
 FITTED: Final = "19-posting"  # a model that was fitted to the published values claims nothing

@@ -31,7 +31,7 @@ from tests.netns.collectives import proven, ran, run_and
 from tests.readings import read_hashing
 
 OPTIONS: dict[str, Any] = {"qps": 8, "placement": "cyclic"}
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 DATA: Final = 3  # the class of data packets
 UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 

@@ -25,7 +25,7 @@ from heddle_plugins.experiments.outcome import ExperimentResult
 from heddle_plugins.experiments.running import Pods, Running, plan_text
 from heddle_plugins.experiments.sweep import FabricPod, Sweep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = """\
 title: Sweep
 fabric: own.yml

@@ -11,7 +11,7 @@ from heddle.base.problems import InputError
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.manifests import read_pod
 from heddle_plugins.kubernetes.target import KubeTarget
-from tests.unit.test_kube_manifests import MODELS, SHARDS, unknown
+from tests.unit.kubernetes.test_kube_manifests import MODELS, SHARDS, unknown
 
 WHOLE = """\
 metadata:

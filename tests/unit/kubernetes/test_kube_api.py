@@ -24,7 +24,7 @@ from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, owner
 
 LAB = "gone"
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

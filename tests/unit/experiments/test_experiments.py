@@ -30,7 +30,7 @@ from heddle_plugins.experiments.running import Running, directory_name, plan_tex
 from heddle_plugins.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
 from tests.unit import run_samples as samples
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIGN = ", sign: below 1}"
 OFF = """\
 title: Hashing modes
