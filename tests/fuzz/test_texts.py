@@ -81,7 +81,7 @@ KINDS: Final[tuple[tuple[list[Path], str, Callable[[Path], None]], ...]] = (
     (TOPOLOGIES, "x.clab.yml", a_topology),
     (PLANS, "x.yml", a_plan),
     (MATRICES, "x.csv", a_matrix),
-    ([ROOT / "tests/golden/sonic/config_db.json"], "x.json", a_switch),
+    ([ROOT / "tests/golden/readers/sonic/config_db.json"], "x.json", a_switch),
     *(([trace], trace.name, a_trace) for trace in TRACES),
 )
 

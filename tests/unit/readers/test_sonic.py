@@ -391,7 +391,7 @@ def test_lines_are_those_of_the_last_of_two_equal_keys(imported: Any) -> None:
 
 
 def test_every_key_of_every_table_is_in_a_row_and_tables_can_be_in_a_group(imported: Any) -> None:
-    tables = json.loads((Path(__file__).parents[2] / "golden/sonic/config_db.json").read_text())
+    tables = json.loads((Path(__file__).parents[2] / "golden/readers/sonic/config_db.json").read_text())
     found = imported({"localhost": tables, "asic0": tables}, onto="zone")
     rows = {row.key for row in found.rows}
     fields = {name for row in found.rows for name in row.value.split(", ")}
