@@ -56,7 +56,7 @@ from heddle_plugins.testing.pool import FabricRequest, Pool, request_of
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle_plugins.testing.plugin", "tests.workers", "tests.again"]
+pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.again"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 TESTS = Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.machine import patience
 
 ROOT = Path(__file__).resolve().parents[1]
-PLUGIN = ("-p", "heddle_plugins.testing.plugin")
+PLUGIN = ("-p", "heddle.testing.plugin")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
@@ -45,6 +46,7 @@ KINDS: Final[Mapping[str, str]] = {
     "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
+    "module": "a module under a name of `heddle`",
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
@@ -309,6 +311,16 @@ def having(*attributes: str) -> Callable[[str, Any], str]:
         return "" if lost is None else f"it has no `{lost}`"
 
     return fits
+
+
+def alias(name: str) -> ModuleType:
+    """The module that a plugin registers for a name of the core, `heddle.testing`; ImportError without it."""
+    key = name.removeprefix(_PREFIX)
+    part = parts("module").get(key)
+    if part is None:
+        problem = missing("module", key)
+        raise ImportError(f"{name}: no plugin has it" if problem is None else str(problem))
+    return import_module(part.target.partition(":")[0])
 
 
 class Registry(Mapping[str, T], Generic[T]):

@@ -49,7 +49,7 @@ def _verdict(mode: str, runtime: str) -> Seen:
         (there / "my-fabric.yml").write_text(text, encoding="utf-8")
         report = there / "junit.xml"
         argv = [
-            sys.executable, "-m", "pytest", "-q", "-p", "heddle_plugins.testing.plugin", "-p", "no:cacheprovider",
+            sys.executable, "-m", "pytest", "-q", "-p", "heddle.testing.plugin", "-p", "no:cacheprovider",
             f"--heddle-runtime={runtime}", f"--rootdir={there}", f"--junitxml={report}", "-c", os.devnull, TEST.name,
         ]  # fmt: skip
         paths = [str(Path(heddle.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,6 +1,6 @@
 """The pytest plugin: the marker `fabric`, four fixtures, and options. docs/testing.md is its manual.
 
-pytest finds it by its entry point where Heddle is installed; in a checkout, `-p heddle_plugins.testing.plugin` or
+pytest finds it by its entry point where Heddle is installed; in a checkout, `-p heddle.testing.plugin` or
 `pytest_plugins` loads it. Entry point and module have the same name, so that both at once load it once.
 
     import pytest

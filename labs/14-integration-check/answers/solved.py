@@ -2,7 +2,7 @@
 
 import pytest
 
-from heddle_plugins.testing import assert_mmr_below
+from heddle.testing import assert_mmr_below
 
 
 @pytest.mark.fabric("my-fabric.yml")

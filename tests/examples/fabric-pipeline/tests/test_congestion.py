@@ -1,7 +1,7 @@
 """ECN marks an incast before PFC has to pause it, and does not mark balanced traffic."""
 
 import pytest
-from heddle_plugins.testing import assert_lossless, assert_marked_below, assert_no_pauses
+from heddle.testing import assert_lossless, assert_marked_below, assert_no_pauses
 
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")
 

@@ -2,7 +2,7 @@
 
 import pytest
 from heddle.lab.outages import drain
-from heddle_plugins.testing import assert_converged, assert_lossless, assert_no_wrong, assert_paths_agree
+from heddle.testing import assert_converged, assert_lossless, assert_no_wrong, assert_paths_agree
 
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")
 

@@ -2,7 +2,7 @@
 
 import pytest
 from heddle.lab.rehash import set_hashing
-from heddle_plugins.testing import assert_lossless, assert_mmr_below, assert_no_wrong, assert_paths_agree
+from heddle.testing import assert_lossless, assert_mmr_below, assert_no_wrong, assert_paths_agree
 
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")
 

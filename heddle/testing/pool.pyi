@@ -1,0 +1,1 @@
+from heddle_plugins.testing.pool import *
