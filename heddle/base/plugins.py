@@ -229,7 +229,7 @@ def _read(found: _Found, text: str, before: str, name: str, version: str) -> Non
             return
     for kind, key, target in (row for row in rows if row[0] != _CONTRACT_KIND):
         own = name == DISTRIBUTION
-        part = Part(kind, key, target, target.split(".")[1] if own else name, version if not own else "")
+        part = Part(kind, key, target, re.split("[.:]", target)[1] if own else name, version if not own else "")
         if kind not in KINDS:
             hint = f"the kinds are {', '.join(KINDS)}"
             found.refuse(part, f"registers {key!r} as a part of the unknown kind {kind!r}", hint)
