@@ -42,6 +42,7 @@ from heddle.cli.explain_verb import explain
 from heddle.cli.tour_verb import workshop
 from heddle.cli.machine_verbs import vm
 from heddle.cli.serving_verbs import mcp
+from heddle.cli.plugin_verb import plugin
 from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke

@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.base.resources import HERE
@@ -36,17 +37,36 @@ from heddle.base.resources import HERE
 CONTRACT: Final = 1  # what plugins may rely on: docs/plugins.md, tests/golden/contract-1.txt
 PACKAGE: Final = "heddle_plugins"  # Heddle's own plugins; `plugins/` in a checkout
 DISTRIBUTION: Final = "heddle-fabric"
-# Each kind of part, and what one is. A new kind is a line here, and the Registry of those who use its parts.
-KINDS: Final[Mapping[str, str]] = {
-    "verb": "a verb: heddle.cli.verbs.Command",
-    "shape": "a shape of fabrics: a pair of its keys and its builder, heddle.fabric.shapes.Shape",
-    "collective": "a collective: a subclass of heddle.traffic.collectives.Pattern",
-    "transport": "a transport: a subclass of heddle.endpoints.transports.protocol.Transport",
-    "congestion": "a congestion control: a subclass of heddle.endpoints.congestion.ratecontrol.Congestion",
-    "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
-    "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
-    "export": "a format of `export`: heddle.runs.exports.Export",
-    "module": "a module under a name of `heddle`",
+
+
+class Kind(NamedTuple):
+    """A kind of part. what: one of its parts, for sentences. table: the Registry that has them, `module:name`."""
+
+    what: str
+    table: str = ""
+
+
+# A new kind is a line here, and the Registry of those who use its parts.
+KINDS: Final[Mapping[str, Kind]] = {
+    "verb": Kind("a verb, made by heddle.cli.verbs.verb"),
+    "shape": Kind("a shape of fabrics: a subclass of heddle.spec.schema.FabricSpec", "heddle.spec.shapes:SHAPES"),
+    "collective": Kind(
+        "a collective: a subclass of heddle.traffic.collectives.Pattern", "heddle.traffic.collectives:COLLECTIVES"
+    ),
+    "transport": Kind(
+        "a transport: a subclass of heddle.endpoints.transports.protocol.Transport",
+        "heddle.endpoints.transports:TRANSPORTS",
+    ),
+    "congestion": Kind(
+        "a congestion control: heddle.endpoints.congestion.ratecontrol.Congestion",
+        "heddle.endpoints.congestion.controlled:CONTROLLERS",
+    ),
+    "fault": Kind(
+        "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault", "heddle.lab.faults.registry:KINDS"
+    ),
+    "check": Kind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
+    "export": Kind("a format of `export`: an instance of heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
+    "module": Kind("a module under a name of `heddle`"),
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
@@ -145,9 +165,27 @@ def missing(kind: str, name: str) -> Problem | None:
     return found[0] if found else None
 
 
-def refused() -> list[Refused]:
-    """What plugins register and cannot be used, as far as it is known without an import."""
-    return [*_found().refused]
+def refused() -> list[Problem]:
+    """Why parts, or all of a distribution, cannot be used, as far as it is known without an import."""
+    return [each.problem for each in _found().refused]
+
+
+def states(verbs: Registry[Any]) -> Iterator[tuple[Part, Problem | None]]:
+    """Every part that plugins register, and why it cannot be used; those of others are loaded. verbs: that table."""
+    for kind in KINDS:
+        for name, part in parts(kind).items():
+            problem = None
+            if not part.own:
+                try:
+                    table = verbs if kind == "verb" else resolve_name(KINDS[kind].table) if KINDS[kind].table else None
+                    if table is not None and name in table.core:
+                        problem = part.problem("uses a name of Heddle's core", "rename that part")
+                    else:
+                        part.load() if table is None else table[name]
+                except InputError as error:
+                    problem = error.problems[0]
+            yield part, problem
+    yield from ((each.part, each.problem) for each in _found().refused if each.part is not None)
 
 
 def own_plugins() -> list[str]:
@@ -356,7 +394,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 raise KeyError(name)
             found = part.load()
             if not part.own and (wrong := self._wrong(name, found)):
-                hint = f"it must be {KINDS[self.kind].partition(': ')[2]}"
+                hint = f"it must be {KINDS[self.kind].what}"
                 raise InputError(part.problem(f"registers an object that does not fit: {wrong}", hint))
             self._used[name] = found if self._made is None else self._made(found)
         return self._used[name]

@@ -24,12 +24,15 @@ def doctor(out: Console) -> None:
 
     Exit code 3 when something that a fabric needs is missing. Nothing on the machine is changed.
     """
+    from heddle.cli.plugin_verb import doctor_check as plugins_check
     from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
     from heddle.host.doctor import examine
     from heddle.predict.selftest import doctor_check
     from heddle_plugins.places.vm.guest import vm_check
 
-    found = examine({"prediction": doctor_check, "rxe": rxe_check, "verbs": verbs_check, "vm": vm_check})
+    found = examine(
+        {"prediction": doctor_check, "rxe": rxe_check, "verbs": verbs_check, "vm": vm_check, "plugins": plugins_check}
+    )
     out.result(found.to_json(), found.text())
     out.exit_code = 0 if found.ok else 3
 

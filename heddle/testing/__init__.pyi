@@ -1,1 +1,1 @@
-from heddle_plugins.testing import *
+from heddle_plugins.testing import *  # noqa: F403

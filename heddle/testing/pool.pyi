@@ -1,1 +1,1 @@
-from heddle_plugins.testing.pool import *
+from heddle_plugins.testing.pool import *  # noqa: F403

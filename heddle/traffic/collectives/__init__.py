@@ -69,7 +69,7 @@ def _fits(name: str, found: Any) -> str:
     return "" if own == name else f"its name is {own}"
 
 
-_ALL: Final[Registry[type[Pattern]]] = Registry(
+COLLECTIVES: Final[Registry[type[Pattern]]] = Registry(
     "collective", {f"{kind.collective}/{kind.algorithm}": kind for kind in _KINDS}, _fits
 )
 
@@ -77,7 +77,7 @@ _ALL: Final[Registry[type[Pattern]]] = Registry(
 @cache
 def patterns(*, of_files: bool = False) -> Mapping[tuple[str, str], Pattern]:
     """All patterns by (collective, algorithm), with their default parameters. of_files: also those that need a file."""
-    kinds = [kind for kind in _ALL.values() if of_files or not kind.of_file]
+    kinds = [kind for kind in COLLECTIVES.values() if of_files or not kind.of_file]
     return {(kind.collective, kind.algorithm): kind() for kind in kinds}
 
 
