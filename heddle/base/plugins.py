@@ -31,15 +31,15 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from heddle.base.extras import DISTRIBUTION
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.base.resources import HERE
 
 CONTRACT: Final = 1  # what plugins may rely on: docs/plugins.md, tests/golden/contract-1.txt
 PACKAGE: Final = "heddle_plugins"  # Heddle's own plugins; `plugins/` in a checkout
-DISTRIBUTION: Final = "heddle-fabric"
 
 
-class Kind(NamedTuple):
+class PartKind(NamedTuple):
     """A kind of part. what: one of its parts, for sentences. table: the Registry that has them, `module:name`."""
 
     what: str
@@ -47,26 +47,26 @@ class Kind(NamedTuple):
 
 
 # A new kind is a line here, and the Registry of those who use its parts.
-KINDS: Final[Mapping[str, Kind]] = {
-    "verb": Kind("a verb, made by heddle.cli.verbs.verb"),
-    "shape": Kind("a shape of fabrics: a subclass of heddle.spec.schema.FabricSpec", "heddle.spec.shapes:SHAPES"),
-    "collective": Kind(
+KINDS: Final[Mapping[str, PartKind]] = {
+    "verb": PartKind("a verb, made by heddle.cli.verbs.verb"),
+    "shape": PartKind("a shape of fabrics: a subclass of heddle.spec.schema.FabricSpec", "heddle.spec.shapes:SHAPES"),
+    "collective": PartKind(
         "a collective: a subclass of heddle.traffic.collectives.Pattern", "heddle.traffic.collectives:COLLECTIVES"
     ),
-    "transport": Kind(
+    "transport": PartKind(
         "a transport: a subclass of heddle.endpoints.transports.protocol.Transport",
         "heddle.endpoints.transports:TRANSPORTS",
     ),
-    "congestion": Kind(
+    "congestion": PartKind(
         "a congestion control: heddle.endpoints.congestion.ratecontrol.Congestion",
         "heddle.endpoints.congestion.controlled:CONTROLLERS",
     ),
-    "fault": Kind(
+    "fault": PartKind(
         "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault", "heddle.lab.faults.registry:KINDS"
     ),
-    "check": Kind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
-    "export": Kind("a format of `export`: an instance of heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
-    "module": Kind("a module under a name of `heddle`"),
+    "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
+    "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
+    "module": PartKind("a module under a name of `heddle`"),
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
@@ -77,11 +77,11 @@ _LINE: Final = re.compile(
 )
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.+/-]{0,39}")
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-T = TypeVar("T")
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PluginPart:
     """One part. plugin: of Heddle's own the folder in plugins/, else the distribution. version: of the distribution."""
 
     kind: str
@@ -115,18 +115,18 @@ class Refused:
 
     plugin: str
     problem: Problem
-    part: Part | None = None
+    part: PluginPart | None = None
 
 
 @dataclass(slots=True)
 class _Found:
     """kind -> name -> its part; and what is refused."""
 
-    parts: dict[str, dict[str, Part]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    parts: dict[str, dict[str, PluginPart]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     refused: list[Refused] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)  # distribution -> version
 
-    def add(self, part: Part) -> None:
+    def add(self, part: PluginPart) -> None:
         """Add a part; of two with one name neither is used, and both are named, but Heddle's own stays."""
         before = self.parts[part.kind].get(part.name)
         if before is None and not any(_same(each.part, part) for each in self.refused):
@@ -140,16 +140,16 @@ class _Found:
                 if not any(each.part == one for each in self.refused):
                     self.refuse(one, f"registers a name that {two.text} registers, too", "remove one of the two")
 
-    def refuse(self, part: Part, why: str, hint: str) -> None:
+    def refuse(self, part: PluginPart, why: str, hint: str) -> None:
         """Note a part that is not used."""
         self.refused.append(Refused(part.plugin, part.problem(why, hint), part))
 
 
-def _same(one: Part | None, two: Part) -> bool:
+def _same(one: PluginPart | None, two: PluginPart) -> bool:
     return one is not None and (one.kind, one.name) == (two.kind, two.name)
 
 
-def parts(kind: str) -> Mapping[str, Part]:
+def parts(kind: str) -> Mapping[str, PluginPart]:
     """The parts of a kind that plugins register, by name, without those of folders that are not here."""
     return {name: part for name, part in _found().parts[kind].items() if not part.own or _there(part.plugin)}
 
@@ -170,7 +170,7 @@ def refused() -> list[Problem]:
     return [each.problem for each in _found().refused]
 
 
-def states(verbs: Registry[Any]) -> Iterator[tuple[Part, Problem | None]]:
+def states(verbs: Registry[Any]) -> Iterator[tuple[PluginPart, Problem | None]]:
     """Every part that plugins register, and why it cannot be used; those of others are loaded. verbs: that table."""
     for kind in KINDS:
         for name, part in parts(kind).items():
@@ -212,9 +212,7 @@ def _there(plugin: str) -> bool:
 def _found() -> _Found:
     found = _Found()
     if HERE.is_checkout:
-        _read(
-            found, (HERE.root / "pyproject.toml").read_text(encoding="utf-8"), "project.entry-points.", DISTRIBUTION, ""
-        )
+        _read(found, _text(str(HERE.root / "pyproject.toml")), "project.entry-points.", DISTRIBUTION, "")
     for name, version, text in _distributions():
         _read(found, text, "", name, version)
     return found
@@ -267,7 +265,7 @@ def _read(found: _Found, text: str, before: str, name: str, version: str) -> Non
             return
     for kind, key, target in (row for row in rows if row[0] != _CONTRACT_KIND):
         own = name == DISTRIBUTION
-        part = Part(kind, key, target, re.split("[.:]", target)[1] if own else name, version if not own else "")
+        part = PluginPart(kind, key, target, re.split("[.:]", target)[1] if own else name, version if not own else "")
         if kind not in KINDS:
             hint = f"the kinds are {', '.join(KINDS)}"
             found.refuse(part, f"registers {key!r} as a part of the unknown kind {kind!r}", hint)
@@ -297,7 +295,7 @@ def _contract_problem(stated: list[str]) -> tuple[str, str] | None:
 
 
 @cache
-def _loaded(part: Part) -> Any:
+def _loaded(part: PluginPart) -> Any:
     module, _, attribute = part.target.partition(":")
     if part.own:
         found: Any = import_module(module)
@@ -361,7 +359,7 @@ def alias(name: str) -> ModuleType:
     return import_module(part.target.partition(":")[0])
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class Registry(Mapping[str, Entry], Generic[Entry]):
     """The parts of one kind: those of the core, then those of plugins, each loaded when it is asked for.
 
     kind: of KINDS. own: the core's. fits: the class that a plugin's object must be an instance of, or a subclass where
@@ -373,17 +371,17 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(
         self,
         kind: str,
-        own: Mapping[str, T],
+        own: Mapping[str, Entry],
         fits: type | Callable[[str, Any], str] | None = None,
         *,
         classes: bool = False,
-        made: Callable[[Any], T] | None = None,
+        made: Callable[[Any], Entry] | None = None,
     ) -> None:
         self.kind, self.core = kind, own
         self._fits, self._classes, self._made = fits, classes, made
-        self._used: dict[str, T] = {}
+        self._used: dict[str, Entry] = {}
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> Entry:
         if name in self.core:
             return self.core[name]
         if name not in self._used:
@@ -413,7 +411,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """Whether a plugin that cannot be used registers the name: to ask for it gives the reason."""
         return name not in self.core and missing(self.kind, name) is not None
 
-    def usable(self) -> dict[str, T]:
+    def usable(self) -> dict[str, Entry]:
         """Every part that can be used; each of the others is left out."""
         found = {}
         for name in self:

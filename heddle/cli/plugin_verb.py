@@ -83,7 +83,7 @@ def _list(out: Console) -> None:
     from heddle.cli.front import tasks
     from heddle.cli.program import commands_in
 
-    rows: dict[str, list[tuple[plugins.Part, Problem | None]]] = {each: [] for each in plugins.own_plugins()}
+    rows: dict[str, list[tuple[plugins.PluginPart, Problem | None]]] = {each: [] for each in plugins.own_plugins()}
     rows.update({each: [] for each in plugins.other_plugins()})
     for part, problem in plugins.states(commands_in(vars(tasks()))):
         rows.setdefault(part.plugin, []).append((part, problem))
@@ -110,7 +110,7 @@ def _list(out: Console) -> None:
     out.exit_code = 1 if problems else 0
 
 
-def _parts(some: list[tuple[plugins.Part, Problem | None]]) -> str:
+def _parts(some: list[tuple[plugins.PluginPart, Problem | None]]) -> str:
     kinds: dict[str, list[str]] = {}
     for part, problem in some:
         kinds.setdefault(part.kind, []).append(part.name + (" (not used)" if problem else ""))

@@ -1,5 +1,7 @@
 """The rooms of heddle/ and their order: a module imports from its own room and from those above it, and in no circle.
 
+The core imports no plugin, and no plugin another one: they meet by the parts that they register (base/plugins.py).
+
 docs/architecture.md says what each room is for. Imports for type checking and inside functions count like all others.
 """
 
@@ -26,20 +28,20 @@ from heddle.cli.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "shards",
-    "traffic", "endpoints",
-    "predict", "proof", "offline", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
-    "workshop", "cli", "testing",
+    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
+    "predict", "proof", "offline", "runs", "checks", "views", "places", "cli", "testing",
 )  # fmt: skip
+PLUGINS = "heddle_plugins"
 Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """`heddle.base.problems` -> its file; a package's name is its `__init__.py`."""
-    found = {}
-    for path in sorted(root.glob("heddle/**/*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    """`heddle.base.problems` -> its file; a package's name is its `__init__.py`. `tasks`, too."""
+    found = {"tasks": root / "tasks.py"} if (root / "tasks.py").exists() else {}
+    for folder, package in (("heddle", "heddle"), ("plugins", PLUGINS)):
+        for path in sorted(root.glob(f"{folder}/**/*.py")):
+            parts = (package, *path.relative_to(root / folder).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -60,7 +62,8 @@ def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tup
             above = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
             base = ".".join(part for part in (above, node.module or "") if part)
             full = [f"{base}.{each.name}" for each in node.names]
-            names = [each if each in modules else base for each in full]
+            # `from pkg import sub` also runs pkg/__init__.py, which may import what imports this.
+            names = [base, *(each for each in full if each in modules)]
         yield from ((each, node.lineno) for each in names if each in modules and each != name)  # type: ignore[attr-defined]
 
 
@@ -83,8 +86,59 @@ def test_no_modules_import_each_other(imports: Imports) -> None:
 
 
 def _room(name: str) -> str:
-    """`kernel` of heddle.kernel.fib; empty for heddle itself."""
-    return [*name.split("."), ""][1]
+    """`kernel` of heddle.kernel.fib; empty for heddle itself, and for modules of plugins."""
+    return "" if name.split(".", maxsplit=1)[0] != "heddle" else [*name.split("."), ""][1]
+
+
+def _plugin(name: str) -> str:
+    """`readers` of heddle_plugins.readers.traces; empty for the core."""
+    return [*name.split("."), ""][1] if name.split(".", maxsplit=1)[0] == PLUGINS else ""
+
+
+def arrows_to_plugins(root: Path) -> list[str]:
+    """Imports of plugins by the core or by other plugins, also by a text, `heddle_plugins.a.b:c`."""
+    found = []
+    modules = modules_of(root)
+    for name, targets in imports_of(root).items():
+        texts = {
+            node.value: node.lineno
+            for node in ast.walk(tree_of(modules[name]))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if re.fullmatch(rf"{PLUGINS}\.[\w.]+(:[\w.]+)?", node.value)
+        }
+        for target, line in {**targets, **texts}.items():
+            if (plugin := _plugin(target.partition(":")[0])) and plugin != _plugin(name):
+                found.append(f"{name}:{line} {_plugin(name) or 'the core'} -> {target}")
+    return found
+
+
+def test_the_core_imports_no_plugin_and_no_plugin_another() -> None:
+    assert not (arrows := arrows_to_plugins(ROOT)), "\n".join(["these meet in the core only:", *arrows])
+
+
+def test_an_import_or_a_text_that_names_another_plugin_is_seen(tmp_path: Path) -> None:
+    for path, text in {
+        "heddle/__init__.py": "",
+        "heddle/a.py": "def f():\n    from heddle_plugins.one import x\n",
+        "plugins/one/__init__.py": "x = 'heddle_plugins.two.y:z'\n",
+        "plugins/two/__init__.py": "import heddle.a\n",
+        "plugins/two/y.py": "from heddle_plugins.two import y\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert arrows_to_plugins(tmp_path) == [
+        "heddle.a:2 the core -> heddle_plugins.one",
+        "heddle_plugins.one:1 one -> heddle_plugins.two.y:z",
+    ]
+
+
+def test_an_import_of_a_module_from_its_package_counts_as_one_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "heddle/p").mkdir(parents=True)
+    (tmp_path / "heddle/__init__.py").write_text("")
+    (tmp_path / "heddle/p/__init__.py").write_text("from heddle.p.a import x\n")
+    (tmp_path / "heddle/p/a.py").write_text("from heddle.p import b\n")
+    (tmp_path / "heddle/p/b.py").write_text("")
+    assert set(imports_of(tmp_path)["heddle.p.a"]) == {"heddle.p", "heddle.p.b"}
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +157,9 @@ def test_no_module_imports_from_a_later_room(imports: Imports) -> None:
 
 
 PACKAGE = Path(heddle.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
 # Programs that start without the package on their path, so they define what they need: nsenter's replacement.
-ALONE = {"runtimes/enter.py"}
+ALONE = {"heddle/runtimes/enter.py"}
 # A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
 SMALL = 255
 
@@ -172,7 +226,7 @@ def test_each_public_class_has_a_name_of_its_own() -> None:
 
 
 def test_each_constant_is_defined_once() -> None:
-    shared = [path for path in FILES if str(path.relative_to(PACKAGE)) not in ALONE]
+    shared = [path for path in FILES if str(path.relative_to(ROOT)) not in ALONE]
     assert doubles(constants(shared)) == {}
 
 
@@ -186,13 +240,13 @@ def test_folders_of_tests_are_packages_so_that_two_files_can_have_one_name() -> 
 
 
 # pytest loads them by their entry points, or tests start them as programs; no module imports them.
-PLUGINS = {"pytest-timeout", "hatchling"}
+LOADED = {"pytest-timeout", "hatchling"}
 # pydantic's documentation says to import some names from here; its own version decides which one is installed.
 # jinja2's says the same of markupsafe.
 PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
-OURS = {"heddle", "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
+OURS = {"heddle", PLUGINS, "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
 OURSELVES = "heddle-fabric"
 
 
@@ -226,7 +280,7 @@ def _name(requirement: str) -> str:
 
 
 def imported() -> set[str]:
-    """The packages of all imports in heddle/, tests/ and tasks.py, those of functions and of type checking too."""
+    """The packages of all imports in our code and in tests/, those of functions and of type checking too."""
     modules = {name.split(".")[0] for name in _modules()} - OURS - set(sys.stdlib_module_names)
     known = packages_distributions()
     packages = {normal(package) for module in modules for package in known.get(module, [module])}
@@ -234,7 +288,7 @@ def imported() -> set[str]:
 
 
 def _modules() -> Iterator[str]:
-    for path in [ROOT / "tasks.py", *(ROOT / "heddle").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+    for path in [*modules_of(ROOT).values(), *(ROOT / "tests").rglob("*.py")]:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
@@ -256,8 +310,8 @@ def locked() -> dict[str, set[str]]:
 
 
 def test_every_declared_package_is_imported_and_every_imported_one_declared() -> None:
-    assert imported() == (declared() | browsers()) - PLUGINS - CARRIERS
-    assert declared() >= PLUGINS
+    assert imported() == (declared() | browsers()) - LOADED - CARRIERS
+    assert declared() >= LOADED
 
 
 def test_the_lock_has_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
