@@ -15,6 +15,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 if os.geteuid() == 0 and Path(__file__).stat().st_uid:  # the user could not remove compiled modules of root
     own = str(Path("~root/.cache/heddle/pycache").expanduser())
     sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", own)
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every distribution for them
 from heddle.cli.machine_verbs import doctor
 from heddle.cli.tour_verb import demo, tour
 from heddle.cli.machine_verbs import image, setup

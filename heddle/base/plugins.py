@@ -294,39 +294,43 @@ def _contract_problem(stated: list[str]) -> tuple[str, str] | None:
     )
 
 
-@cache
 def _loaded(part: PluginPart) -> Any:
-    module, _, attribute = part.target.partition(":")
     if part.own:
-        found: Any = import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-        return found
+        return resolve_name(part.target)
+    found, problem = _examined(part)
+    if problem is not None:
+        raise InputError(problem)
+    return found
+
+
+@cache
+def _examined(part: PluginPart) -> tuple[Any, Problem | None]:
+    """The object of a stranger's part, or why there is none: each module runs once."""
+    module, _, attribute = part.target.partition(":")
     said = io.StringIO()
     hint = f"report it to the author of {part.plugin}, or uninstall it"
     try:
         with contextlib.redirect_stdout(said):
-            found = import_module(module)
+            found: Any = import_module(module)
         for name in attribute.split("."):
             found = getattr(found, name)
     except ModuleNotFoundError as error:
         name = error.name or "?"
         if name == module or module.startswith(f"{name}."):
-            raise InputError(part.problem(f"has no module {name}", hint)) from error
-        raise InputError(
-            part.problem(f"needs the Python package {name.partition('.')[0]}, which is not installed", "install it")
-        ) from error
-    except AttributeError as error:
-        raise InputError(part.problem(f"has no {part.target}: {first_line(error)}", hint)) from error
+            return None, part.problem(f"has no module {name}", hint)
+        why = f"needs the Python package {name.partition('.')[0]}, which is not installed"
+        return None, part.problem(why, "install it")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a stranger's module raises, SystemExit too
+        if module in sys.modules:
+            return None, part.problem(f"has no {part.target}", hint)
         why = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
-        raise InputError(part.problem(why.rstrip(": "), hint)) from error
-    if said.getvalue():
-        text = said.getvalue().strip().split("\n")[0][:60]
-        raise InputError(part.problem(f"writes to stdout when it is imported: {text!r}", hint))
-    return found
+        return None, part.problem(why.rstrip(": "), hint)
+    if text := said.getvalue().strip():
+        why = f"writes to stdout when it is imported: {text.splitlines()[0][:60]!r}"
+        return None, part.problem(why, hint)
+    return found, None
 
 
 def first_line(error: BaseException) -> str:
@@ -335,7 +339,7 @@ def first_line(error: BaseException) -> str:
         if isinstance(error, HeddleError) and error.problems:
             return str(error.problems[0])
         return (str(error).strip().splitlines() or [""])[0][:200]
-    except Exception:  # its __str__ raises
+    except BaseException:  # its __str__ raises
         return ""
 
 

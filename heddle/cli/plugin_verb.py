@@ -170,7 +170,7 @@ def skeleton(kind: str | None, name: str | None, out: str | None = None) -> Path
     for directory in dict.fromkeys(str(Path(path).parent) for path in files):
         here = {Path(p).name: render.get_template(t).render(values) for p, t in files.items() if _in(p, directory)}
         write_texts(place / directory, here)
-    return place
+    return place.resolve()
 
 
 def _in(path: str, directory: str) -> bool:
