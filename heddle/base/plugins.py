@@ -45,6 +45,7 @@ KINDS: Final[Mapping[str, str]] = {
     "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
+    "trace": "a format of traces, by the end of its files: a function of their names and heddle.traffic.traces.Reading",
     "section": "a section of a run in the report: heddle.views.report.section.Section",
 }
 _PREFIX: Final = "heddle."
@@ -363,6 +364,10 @@ class Registry(Mapping[str, T], Generic[T]):
     def lost(self, name: str) -> bool:
         """Whether a plugin that cannot be used registers the name: to ask for it gives the reason."""
         return name not in self.core and missing(self.kind, name) is not None
+
+    def absent(self) -> list[str]:
+        """Names of Heddle's own parts that are not in this installation: to ask for one gives the reason."""
+        return [name for name, part in _found().parts[self.kind].items() if part.own and not _there(part.plugin)]
 
     def usable(self) -> dict[str, T]:
         """Every part that can be used; each of the others is left out."""
