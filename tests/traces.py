@@ -11,7 +11,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.sequence import Part
-from heddle_plugins.readers.traces import Reading, Trace, read_trace, trace_files
+from heddle.traffic.traces import Reading, Trace, read_trace, trace_files
 
 INTEGERS = {  # of AttributeProto: how a number is encoded
     "int32_val": 7, "int64_val": 9, "uint32_val": 11, "uint64_val": 13, "sint32_val": 15, "sint64_val": 17,

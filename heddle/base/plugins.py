@@ -66,6 +66,16 @@ KINDS: Final[Mapping[str, PartKind]] = {
     ),
     "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
+    "trace": PartKind("a format of traces, by the end of its files: a function", "heddle.traffic.traces:FORMATS"),
+    "section": PartKind("a section of a run in the report: heddle.views.report.section.Section"),
+    "measure": PartKind("a measure of experiments: an instance of heddle.runs.measuring.Measure"),
+    "change": PartKind("a live change of a lab for a run of an experiment, by its key: a function"),
+    "runtime": PartKind("a runtime: heddle.runtimes.registry.Runtime", "heddle.runtimes.registry:RUNTIMES"),
+    "cluster": PartKind("a kind of cluster: an instance of heddle.runtimes.clusterkind.ClusterKind"),
+    "shardcall": PartKind("a function that agents of shards may call"),
+    "place": PartKind("a kind of place: a function of the text of --place", "heddle.places.choice:KINDS"),
+    "doctor": PartKind("a row of `doctor`: a function that returns heddle.host.doctor.Check"),
+    "call": PartKind("a function that other parts call by its name"),
     "module": PartKind("a module under a name of `heddle`"),
 }
 _PREFIX: Final = "heddle."
@@ -414,6 +424,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def lost(self, name: str) -> bool:
         """Whether a plugin that cannot be used registers the name: to ask for it gives the reason."""
         return name not in self.core and missing(self.kind, name) is not None
+
+    def absent(self) -> list[str]:
+        """Names of Heddle's own parts that are not in this installation: to ask for one gives the reason."""
+        return [name for name, part in _found().parts[self.kind].items() if part.own and not _there(part.plugin)]
 
     def usable(self) -> dict[str, Entry]:
         """Every part that can be used; each of the others is left out."""

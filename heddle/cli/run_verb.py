@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CYCLES: Final = 50  # the time limit of a run is that of 50 cycles on idle links
 _NOT_FOR_TOOLS: Final = (
     "fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes", "workload", "interference",
-    "msccl", "run_cycles", "min_busbw", "per_iter_timing", "per_iter_skip",
+    "run_cycles", "min_busbw", "per_iter_timing", "per_iter_skip",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from heddle.base.declared import Declared, Wrong, on_off, options_of, read_optio
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
 from heddle.endpoints.runoptions import own_fields
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import file_options, find_pattern
 from heddle.traffic.collectives.pattern import Pattern
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
@@ -27,9 +27,8 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import STEPS, PartSequence, steps_text
+from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
-from heddle_plugins.readers.msccl import is_msccl_file
-from heddle_plugins.readers.traces import Reading, read_trace, trace_files
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 # Keys whose value may be a file, whose name is relative to that of the workload.
 FILES: Final[Mapping[str, Callable[[str], bool]]] = {
-    "matrix": is_matrix_file, "counts": is_matrix_file, "msccl": is_msccl_file, "placement": is_rank_file,
+    "matrix": is_matrix_file, "counts": is_matrix_file, "placement": is_rank_file,
+    **{word: of.is_file for word, of in file_options().items()},
 }  # fmt: skip
 _MOST_RANKS: Final = 1 << 20
 _KEYS: Final = ("compute", "collective", "matrix", "algorithm", "size", "ranks", "groups", "name", "after", "with")
@@ -323,7 +323,7 @@ class _StepsReader:
         return found
 
 
-_INSTEAD: Final = ("collective", "matrix", "msccl", "algorithm", "steps", "size", "split")  # what a trace states
+_INSTEAD: Final = ("collective", "matrix", "algorithm", "steps", "size", "split")  # what a trace states
 
 
 def _names(typed: Sequence[str], wrong: Wrong) -> tuple[str, ...]:

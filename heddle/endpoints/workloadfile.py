@@ -34,11 +34,11 @@ from heddle.endpoints.stepsfile import (
     typed_files,
     with_steps,
 )
-from heddle.traffic.collectives import patterns
+from heddle.traffic.collectives import file_options, patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
+from heddle.traffic.traces import is_trace, trace_ends
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
-from heddle_plugins.readers.traces import TRACES, is_trace
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FLAG: Final = "--workload"
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 # What a job runs: from the job, or all from beside `jobs`.
-_RUNS: Final = ("collective", "algorithm", "matrix", "msccl", "steps", "trace")
+_RUNS: Final = ("collective", "algorithm", "matrix", *file_options(), "steps", "trace")
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
@@ -184,7 +184,7 @@ class _Reader:
         keys = Keys(name, self._document.where(trail), places)
         slots = self._slots(keys, values)
         steps, ranks = self._steps((*trail, "steps") if "steps" in own else ("steps",), keys, values, slots)
-        if not steps and not values.keys() & {"collective", "matrix", "msccl"}:
+        if not steps and not values.keys() & {"collective", "matrix", *file_options()}:
             what = f"job {name}" if name else "the workload"
             hint = "write collective: all-reduce, matrix: all-to-all, or steps"
             if len(self._problems.found) == before:  # a key may be misspelt
@@ -228,9 +228,10 @@ class _Reader:
             plain["placement"] = beside(self._file, placement)
         if self._file and is_matrix_file(counts := plain.get("counts", "")) and "counts" not in self._typed:
             plain["counts"] = beside(self._file, counts)
-        if program := plain.get("msccl"):
-            plain.setdefault("collective", "msccl")
-            plain["msccl"] = self._beside(program)
+        for word, of in file_options().items():
+            if program := plain.get(word):
+                plain.setdefault("collective", of.collective)
+                plain[word] = self._beside(program)
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":
@@ -374,7 +375,7 @@ def _file(typed: str) -> Path:
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
     near = nearest(typed.partition(",")[0].partition(":")[0], [*workload_words(), *workloads()])
-    ends = ", ".join((".yml", ".csv", *TRACES))
+    ends = ", ".join((".yml", ".csv", *trace_ends()))
     hint = f"words: {', '.join(legal)};\nfiles of traffic/: {', '.join(workloads())};\nfiles end in {ends}"
     hint = f"did you mean {near}?" if near else hint
     if real(typed.partition(",")[0]).suffix in (".yml", ".yaml"):

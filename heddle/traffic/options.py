@@ -15,7 +15,7 @@ from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems, did_you_mean
 from heddle.base.units import parse_duration
 from heddle.traffic.admission import AdmissionOptions
-from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
+from heddle.traffic.collectives import Pattern, file_options, find_pattern, patterns, usual_algorithm
 from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.readers import (
@@ -31,7 +31,6 @@ from heddle.traffic.readers import (
 from heddle.traffic.sequence import PartSequence
 from heddle.traffic.tunables import pairs
 from heddle.wire.layout import DSCP_DATA, ECT0
-from heddle_plugins.readers.msccl import file_of
 
 Kind = TypeVar("Kind")
 QpMode = Literal["split", "round-robin"]
@@ -231,7 +230,7 @@ def describe(options: RunOptions) -> Sequence[str]:
     return (
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
-        *(f"file: {file_of(str(value))[0]}" for key, value in options.parameters if key == "msccl"),
+        *(f"file: {of.name(str(value))}" for key, value in options.parameters if (of := file_options().get(key))),
         *([f"channels: {many}"] if (many := dict(options.parameters).get("channels", 1)) != 1 else []),
         *([f"inside hosts: {gbps} Gb/s"] if (gbps := options.inside_gbps(options.pattern)) else []),
         f"QPs: {options.qps} ({options.qp_mode})",

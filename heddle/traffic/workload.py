@@ -16,6 +16,7 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
+from heddle.traffic.collectives import file_options
 from heddle.traffic.flow import MAX_SEATS, Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import is_order, place
@@ -95,7 +96,8 @@ class Job:
         """What it runs, as key and value: `collective`, `all-reduce`; `matrix`, `shift:4`; `msccl`, a file; `steps`."""
         if self.options.steps:
             return "steps", ""
-        of_files = [(key, str(value)) for key, value in self.options.parameters if key in ("matrix", "msccl")]
+        files = {"matrix", *file_options()}
+        of_files = [(key, str(value)) for key, value in self.options.parameters if key in files]
         return of_files[0] if of_files else ("collective", self.options.collective)
 
     @property

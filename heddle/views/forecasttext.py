@@ -77,7 +77,7 @@ def _head(result: Prediction) -> Iterator[str]:
 
 def _job(traffic: Traffic, fabric: Fabric) -> str:
     job, options = traffic.job, traffic.job.options
-    what = " ".join(job.runs) if job.runs[0] in ("matrix", "msccl") else f"{options.algorithm} {options.collective}"
+    what = f"{options.algorithm} {options.collective}" if job.runs[0] == "collective" else " ".join(job.runs)
     what = "its steps" if options.steps else what
     what += "" if options.transport == TRANSPORT else f" over {options.transport}"
     size = "" if names_bytes(what) else f" of {format_size(max(options.sizes))}"

@@ -413,10 +413,11 @@ class MscclProgram(ReducingPattern):
     collective = "msccl"
     algorithm = "xml"
     replaces = False
-    of_file = True
+    of_file = "msccl"
 
     msccl: Annotated[str, Declared(
         "MSCCL XML file with the program of all ranks", GROUP, reads=str, value="FILE", writes=file_of,
+        assistants=False,
     )] = ""  # fmt: skip
 
     @property

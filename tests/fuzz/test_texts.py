@@ -16,8 +16,8 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.demand import traffic_of
+from heddle.traffic.traces import Reading, read_trace
 from heddle_plugins.readers.sonic.fromsonic import import_sonic
-from heddle_plugins.readers.traces import Reading, read_trace
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_text
 from tests.marks import deep

@@ -7,10 +7,11 @@ Out: Steps, in the order of that rank, and the result in its array (pattern.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from heddle.base.declared import options_of
+from heddle.base.declared import OptionField, options_of
 from heddle.base.plugins import Registry
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.traffic.collectives.all_gather import DirectAllGather, RingAllGather
@@ -31,7 +32,7 @@ from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import DirectReduceScatter, RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
 
-__all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
+__all__ = ["Pattern", "Piece", "file_options", "find_pattern", "patterns", "usual_algorithm"]
 
 Value = str | int
 # A new collective needs its own file and one line here. The first algorithm of a collective is its default.
@@ -81,6 +82,34 @@ def patterns(*, of_files: bool = False) -> Mapping[tuple[str, str], Pattern]:
     return {(kind.collective, kind.algorithm): kind() for kind in kinds}
 
 
+@dataclass(frozen=True, slots=True)
+class FileOption:
+    """The option by which a collective names the user's file that has its program."""
+
+    collective: str
+    option: OptionField
+
+    def name(self, value: str) -> str:
+        """The name of the file, as typed. value: as typed, or with the text of the file (Pattern.bound)."""
+        return "".join(self.option.write(value))
+
+    def is_file(self, value: str) -> bool:
+        """Whether it is the name of a file, without its text."""
+        return bool(value) and self.name(value) == value
+
+
+@cache
+def file_options() -> Mapping[str, FileOption]:
+    """The options of all collectives that need a user's file, by their words, which are their names."""
+    kinds = [kind for kind in _ALL.values() if kind.of_file]
+    return {
+        each.word: FileOption(kind.collective, each)
+        for kind in kinds
+        for each in options_of(kind)
+        if each.name == kind.of_file
+    }
+
+
 def usual_algorithm(collective: str) -> str:
     """The default algorithm of a collective; empty for an unknown collective."""
     return next((a for c, a in patterns(of_files=True) if c == collective), "")
@@ -94,6 +123,9 @@ def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> P
     every = patterns(of_files=True)
     names = sorted({c for c, _ in every})
     if collective not in names:
+        for name in [*_ALL, *_ALL.absent()]:
+            if name.partition("/")[0] == collective:
+                _ALL[name]  # says why it cannot be used
         raise InputError(
             Problem("", f"--collective {collective}", "is not a supported collective", did_you_mean(collective, names))
         )

@@ -220,7 +220,8 @@ class Pattern:
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
-    hardware, and its packets stay within rails; 0: ranks of one host use their NICs. of_file: it needs a user's file.
+    hardware, and its packets stay within rails; 0: ranks of one host use their NICs. of_file: the parameter that
+    names a user's file, which has the program; empty if there is none.
     """
 
     collective: ClassVar[str]
@@ -231,7 +232,7 @@ class Pattern:
     once: ClassVar[bool] = False
     as_sends: ClassVar[bool] = False
     inside_gbps: ClassVar[int] = 0
-    of_file: ClassVar[bool] = False
+    of_file: ClassVar[str] = ""
 
     dtype: Annotated[DType, Declared(
         "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),

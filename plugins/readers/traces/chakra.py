@@ -20,13 +20,11 @@ from typing import Any, Final
 from heddle.base.problems import InputError, Problem
 from heddle.base.untrusted import check_values, parsed
 from heddle.traffic.collectives import find_pattern
+from heddle.traffic.traces import MOST_RANKS, Reading, Trace
 from heddle_plugins.readers.traces.graph import (
     LARGEST_TEXT,
     MOST_NODES,
-    MOST_RANKS,
     Kind,
-    Reading,
-    Trace,
     TraceGroup,
     TraceNode,
     barrier,

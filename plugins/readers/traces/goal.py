@@ -18,14 +18,12 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.traffic.traces import MOST_RANKS, Reading, Trace
 from heddle_plugins.readers.traces.graph import (
     MOST_NODES,
-    MOST_RANKS,
     NUMBER,
     Key,
     Kind,
-    Reading,
-    Trace,
     TraceNode,
     parts_of,
     read_lines,

@@ -14,8 +14,7 @@ import gzip
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from typing import Final, Literal, NamedTuple
@@ -25,8 +24,8 @@ from heddle.base.problems import InputError, Problem, Problems
 from heddle.traffic.collectives import Pattern, find_pattern, patterns
 from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import Part
+from heddle.traffic.traces import Reading
 
-MOST_RANKS: Final = 1 << 14
 MOST_NODES: Final = 1 << 20  # of all ranks
 MOST_PARTS: Final = 1 << 16
 LONGEST_S: Final = 86_400.0  # of one computation
@@ -75,60 +74,30 @@ class TraceNode:
     group: TraceGroup = _NO_GROUP
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a trace is read.
-
-    size_scale, time_scale: factors of all sizes and times. ranks: the number that the user wants; None: that of the
-    trace. storage: how many ranks are storage, for reads and writes of files. groups: JSON file with the ranks of each
-    communicator. skip_idle: ranks that neither send nor receive are left out, and the others numbered again. notes:
-    counts what was left out or changed.
-    """
-
-    size_scale: Fraction = Fraction(1)
-    time_scale: Fraction = Fraction(1)
-    ranks: int | None = None
-    storage: int = 1
-    groups: str = ""
-    skip_idle: bool = False
-    notes: Counter[str] = field(default_factory=Counter)
-
-    def noted(self) -> list[str]:
-        """The notes, each with its number."""
-        return [f"{number} {text}" for text, number in self.notes.items()]
-
-    def size(self, node: TraceNode, pattern: Pattern, ranks: int) -> int:
-        """The bytes that a pattern sends for the node's; 0 for none. InputError for too many."""
-        if not node.size:
-            self.notes["operations with 0 bytes are left out"] += 1
-            return 0
-        scaled = max(int(node.size * self.size_scale), min(node.size, LEAST_BYTES))
-        if scaled > MOST_SIZE:
-            raise InputError(Problem(node.where, node.what, f"has {scaled} bytes", "use a smaller scale"))
-        count = pattern.whole(ranks, scaled // pattern.element_bytes)
-        if not count:
-            self.notes["sizes are below the least of their collective, and raised to it"] += 1
-            count = 1
-            while not pattern.whole(ranks, count):
-                count *= 2
-            count = pattern.whole(ranks, count)
-        return count * pattern.element_bytes
-
-    def seconds(self, node: TraceNode) -> float:
-        """The time of a computation. InputError for one that is too long."""
-        found = float(node.seconds * self.time_scale)
-        if not 0 <= found <= LONGEST_S:
-            raise InputError(Problem(node.where, node.what, f"takes {found:g} s", "use a smaller time_scale"))
-        return found
+def size_of(reading: Reading, node: TraceNode, pattern: Pattern, ranks: int) -> int:
+    """The bytes that a pattern sends for the node's; 0 for none. InputError for too many."""
+    if not node.size:
+        reading.notes["operations with 0 bytes are left out"] += 1
+        return 0
+    scaled = max(int(node.size * reading.size_scale), min(node.size, LEAST_BYTES))
+    if scaled > MOST_SIZE:
+        raise InputError(Problem(node.where, node.what, f"has {scaled} bytes", "use a smaller scale"))
+    count = pattern.whole(ranks, scaled // pattern.element_bytes)
+    if not count:
+        reading.notes["sizes are below the least of their collective, and raised to it"] += 1
+        count = 1
+        while not pattern.whole(ranks, count):
+            count *= 2
+        count = pattern.whole(ranks, count)
+    return count * pattern.element_bytes
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A trace as read. ranks: with those of storage, which are the last."""
-
-    ranks: int
-    parts: tuple[Part, ...]
-    storage: int = 0
+def seconds_of(reading: Reading, node: TraceNode) -> float:
+    """The time of a computation. InputError for one that is too long."""
+    found = float(node.seconds * reading.time_scale)
+    if not 0 <= found <= LONGEST_S:
+        raise InputError(Problem(node.where, node.what, f"takes {found:g} s", "use a smaller time_scale"))
+    return found
 
 
 def transfer() -> Pattern:
@@ -303,7 +272,7 @@ class _Builder:
         """The number of a new part that sends; -1 if it would send nothing."""
         self._turn = turn
         pattern = node.pattern or transfer()
-        size = self._reading.size(node, pattern, len(ranks))
+        size = size_of(self._reading, node, pattern, len(ranks))
         return self._add(Part(node.what, ranks, pattern, size), node.where) if size else -1
 
     def _add(self, part: Part, where: str) -> int:
@@ -347,7 +316,7 @@ class _Builder:
         return frozenset((part,))
 
     def _compute(self, node: TraceNode, rank: int, waits: _Waits) -> _Waits:
-        if not (seconds := self._reading.seconds(node)):
+        if not (seconds := seconds_of(self._reading, node)):
             return waits
         return frozenset((self._add(Part(node.what, (rank,), seconds=seconds, after=tuple(waits)), node.where),))
 

@@ -16,12 +16,10 @@ from itertools import pairwise
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.traffic.traces import MOST_RANKS, Reading, Trace
 from heddle_plugins.readers.traces.graph import (
     MOST_NODES,
-    MOST_RANKS,
     NUMBER,
-    Reading,
-    Trace,
     TraceNode,
     parts_of,
     read_lines,

@@ -19,14 +19,14 @@ from typing import Final
 from heddle.base.problems import InputError, Problem
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.sequence import Part
+from heddle.traffic.traces import MOST_RANKS, Reading, Trace
 from heddle_plugins.readers.traces.graph import (
     MOST_PARTS,
-    MOST_RANKS,
     NUMBER,
-    Reading,
-    Trace,
     TraceNode,
     read_lines,
+    seconds_of,
+    size_of,
     transfer,
 )
 
@@ -158,7 +158,7 @@ class _Builder:
         if len(groups[0]) < 2:
             self._reading.notes["collectives of one rank send nothing"] += 1
         else:
-            size = self._reading.size(TraceNode(0, self._file, name, size=phase.size), pattern, len(groups[0]))
+            size = size_of(self._reading, TraceNode(0, self._file, name, size=phase.size), pattern, len(groups[0]))
         if size:
             found = [self._add(Part(name, ranks, pattern, size, after=self._last)) for ranks in groups]
             if beside:
@@ -168,7 +168,7 @@ class _Builder:
 
     def _compute(self, name: str, seconds: float) -> None:
         """A computation of all ranks; after collectives, also one without time, so that few parts wait for many."""
-        seconds = self._reading.seconds(TraceNode(0, self._file, name, seconds=seconds))
+        seconds = seconds_of(self._reading, TraceNode(0, self._file, name, seconds=seconds))
         if seconds or len(self._last) > 1:
             self._last = (self._add(Part(name, tuple(range(self._ranks)), seconds=seconds, after=self._last)),)
 
@@ -178,7 +178,7 @@ class _Builder:
             return
         self._compute(name, 0.0)
         node = TraceNode(0, self._file, name, size=self._stage_bytes)
-        size = self._reading.size(node, transfer(), 2)
+        size = size_of(self._reading, node, transfer(), 2)
         sent = [self._add(Part(f"pipeline {name}", pair, transfer(), size, after=self._last)) for pair in pairs]
         self._last = (*self._last, *sent)
         self._reading.notes["pipeline transfer of each direction stands for all of an iteration"] = 1

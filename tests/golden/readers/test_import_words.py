@@ -19,9 +19,9 @@ def test_an_import_prints_exactly_these_tables_and_its_file_is_a_fabric(
 ) -> None:
     monkeypatch.chdir(HERE)
     found = import_sonic("config_db.json", "zone")
-    golden("sonic/tables.log", f"{import_text(found.rows)}\n")
+    golden("readers/sonic/tables.log", f"{import_text(found.rows)}\n")
     text = fabric_yaml(found.data, found.sources, ["./inv import sonic config_db.json --onto zone"])
-    golden("sonic/zone.yml", text)
+    golden("readers/sonic/zone.yml", text)
     file = tmp_path / "zone.yml"
     file.write_text(text)
     queues = load_fabric(str(file)).fabric.policy.queues

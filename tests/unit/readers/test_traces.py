@@ -14,8 +14,9 @@ from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.traffic.plan import bound_steps, build_plan
 from heddle.traffic.sequence import PartSequence, note_of
+from heddle.traffic.traces import Reading, read_trace
 from heddle.traffic.workload import Job
-from heddle_plugins.readers.traces import Reading, goal, read_trace
+from heddle_plugins.readers.traces import goal
 from tests.traces import (
     COLL,
     COMP,
