@@ -287,9 +287,9 @@ def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderRe
     import json
 
     from heddle.views.graph import write_file
-    from heddle.views.report.page import report_html
     from heddle_plugins.experiments.benchmarkreport import benchmark_report
     from heddle_plugins.experiments.experimentpicture import draw
+    from heddle_plugins.experiments.experimentreport import experiments_html
 
     def write(file: str, content: bytes) -> None:
         name = f"{directory.rstrip('/')}/{file}"
@@ -304,7 +304,7 @@ def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderRe
         write(f"{name}-runs.csv", each.runs_csv().encode())
         if each.rows:
             write(f"{name}.svg", draw("svg", each))
-    write("report.html", report_html([], None, results).encode())
+    write("report.html", experiments_html(results).encode())
     if folder is not None and folder.folder.spec.report is not None:
         write(f"{folder.folder.name}.md", benchmark_report(folder).encode())
     return written

@@ -1,6 +1,7 @@
 """What a section of the report is: a title, a template, and the function that gives the template its values.
 
-A feature adds a section with a template in templates/report, a function here, and its line in SECTIONS (page.py).
+A feature of the core adds a section with a template in templates/report, a function here, and its line in SECTIONS
+(page.py). A plugin registers one as a part of kind `section`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
@@ -26,12 +28,28 @@ class NotCarriedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a run's part. key: of its element's ID. template: in templates/report, without its ending."""
+    """One section of a run's part. key: of its element's ID. template: its file without `.html.j2`.
+
+    The file is in templates/report; that of a plugin is in the folder `templates` beside the module of `values`, and
+    can include those of templates/report. after: key of the core's section that it follows; empty: it is at the end.
+    """
 
     key: str
     title: str
     template: str
     values: Callable[[StoredRun], Values]
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """What stands above the runs, as a comparison. key, title, template: as of a Section. templates: a plugin's own."""
+
+    key: str
+    title: str
+    template: str
+    values: Values
+    templates: Path | None = None
 
 
 def counted(value: float | None) -> str:

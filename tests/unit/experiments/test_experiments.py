@@ -14,8 +14,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.runs.results import ProofSummary
-from heddle.views.report.page import report_html
 from heddle_plugins.experiments.experimentpicture import draw
+from heddle_plugins.experiments.experimentreport import experiments_html
 from heddle_plugins.experiments.experimenttext import folder_text, result_text
 from heddle_plugins.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
@@ -79,7 +79,7 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
     assert "all ecmp=flow qps=16" in text and "sign only" in text
     document = json.loads(json.dumps(result.to_json()))
     assert document["ok"] and len(document["runs"]) == 4 and document["runs"][0]["figures"]["mmr"] > 0
-    page = report_html([], None, [result])
+    page = experiments_html([result])
     assert "<svg" in page and "Hashing modes" in page
     assert draw("svg", result) == draw("svg", result)
     assert result.checks_csv().count("\n") == 7 and "experiment,run,point,repeat,figure,value" in result.runs_csv()
@@ -620,7 +620,7 @@ def test_dollar_signs_of_texts_are_drawn_as_they_are(tmp_path: Path) -> None:
     text = OWN.replace("Random flows", '"cost $5 and $6, a $x_{ b$"').replace("published", 'unit: "$^{", published')
     picture = draw("svg", Running(loaded(tmp_path, text), Silent()).run()).decode()
     assert "cost $5 and $6, a $x_{ b$" in picture and "$^{" in picture
-    assert "<svg" in report_html([], None, [Running(loaded(tmp_path, text), Silent()).run()])
+    assert "<svg" in experiments_html([Running(loaded(tmp_path, text), Silent()).run()])
 
 
 def test_a_stored_run_has_a_directory_of_its_own() -> None:
