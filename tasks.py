@@ -21,7 +21,6 @@ from heddle.cli.machine_verbs import image, setup
 from heddle.cli.fabric_verbs import up, status, inspect
 from heddle.cli.exec_verb import exec_
 from heddle.cli.fabric_verbs import validate, down, render
-from heddle.cli.fabric_verbs import import_
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
@@ -29,13 +28,10 @@ from heddle.cli.exec_verb import launch
 from heddle.cli.fault_verb import fault
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
-from heddle.cli.paths_verb import te
 from heddle.cli.predict_verb import predict
-from heddle.cli.predict_verb import place
 from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
-from heddle.cli.fabric_verbs import diagnose
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain

@@ -45,6 +45,7 @@ KINDS: Final[Mapping[str, str]] = {
     "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
+    "section": "a section of a run in the report: heddle.views.report.section.Section",
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"

@@ -1,16 +1,15 @@
-"""The verbs for whole labs: up, status, inspect, validate, diagnose, down; render and import, which start nothing."""
+"""The verbs for whole labs: up, status, inspect, validate, down; and render, which starts nothing."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from heddle.base import state
 from heddle.base.extras import KUBERNETES
 from heddle.base.files import real
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
@@ -227,7 +226,6 @@ def render(
     """
     from pathlib import Path
 
-    from heddle.base.files import real
     from heddle.fabric.fabricfile import load_fabric
     from heddle.host.engine.binary import installed_version
     from heddle.render.dialects import render_options
@@ -320,71 +318,3 @@ def down(
         text = "\n".join([text, *(f"lab {each.lab} {each.text()}: it is left" for each in other_labs())])
     runs = {name: each.runs for name, each in removed.items() if each.runs}
     out.result({"down": list(removed), **({"runs": runs} if runs else {})}, text)
-
-
-IMPORTS: Final = ("sonic",)
-
-
-@verb(name="import", group="Lab", help=words.IMPORT, files_in=["file", "onto"], files_out=["out_"])
-def import_(
-    out: Console, kind: str, file: str, onto: str = "zone", out_: str | None = None, set_: Sequence[str] = ()
-) -> None:
-    """Apply a switch's configuration to a fabric: queues, PFC and hashing of SONiC's config_db.json. Start nothing.
-
-    Each key is applied, or listed as not modelled, with its line and the reason. --out writes a fabric file for ./inv
-    up. Without it, the command with --set is printed. docs/sonic.md lists the keys.
-    """
-    from heddle.traffic.inflight import xoff_not_reached
-    from heddle.views.graph import check_target, write_file
-    from heddle_plugins.readers.importtext import fabric_yaml, import_text, up_command
-    from heddle_plugins.readers.sonic.fromsonic import import_sonic
-
-    if kind not in IMPORTS:
-        raise InputError(Problem("", f"./inv import {kind}", "is not a format", did_you_mean(kind, IMPORTS)))
-    if out_ is not None:
-        check_target(real(out_), out_)
-    found = import_sonic(file, onto, set_)
-    warnings = [*found.fabric.policy.queues.late_marks, *xoff_not_reached(found.fabric)]
-    for each in warnings:
-        out.observer.warn(each)
-    rows = [each.to_json() for each in found.rows]
-    data = {"onto": onto, "out": out_, "settings": found.settings, "keys": rows, "warnings": warnings}
-    if out_ is None:
-        end = up_command(onto, found.data, found.settings, set_)
-    else:
-        typed = [f"./inv import {kind}", shlex.quote(file), "--onto", shlex.quote(onto)]
-        head = " ".join([*typed, *(f"--set {shlex.quote(each)}" for each in set_)])
-        write_file(real(out_), fabric_yaml(found.data, found.sources, [head]).encode(), out_)
-        end = f"wrote {out_}: run ./inv up {shlex.quote(out_)}"
-    out.result(data, f"{import_text(found.rows)}\n\n{end}")
-
-
-@verb(
-    group="Results",
-    help={"no_probes": "send no packets: judge only what was recorded, and the state of the lab"},
-    root=True,
-    tool=Tool(
-        "Find why a run was slow or failed: a cause with its object, how certain it is, the evidence, and what was "
-        "ruled out. Sends probes over all paths of a running lab when counters do not decide.",
-        runs=("run",),
-    ),
-)
-def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_probes: bool = False) -> None:
-    """Find why a run was slow or failed: a cause, its evidence, and what was ruled out.
-
-    The run is the last one, or --run ID; while a run is measured, or without any, the lab is watched for a second
-    instead. It reads counters, states, queues, times and the checks of validate, never the record of faults that were
-    set. Where they do not decide, it sends probes over every link. The exit code is 0 with and without a cause.
-    """
-    from heddle.lab.opening import open_lab
-    from heddle.runs.store import History
-    from heddle_plugins.engineering.diagnosis.diagnosis import diagnose as judge
-    from heddle_plugins.engineering.diagnosistext import diagnosis_text
-
-    where = open_lab(lab)
-    history = History.of(where)
-    measured = history.writing()
-    watched = run is None and (measured or history.last() is None)
-    stored = None if watched else history.open(run)
-    found = judge(stored, where, None if no_probes or measured else out.observer)
-    out.result(found.to_json(), diagnosis_text(found))

@@ -68,13 +68,6 @@ GRAPH: Final[Options] = {
     "out": "file to write (default: LAB.svg; text kinds go to stdout)",
 }
 
-IMPORT: Final[Options] = {
-    "kind": Option("the format of the file: sonic", "heddle.cli.fabric_verbs:IMPORTS", closed=True),
-    "file": "a switch's config_db.json",
-    "onto": Option("the preset or fabric file that gets the keys", "heddle.spec.load:presets", listed="presets:"),
-    "out": "fabric file to write",
-    "set": "a key of the fabric file that has priority over the imported ones; can be repeated",
-}
 
 KUBERNETES: Final = group(
     "Kubernetes",

@@ -51,7 +51,7 @@ from heddle_plugins.engineering.mincut import (
     packed_hosts,
     search,
 )
-from heddle_plugins.readers.nccldumps import DumpedHost, on_hosts
+from heddle_plugins.engineering.nccldumps import DumpedHost, on_hosts
 
 MINCUT: Final = "min-cut"
 NCCL: Final = "nccl"

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,6 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many, some_of, table
 from heddle.base.units import parse_duration
 from heddle.cli.console import Console
-from heddle.cli.paths_verb import TeWords
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 
@@ -32,6 +32,18 @@ if TYPE_CHECKING:
 _INTERVAL: Final = "30s"
 _ROWS: Final = 16
 _PATIENCE_S: Final = 5.0  # for a controller to end
+
+
+@dataclass(frozen=True, slots=True)
+class TeWords:
+    """The words after `./inv te ACTION`."""
+
+    lab: str | None = None
+    run: str | None = None
+    interval: str | None = None
+    workload: str | None = None
+    out: str | None = None
+    all: bool = False
 
 
 def apply(out: Console, asked: TeWords) -> None:

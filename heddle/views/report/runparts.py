@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from heddle.base.tables import Table, flat, some_of, value_text
+from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes, format_size
 from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
@@ -84,26 +84,6 @@ def _doubts(run: StoredRun) -> list[str]:
     if state is not None and state.word != "converged":
         found.append(f"the fabric was {state.word} during this run")
     return [*found, *outcome.warnings]
-
-
-def diagnosis(run: StoredRun) -> Values:
-    """The verdict of a diagnosis from the files of the run alone, with its evidence and what it ruled out."""
-    from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, diagnose
-    from heddle_plugins.engineering.diagnosistext import verdict_text
-
-    if run.fabric.value is None:
-        raise NotCarriedError(run.fabric.why)
-    found = diagnose(run, None)
-    verdict, rest = found.verdict, found.findings[1:]
-    rows = [(CAUSES[name].words, "ruled out", why) for name, why in found.ruled_out.items()]
-    rows += [(CAUSES[name].words, "not judged", why) for name, why in found.not_checked.items()]
-    others = tuple((each.what, each.confidence, some_of([line.text for line in each.evidence])) for each in rest)
-    return {
-        "good": not found.fault, "verdict": f"{verdict_text(found)}.",
-        "evidence": [] if verdict is None else [f"{each.text} ({each.source})" for each in verdict.evidence],
-        "others": Table("Other findings", ("finding", "certain", "evidence"), others) if others else None,
-        "checked": Table("Other causes", ("cause", "result", "why"), tuple(rows)),
-    }  # fmt: skip
 
 
 def results(run: StoredRun) -> Values:

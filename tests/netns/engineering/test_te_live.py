@@ -14,7 +14,6 @@ import pytest
 from heddle.base import owners, state
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
-from heddle.cli.paths_verb import TeWords
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import changes_of_run, engineered, put_in_force, take_out
@@ -25,6 +24,7 @@ from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 from heddle.traffic.options import RunOptions
 from heddle_plugins.engineering import te_live
+from heddle_plugins.engineering.te_live import TeWords
 from tests.conftest import FabricLab
 from tests.machine import until
 from tests.netns.collectives import proven, ran, run_and

@@ -15,7 +15,6 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.console import Console
-from heddle.cli.paths_verb import TeWords
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
@@ -30,7 +29,7 @@ from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.flow import Flow
 from heddle_plugins.engineering import te_live
 from heddle_plugins.engineering.te import TeDemand, TeLink, plan, worth
-from heddle_plugins.engineering.te_live import demand_of
+from heddle_plugins.engineering.te_live import TeWords, demand_of
 from heddle_plugins.engineering.tetext import plan_text
 
 EIGHT: dict[str, Any] = {"racks": 8, "ctsw": 8, "hosts_per_rack": 8}

@@ -10,7 +10,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle_plugins.engineering.mincut import free_hosts
-from heddle_plugins.readers.nccldumps import on_hosts, read_dumps
+from heddle_plugins.engineering.nccldumps import on_hosts, read_dumps
 
 HEAD = '<graph id="0" pattern="4" crossnic="0" nchannels="2" speedintra="40" speedinter="24" typeintra="NVL">'
 
