@@ -30,4 +30,4 @@ def _diagnosis(run: StoredRun) -> Values:
     }  # fmt: skip
 
 
-DIAGNOSIS: Final = Section("diagnosis", "Diagnosis", "diagnosis", _diagnosis)
+DIAGNOSIS: Final = Section("diagnosis", "Diagnosis", "diagnosis", _diagnosis, after="paths")
