@@ -46,6 +46,9 @@ KINDS: Final[Mapping[str, str]] = {
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
     "section": "a section of a run in the report: heddle.views.report.section.Section",
+    "measure": "a measure of experiments: an instance of heddle.runs.measuring.Measure",
+    "change": "a live change of a lab for a run of an experiment, by its key: a function of the Lab, the run's keys "
+    "and its Workload, None of a measure",
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"

@@ -13,6 +13,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
+from heddle.runs.measuring import Measuring
 from heddle.runs.results import ProofSummary
 from heddle_plugins.experiments.experimentpicture import draw
 from heddle_plugins.experiments.experimentreport import experiments_html
@@ -23,7 +24,6 @@ from heddle_plugins.experiments.finding import experiments_shipped, files_of_exp
 from heddle_plugins.experiments.folders import folders_shipped, load_folder
 from heddle_plugins.experiments.loading import Experiment, load_experiment
 from heddle_plugins.experiments.measures import MEASURES
-from heddle_plugins.experiments.measuring import Measuring
 from heddle_plugins.experiments.needs import NEEDS
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle_plugins.experiments.running import Running, directory_name, plan_text
