@@ -35,6 +35,9 @@ def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
     html = report_html([run])
     places = [html.index(f'id="{run.name}-{section.key}"') for section in sections()]
     assert places == sorted(places)
+    named = [section.key for section in sections()]
+    assert named[named.index("paths") + 1] == "diagnosis", "of a plugin, which names the section before it"
+    assert named[-1] == "reproduce"
     text = html
     assert len(text) < 700_000
     for said in ("k = 4000", "emulated", "8.4.4", "A Processor", "queues.ecn.kmin", "./inv run --lab zone"):
