@@ -30,13 +30,10 @@ from heddle.cli.fault_verb import fault
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
 from heddle.cli.predict_verb import predict
-from heddle.cli.predict_verb import check
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
 from heddle.cli.runs_verb import compare, export, report, runs
-from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
-from heddle.cli.tour_verb import workshop
 from heddle.cli.machine_verbs import vm
 from heddle.cli.serving_verbs import mcp
 from heddle.cli.plugin_verb import plugin

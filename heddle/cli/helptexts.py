@@ -191,19 +191,6 @@ INSPECT: Final[Options] = {
     "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
-WORKSHOP: Final[Options] = {
-    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.tour_verb:ACTIONS"),
-    "what": Option(
-        "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
-        "heddle_plugins.workshop.catalogue:unit_ids",
-    ),
-    "runtime": f"{_RUNTIME} (with start; default: netns)",
-    "name": "with start: name of the lab, in place of unit02",
-    "fresh": "with start: begin again with a new lab, without hints and answers",
-    "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
-    "out": "with result: file to write, to hand in",
-}
-
 PLOT: Final[Options] = {
     "what": Option(
         "what to draw: queues (their depth over time), or run (bandwidth, uplinks, iterations)",

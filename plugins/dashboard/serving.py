@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from heddle.base import resources
+from heddle.base.plugins import folder
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.base.version import VERSION
 from heddle.lab.faults.orders import all_rows
@@ -125,8 +125,7 @@ async def _asset(request: Request) -> Response:
     name = request.path_params.get("name", _PAGE)
     if name not in ASSETS:
         return JSONResponse({"error": f"there is no file {name}", "problems": []}, 404)
-    file = resources.HERE.content(resources.TEMPLATES) / "dashboard" / name
-    return Response(file.read_bytes(), media_type=ASSETS[name])
+    return Response((folder("dashboard") / "templates" / name).read_bytes(), media_type=ASSETS[name])
 
 
 def _login(access: PageAccess) -> _Handler:

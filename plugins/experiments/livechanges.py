@@ -1,4 +1,4 @@
-"""Changes of a running lab for one run of an experiment: hashing, thresholds, links down, drains, TE.
+"""Changes of a running lab for one run of an experiment: hashing, thresholds, links down, drains, those of plugins.
 
 In:  RunSpec, checked against its fabric before anything is brought up; then the lab.
 Out: a with block with the changes; after it the lab is as its fabric file describes it.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.model import matching_names
@@ -45,6 +46,7 @@ def wrong_changes(fabric: Fabric, spec: RunSpec) -> Iterator[tuple[str, Problem]
         "queues": lambda: thresholds.changed(fabric, fabric.policy.queues, _settings(spec)),
         "down": lambda: downs(fabric, spec),
         "drain": lambda: drains(fabric, spec),
+        "te": lambda: CHANGES["te"],
     }
     for key, check in checks.items():
         try:
@@ -54,32 +56,38 @@ def wrong_changes(fabric: Fabric, spec: RunSpec) -> Iterator[tuple[str, Problem]
             yield from ((key, each) for each in error.problems)
 
 
+# What makes a change of a lab for a run; None: the run is a measure.
+Change = Callable[["Lab", "RunSpec", "Workload | None"], object]
+
+
 @contextmanager
 def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -> Iterator[None]:
-    """The changes, for a with block. workload: what `te` plans for. CheckError when the lab cannot be restored."""
+    """The changes, for a with block. workload: what the run sends. CheckError when the lab cannot be restored."""
     try:
-        if spec.hashing is not None:
-            rehash.set_hashing(lab, spec.hashing.mode, seed=spec.hashing.seed)
-        if spec.queues:
-            thresholds.set_queues(lab, _settings(spec))
-        if spec.down:
-            outages.link_down(lab, *downs(lab.fabric, spec))
-        if spec.drain:
-            outages.drain(lab, *drains(lab.fabric, spec))
-        if spec.te and workload is not None:
-            _engineer(lab, workload)
+        for key, change in CHANGES.items():
+            if getattr(spec, key, None):
+                change(lab, spec, workload)
         yield
     finally:
         restore_configured(lab)
 
 
-def _engineer(lab: Lab, workload: Workload) -> None:
-    """Exact-match entries for one iteration of the workload, on the routes of now."""
-    from heddle.lab.rehash import put_in_force
-    from heddle_plugins.engineering.te import PARTS, of_workload, plan_for
+def _set_hashing(lab: Lab, spec: RunSpec, _: Workload | None) -> None:
+    if spec.hashing is not None:
+        rehash.set_hashing(lab, spec.hashing.mode, seed=spec.hashing.seed)
 
-    now = lab.snapshot(PARTS)
-    put_in_force(lab, plan_for(lab, of_workload(lab, workload), now).tables, "experiment", now.hashing)
+
+# Key of RunSpec -> what makes the change, in this order.
+CHANGES: Final[Registry[Change]] = Registry(
+    "change",
+    {
+        "hashing": _set_hashing,
+        "queues": lambda lab, spec, _: thresholds.set_queues(lab, _settings(spec)),
+        "down": lambda lab, spec, _: outages.link_down(lab, *downs(lab.fabric, spec)),
+        "drain": lambda lab, spec, _: outages.drain(lab, *drains(lab.fabric, spec)),
+    },
+    having("__call__"),
+)
 
 
 def _settings(spec: RunSpec) -> list[str]:

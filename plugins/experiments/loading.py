@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.files import beside
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.fabric.hashmodes import PREDICTED
+from heddle.runs.measuring import Measure
 from heddle.runs.parts import PARTS
 from heddle.spec.yamlfile import Document, Mark, Trail, dotted, parse, read_text
 from heddle_plugins.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
@@ -28,7 +29,6 @@ from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFL
 from heddle_plugins.experiments.finding import READING, is_file
 from heddle_plugins.experiments.livechanges import wrong_changes
 from heddle_plugins.experiments.measures import MEASURES
-from heddle_plugins.experiments.measuring import Measure
 from heddle_plugins.experiments.needs import NEEDS
 from heddle_plugins.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 
@@ -282,9 +282,14 @@ class _Reader:
     def _measure(self, name: str, spec: RunSpec) -> Measure | None:
         if spec.measure is None:
             return None
-        found = MEASURES.get(spec.measure)
-        if found is None:
+        try:
+            found = MEASURES[spec.measure]
+        except KeyError:
             self._wrong(("runs", name, "measure"), "is not a measure", did_you_mean(spec.measure, MEASURES))
+            return None
+        except InputError as error:  # of a plugin that is not here
+            where = self._document.where(("runs", name, "measure"))
+            self.problems.found += [replace(each, where=where) for each in error.problems]
             return None
         for key, value in spec.options.items():
             trail = ("runs", name, "options", key)
@@ -371,7 +376,8 @@ class _Reader:
         """ExpressionError for a figure that its run cannot have."""
         run = self._spec.runs[call.run]
         if run.measure is not None:
-            legal = [*MEASURES[run.measure].figures] if run.measure in MEASURES else [call.figure]
+            known = MEASURES.usable().get(run.measure)  # an unknown one is reported with its run
+            legal = [*known.figures] if known is not None else [call.figure]
         elif run.offline:
             legal = [*OFFLINE]
         else:

@@ -20,10 +20,10 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, first_lines, machine_errors
 from heddle.base.tables import many
 from heddle.base.userfiles import as_caller
+from heddle.runs.measuring import Measuring
 from heddle_plugins.experiments.figures import LiveFigures, OfflineFigures, OwnFigures, RunFigures
 from heddle_plugins.experiments.livechanges import changed_for_run, downs, drains
 from heddle_plugins.experiments.loading import Experiment, Variant
-from heddle_plugins.experiments.measuring import Measuring
 from heddle_plugins.experiments.needs import missing
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 

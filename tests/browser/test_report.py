@@ -18,7 +18,7 @@ from heddle.runs.compare import compare
 from heddle.runs.run import run
 from heddle.runs.store import History, open_runs
 from heddle.traffic.options import RunOptions
-from heddle.views.report.page import SECTIONS, report_html
+from heddle.views.report.page import report_html, sections
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 
@@ -70,7 +70,7 @@ def opened(browser: Browser, page: Path) -> None:
 @pytest.mark.root
 def test_every_section_and_every_chart_is_drawn(browser: Browser, pages: dict[str, Path]) -> None:
     opened(browser, pages["ring"])
-    assert [each.text for each in browser.all("article h3")] == [section.title for section in SECTIONS]
+    assert [each.text for each in browser.all("article h3")] == [section.title for section in sections()]
     assert len(browser.all("svg.fabric g.link")) == 2 * 4 + 4
     assert len(browser.all("svg.fabric g.node")) == 2 + 4 + 4
     assert len(browser.all("figure.chart")) == 2

@@ -21,7 +21,7 @@ from heddle.runs.store import open_runs
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
-from heddle.views.report.page import SECTIONS, report_html
+from heddle.views.report.page import report_html, sections
 from heddle.views.report.runparts import run_commands
 from heddle.views.style import ON_DARK
 from tests.unit import run_samples as samples
@@ -33,8 +33,11 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
     run = keep(tmp_path)
     html = report_html([run])
-    places = [html.index(f'id="{run.name}-{section.key}"') for section in SECTIONS]
+    places = [html.index(f'id="{run.name}-{section.key}"') for section in sections()]
     assert places == sorted(places)
+    named = [section.key for section in sections()]
+    assert named[named.index("paths") + 1] == "diagnosis", "of a plugin, which names the section before it"
+    assert named[-1] == "reproduce"
     text = html
     assert len(text) < 700_000
     for said in ("k = 4000", "emulated", "8.4.4", "A Processor", "queues.ecn.kmin", "./inv run --lab zone"):

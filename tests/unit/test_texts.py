@@ -13,12 +13,13 @@ from typing import Final
 import pytest
 
 import tasks
-from heddle.cli import capture_live, nccltests, predict_verb, tuner_verb
+from heddle.cli import capture_live, nccltests, tuner_verb
 from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
 from heddle.lab import outages
 from heddle.switch.links.cuts import TUNNEL_PORT
+from heddle_plugins.experiments import verbs as experiment_verbs
 from heddle_plugins.workshop.catalogue import unit_ids
 from tests.bench import order
 
@@ -92,7 +93,7 @@ WRITTEN: Final = {
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
-    ("check", "--workload"): predict_verb._USUAL,
+    ("check", "--workload"): experiment_verbs._USUAL,
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
     from heddle.runs.stored import StoredRun
 
+
 def _fits(name: str, found: Any) -> str:
     return "" if isinstance(found, Section) and found.key == name else f"it is no Section of the key {name}"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.base.problems import CheckError, Problem
-from heddle_plugins.experiments.measuring import Measure, Measuring
+from heddle.runs.measuring import Measure, Measuring
 
 _STEPS: Final = 400  # points of time at which rates are compared
 _FAIR: Final = 0.95

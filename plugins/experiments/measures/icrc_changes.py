@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.runs.measuring import Measure, Measuring
 from heddle.wire import layout as wire
 from heddle.wire.icrc import verdict
-from heddle_plugins.experiments.measuring import Measure, Measuring
 
 _IP: Final = 14  # offset of the IP header in a frame
 # Figure -> the byte of the IPv4 packet whose lowest bit is inverted.

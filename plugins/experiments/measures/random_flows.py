@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from heddle.predict.statistics import max_over_mean
-from heddle_plugins.experiments.measuring import Measure, Measuring
+from heddle.runs.measuring import Measure, Measuring
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from heddle.runs.measuring import Measure, Measuring
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunOutcome
-from heddle_plugins.experiments.measuring import Measure, Measuring
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

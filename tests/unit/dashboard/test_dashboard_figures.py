@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from heddle.base.ethernet import CLASSES
+from heddle.base.plugins import folder
 from heddle.base.problems import InputError
-from heddle.base.resources import HERE, TEMPLATES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Port
@@ -172,7 +172,8 @@ def test_metrics_follow_the_conventions_of_prometheus_and_are_documented() -> No
     # Every metric is in the page about it and every one of the dashboard for grafana is exported.
     text = (Path(__file__).resolve().parents[3] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
-    panels = json.loads((HERE.content(TEMPLATES) / "grafana" / "heddle.json").read_text(encoding="utf-8"))["panels"]
+    board = folder("dashboard") / "templates" / "grafana" / "heddle.json"
+    panels = json.loads(board.read_text(encoding="utf-8"))["panels"]
     for target in (target for panel in panels for target in panel["targets"]):
         names = set(re.findall(r"\b(?:heddle|nccl)_[a-z_]+", target["expr"]))
         assert names, target

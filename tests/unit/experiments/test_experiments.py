@@ -10,10 +10,14 @@ from typing import Any, Final
 
 import pytest
 
+from heddle.base import plugins
 from heddle.base.events import Silent
+from heddle.base.plugins import Registry
 from heddle.base.problems import InputError
 from heddle.cli.program import main
+from heddle.runs.measuring import Measuring
 from heddle.runs.results import ProofSummary
+from heddle_plugins.experiments import livechanges, loading
 from heddle_plugins.experiments.experimentpicture import draw
 from heddle_plugins.experiments.experimentreport import experiments_html
 from heddle_plugins.experiments.experimenttext import folder_text, result_text
@@ -23,7 +27,6 @@ from heddle_plugins.experiments.finding import experiments_shipped, files_of_exp
 from heddle_plugins.experiments.folders import folders_shipped, load_folder
 from heddle_plugins.experiments.loading import Experiment, load_experiment
 from heddle_plugins.experiments.measures import MEASURES
-from heddle_plugins.experiments.measuring import Measuring
 from heddle_plugins.experiments.needs import NEEDS
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle_plugins.experiments.running import Running, directory_name, plan_text
@@ -132,6 +135,27 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
 def test_every_error_has_its_line_and_a_reason(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert OFF.count(old) >= 1
     assert words in said(tmp_path, OFF.replace(old, new, 1))
+
+
+def test_a_change_or_a_measure_of_a_plugin_that_is_not_here_names_the_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, table in ((livechanges, "CHANGES"), (loading, "MEASURES")):
+        registry = getattr(module, table)
+        monkeypatch.setattr(module, table, Registry(registry.kind, registry.core))  # nothing is loaded yet
+    monkeypatch.setattr(plugins, "_there", lambda plugin: plugin != "engineering")
+    text = """
+title: TE
+fabric: tiny
+runs:
+  a: {run: {collective: all-reduce, size: 64K}, te: true}
+  b: {measure: te_removed}
+checks: {c: busbw(a), d: plan_s(b)}
+"""
+    assert [line for line in said(tmp_path, text).splitlines() if "hint" not in line] == [
+        "x.yml:5  change te is a part of the plugin engineering, which is not in this installation",
+        "x.yml:6  measure te_removed is a part of the plugin engineering, which is not in this installation",
+    ]
 
 
 @pytest.mark.parametrize(

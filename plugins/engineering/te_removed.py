@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from heddle_plugins.experiments.measuring import Measure, Measuring
+from heddle.runs.measuring import Measure, Measuring
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
