@@ -38,6 +38,10 @@ def test_heddle_runs_from_its_layer(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out").is_dir()
+    listed = subprocess.run(
+        [sys.executable, "-P", str(program), "craft", "--list"], capture_output=True, text=True, env=env, check=True
+    )
+    assert "RC_RDMA_WRITE_ONLY" in listed.stdout, "a verb of a plugin"
     said = subprocess.run(
         [sys.executable, "-P", str(program), "--version"], capture_output=True, text=True, env=env, check=True
     )
