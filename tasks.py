@@ -27,6 +27,7 @@ from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
 from heddle.cli.exec_verb import launch
 from heddle.cli.fault_verb import fault
+from heddle.cli.capture_verb import capture
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
 from heddle.cli.paths_verb import te
@@ -40,7 +41,6 @@ from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
 from heddle.cli.tour_verb import workshop
-from heddle.cli.machine_verbs import vm
 from heddle.cli.serving_verbs import mcp
 from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint

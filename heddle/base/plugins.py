@@ -23,11 +23,11 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.base.resources import HERE, PLUGINS
@@ -44,6 +44,9 @@ KINDS: Final[Mapping[str, str]] = {
     "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
+    "place": "a kind of place: a function of the text of --place and where it is from, giving heddle.places.call.Place",
+    "doctor": "a row of `doctor`: a function that returns heddle.host.doctor.Check",
+    "call": "a function that other parts call by its name",
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
@@ -140,6 +143,13 @@ def missing(kind: str, name: str) -> Problem | None:
         each.problem for each in _found().refused if each.part and (each.part.kind, each.part.name) == (kind, name)
     ]
     return found[0] if found else None
+
+
+def function(name: str, needed_by: str) -> Callable[..., Any]:
+    """A part of kind `call`. needed_by: what the user asked for, named in the InputError when the part is not here."""
+    if (problem := missing("call", name)) is not None:
+        raise InputError(replace(problem, what=needed_by))
+    return cast(Callable[..., Any], parts("call")[name].load())
 
 
 def refused() -> list[Refused]:

@@ -22,7 +22,7 @@ from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.lab.imported.choose import files_of
-from heddle.places.call import Address, parse_address
+from heddle_plugins.places.address import Address, parse_address
 from heddle.places.choice import place_for
 from heddle_plugins.places import server
 from heddle_plugins.places.server import manifest_there, remove, unpack
