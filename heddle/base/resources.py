@@ -5,7 +5,7 @@ Heddle is used in one of two layouts, and this module is the only one that knows
     checkout   ROOT/topologies, templates, traffic, labs, docs beside ROOT/heddle; ROOT/tasks.py has the verbs
     wheel      the same folders and files are package data, heddle/_content/topologies and so on; there is no ROOT
 
-Heddle's own plugins are the package `heddle_plugins` beside `heddle` in both; in a checkout it is a link to ROOT/plugins.
+Heddle's own plugins are the package `heddle_plugins` beside `heddle` in both; of a checkout, a link to ROOT/plugins.
 
 Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
 

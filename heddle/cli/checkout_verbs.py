@@ -273,7 +273,7 @@ def marked_needs(suites: Sequence[str], extra: Sequence[str], absent: Sequence[s
 
 def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
     """The test files with a mark `needs` that may name one of these packages; tests/sshd.py has the mark NEEDS."""
-    for path in sorted(folder.glob("test_*.py")):
+    for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if "NEEDS" in text or ("mark.needs(" in text and any(f'"{name}"' in text for name in absent)):
             yield path

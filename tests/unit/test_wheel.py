@@ -8,15 +8,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from heddle.base import resources
 from heddle.base.extras import EXTRAS
+from heddle.base.plugins import parts
 from heddle.base.version import VERSION
-from heddle_plugins.places.server import manifest_there, unpack
 from tests.marks import deep
 from tests.wheels import ROOT, InstalledWheel, install
 
@@ -63,7 +62,7 @@ def test_it_lists_its_verbs_in_an_empty_directory(installed: InstalledWheel, tmp
     listed = installed.heddle("--list", cwd=tmp_path)
     assert (listed.returncode, listed.stderr) == (0, "")
     verbs = {line.split()[0] for line in listed.stdout.splitlines()[1:] if line}
-    assert {"up", "run", "paths", "down", "doctor", "craft"} <= verbs
+    assert {"up", "run", "paths", "down", "doctor", *parts("verb")} <= verbs
     assert verbs & {"test", "lint", "bench"} == set(), "they work on a checkout"
     missing = installed.heddle("test", cwd=tmp_path)
     assert missing.returncode == 2
@@ -131,31 +130,6 @@ def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: Inst
     argv = [str(tmp_path / "other/bin/python"), "-P", str(script), "--version"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (f"Heddle {VERSION}\n", "")
-
-
-def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tmp_path: Path) -> None:
-    """What --place brings over from a wheel is what it brings from this checkout, but for tests."""
-    asked = (
-        "import json, sys; from heddle_plugins.places import sync; m = sync.manifest_of(sync.project());"
-        "import tarfile; json.dump(m, open('manifest.json', 'w'));"
-        "sync.pack(sync.project(), sorted(m), tarfile.open(fileobj=sys.stdout.buffer, mode='w|'))"
-    )
-    done = subprocess.run([str(installed.python), "-P", "-c", asked], cwd=tmp_path, capture_output=True, check=True)
-    manifest: Mapping[str, list[str]] = json.loads((tmp_path / "manifest.json").read_text())
-    unpack(done.stdout, tmp_path)
-    project = tmp_path / "project"
-    assert manifest_there(tmp_path) == manifest
-    for name in manifest:
-        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
-    assert {"inv", "tasks.py", "requirements.lock", "heddle/switch/bpf/hash.o", "topologies/tiny.yml"} <= set(manifest)
-    assert {"pyproject.toml", "heddle_plugins/places/vm/guest.py"} <= set(manifest)
-    assert not any("_content" in name or "__pycache__" in name for name in manifest)
-    (project / ".venv").symlink_to(sys.prefix)
-    listed = subprocess.run(
-        [sys.executable, str(project / "tasks.py"), "--list"], capture_output=True, text=True, check=False
-    )
-    assert listed.returncode == 0, listed.stderr
-    assert {"up", "craft"} <= {*listed.stdout.split()}, "verbs of the core and of plugins"
 
 
 def test_a_page_that_a_hint_names_can_be_read(installed: InstalledWheel, tmp_path: Path) -> None:
