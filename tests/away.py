@@ -21,11 +21,13 @@ def plugins_away() -> frozenset[str]:
 def left_out(away: frozenset[str]) -> list[str]:
     """Paths below tests: folders of these plugins, folders whose conftest.py needs one, and modules that need one.
 
-    A module needs a plugin when its text has the plugin's module name, or that of a module of tests that needs one.
+    A module needs a plugin when its text has the plugin's module name, or that of a module of tests that needs one. Of
+    a conftest.py only lines without indentation count: what its fixtures import is needed by the tests that use them.
     """
     if not away:
         return []
     texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py") if path != TESTS / "conftest.py"}
+    texts |= {path: re.sub(r"(?m)^\s.*$", "", text) for path, text in texts.items() if path.name == "conftest.py"}
     names = {path: ".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)) for path in texts}
     found = [path for name in away for path in TESTS.glob(f"*/{name}")]
     lost, new = set[str](), {f"{PLUGINS}.{name}" for name in away}

@@ -30,7 +30,8 @@ BESIDE: Final = tuple(
     f"tests/netns/{plugin}{slash}test_{name}.py"
     for plugin, slash, name in (each.rpartition("/") for each in (
         "workshop/workshop_units", "places/place_ssh", "testing/plugin", "bring_your_own",
-        "runtime_contract", "each_collective", "faults", "transports_live", "trouble_midrun", "tour", "wheel_job", "example_pipeline",
+        "runtime_contract", "each_collective", "faults", "transports_live", "trouble_midrun", "tour",
+        "wheel_job", "example_pipeline",
         "dashboard/dashboard_live", "places/place_refusals", "places/place_jumps", "rail",
         "lab_trouble", "mcp", "runs_kept", "repair",
         "testing/pool", "lab_life", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees",
