@@ -27,6 +27,7 @@ from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
 from heddle.cli.exec_verb import launch
 from heddle.cli.fault_verb import fault
+from heddle.cli.capture_verb import capture
 from heddle.cli.paths_verb import paths
 from heddle.cli.paths_verb import hashing
 from heddle.cli.predict_verb import predict
@@ -34,7 +35,6 @@ from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.explain_verb import explain
-from heddle.cli.machine_verbs import vm
 from heddle.cli.serving_verbs import mcp
 from heddle.cli.plugin_verb import plugin
 from heddle.cli.checkout_verbs import test

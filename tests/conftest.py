@@ -29,7 +29,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,13 +51,18 @@ from heddle.runtimes.clab_deploy import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
-from heddle_plugins.testing import LeftoverWarning, claims
-from heddle_plugins.testing.pool import FabricRequest, Pool, request_of
+from tests.away import left_out, plugins_away
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.again"]
-collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
+if TYPE_CHECKING:
+    from heddle_plugins.testing.pool import Pool
+
+_AWAY = plugins_away()
+_NO_POOL = "testing" in _AWAY  # then tests with labs are skipped
+pytest_plugins = [*([] if _NO_POOL else ["heddle.testing.plugin"]), "tests.workers", "tests.again"]
+# Repositories of their own, which tests/netns/test_example_*.py copies and runs; tests of plugins that are not here.
+collect_ignore = ["examples", *left_out(_AWAY)]
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -181,11 +186,21 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["HEDDLE_STATE_DIR"] = before
 
 
+if _NO_POOL:
+
+    @pytest.fixture(scope="session")
+    def heddle_pool() -> None:
+        """Skip the test: plugins/testing has the pool of labs."""
+        pytest.skip("needs plugins/testing, which is not in this checkout")
+
+
 @pytest.fixture(scope="session")
 def lab_name(heddle_pool: Pool) -> Iterator[Callable[[], str]]:
     """Names that no other lab has, with claims as labs of the pool: SIGTERM ends this session as Ctrl-C does, and
     if this process is killed, a later session removes its labs.
     """
+    from heddle_plugins.testing import claims
+
     taken: list[str] = []
 
     def new() -> str:
@@ -258,6 +273,8 @@ def up(runtime: str) -> Up:
 @pytest.fixture(scope="module")
 def borrow(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Borrow]:
     """Labs from the pool for the rest of the module: borrow("demo", "link.host=1gbit"). Tests may damage theirs."""
+    from heddle_plugins.testing.pool import FabricRequest
+
     taken: list[Lab] = []
 
     def take(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
@@ -274,6 +291,7 @@ def borrow(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Borrow
 @pytest.fixture(scope="module")
 def fabric_lab(borrow: Borrow, runtime: str) -> FabricLab:
     """A factory: keys of a fabric file in, a converged lab out, in this module's runtime."""
+    from heddle_plugins.testing.pool import request_of
 
     def make(**keys: Any) -> Lab:
         request = request_of(("tiny",), keys)
@@ -293,6 +311,8 @@ def tiny(
     heddle_pool: Pool, runtime: str, tiny_overrides: Sequence[str], request: pytest.FixtureRequest
 ) -> Iterator[Lab]:
     """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. The module shares it, and leaves it as it was."""
+    from heddle_plugins.testing.pool import FabricRequest, LeftoverWarning
+
     wanted = FabricRequest("tiny", tuple(tiny_overrides))
     with heddle_pool.borrow(wanted, runtime, user=request.node.nodeid) as (lab, left):
         yield lab

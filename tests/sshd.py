@@ -34,7 +34,7 @@ Done = subprocess.CompletedProcess[str]
 ASKS = """
 import sys
 from heddle.base.problems import HeddleError
-from heddle.places.call import parse_address
+from heddle_plugins.places.address import parse_address
 from heddle_plugins.places.ssh import connection
 try:
     with connection(parse_address(sys.argv[1])) as transport:

@@ -27,16 +27,18 @@ CONTAINERS: Final = "containers"
 # Modules of tests/netns whose verdicts follow from states, texts, files and counters, never from a rate, a depth or a
 # delay. They may run beside a fabric that measures, and beside each other. The longest ones are first.
 BESIDE: Final = tuple(
-    f"tests/netns/test_{each}.py"
-    for each in (
-        "workshop_units", "place_ssh", "plugin", "bring_your_own", "runtime_contract", "each_collective",
-        "faults", "transports_live", "trouble_midrun", "tour", "wheel_job", "example_pipeline",
-        "dashboard_live", "place_refusals", "place_jumps", "rail", "lab_trouble", "mcp", "runs_kept", "repair",
-        "pool", "lab_life", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees",
+    f"tests/netns/{plugin}{slash}test_{name}.py"
+    for plugin, slash, name in (each.rpartition("/") for each in (
+        "workshop/workshop_units", "places/place_ssh", "testing/plugin", "bring_your_own",
+        "runtime_contract", "each_collective", "faults", "transports_live", "trouble_midrun", "tour",
+        "wheel_job", "example_pipeline",
+        "dashboard/dashboard_live", "places/place_refusals", "places/place_jumps", "rail",
+        "lab_trouble", "mcp", "runs_kept", "repair",
+        "testing/pool", "lab_life", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees",
         "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring", "capture", "second_transport",
         "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live", "paths_proof", "wrong_paths",
         "owners",
-    )
+    ))
 )  # fmt: skip
 # The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.
 _UNITS: Final = (LIVE, "tests/vm/", CONTAINERS, "tests/browser/")

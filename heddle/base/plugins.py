@@ -9,8 +9,8 @@ names an object, `module:attribute`. A distribution of someone else also states 
     [project.entry-points."heddle.congestion"]
     mine = "my_package.control:Mine"
 
-Entry points are read once in a process: Heddle's own from pyproject.toml in a checkout, all others from the metadata of
-installed distributions. Nothing is imported until a part is used. A part that cannot be used costs itself only: it is
+Entry points are read once in a process: Heddle's own from its pyproject.toml, all others from the metadata of installed
+distributions. Nothing is imported until a part is used. A part that cannot be used costs itself only: it is
 named with the reason by `doctor` and `plugin`, and by the verb that asks for it.
 """
 
@@ -33,7 +33,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from heddle.base.extras import DISTRIBUTION
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
-from heddle.base.resources import HERE
+from heddle.base.resources import HERE, PLUGINS
 
 CONTRACT: Final = 1  # what plugins may rely on: docs/plugins.md, tests/golden/contract-1.txt
 PACKAGE: Final = "heddle_plugins"  # Heddle's own plugins; `plugins/` in a checkout
@@ -103,7 +103,7 @@ class PluginPart:
     @property
     def own(self) -> bool:
         """Whether it is Heddle's."""
-        return self.target.startswith(f"{PACKAGE}.")
+        return self.target.startswith(f"{PLUGINS}.")
 
     @property
     def text(self) -> str:
@@ -210,7 +210,7 @@ def other_plugins() -> Mapping[str, str]:
 
 def folder(plugin: str) -> Path:
     """The directory of one of Heddle's own plugins."""
-    return HERE.python_path / PACKAGE / plugin
+    return HERE.plugins / plugin
 
 
 @cache
@@ -229,7 +229,7 @@ def _found() -> _Found:
 
 
 def _distributions() -> Iterator[tuple[str, str, str]]:
-    """Name, version and entry points of each installed distribution that registers parts; Heddle's own first."""
+    """Name, version and entry points of each installed distribution that registers parts, without Heddle's own."""
     rows: dict[str, tuple[str, str, str]] = {}
     for place in dict.fromkeys(sys.path):
         try:
@@ -242,8 +242,8 @@ def _distributions() -> Iterator[tuple[str, str, str]]:
             name = re.sub(r"[-_.]+", "-", name).lower()
             if f"[{_PREFIX}" in text:
                 rows.setdefault(name, (name, version, text))
-    own = rows.pop(DISTRIBUTION, None)
-    return iter([*([own] if own and not HERE.is_checkout else []), *rows.values()])
+    rows.pop(DISTRIBUTION, None)
+    return iter(rows.values())
 
 
 def _text(path: str) -> str:
@@ -282,7 +282,7 @@ def _read(found: _Found, text: str, before: str, name: str, version: str) -> Non
         elif not _NAME.fullmatch(key) or not _TARGET.fullmatch(target):
             hint = "names have small letters, digits and - (40 at most); the value is module:attribute"
             found.refuse(part, f"registers it by a wrong name or value: {key} = {target}", hint)
-        elif not own and target.startswith((f"{PACKAGE}.", "heddle.")):
+        elif not own and target.startswith((f"{PLUGINS}.", "heddle.")):
             found.refuse(part, f"names an object of Heddle itself, {target}", "name an object of the plugin's own")
         else:
             found.add(part)

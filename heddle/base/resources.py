@@ -5,6 +5,8 @@ Heddle is used in one of two layouts, and this module is the only one that knows
     checkout   ROOT/topologies, templates, traffic, labs, docs beside ROOT/heddle; ROOT/tasks.py has the verbs
     wheel      the same folders and files are package data, heddle/_content/topologies and so on; there is no ROOT
 
+Heddle's own plugins are the package `heddle_plugins` beside `heddle` in both; of a checkout, a link to ROOT/plugins.
+
 Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
 
 BPF objects are package data in both: heddle/switch/bpf/NAME.o. So is the compiled code of the NICs:
@@ -28,10 +30,11 @@ LABS: Final = "labs"
 DOCS: Final = "docs"
 CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS, DOCS)
 BUNDLED: Final = "_content"  # of a wheel, in its package
+PLUGINS: Final = "heddle_plugins"
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
 # With these, the content and the package, a wheel makes a checkout on a lab server (plugins/places/sync.py).
-BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE")
+BESIDE: Final = (_VERBS, FRONT_DOOR, "pyproject.toml", "requirements.lock", "LICENSE")
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 
 
@@ -60,6 +63,11 @@ class Installation:
     def verbs(self) -> Path:
         """tasks.py, which has the verbs. MachineError when it is missing."""
         return self._there(self.root / _VERBS)
+
+    @property
+    def plugins(self) -> Path:
+        """The directory of Heddle's own plugins, one folder for each."""
+        return self.python_path / PLUGINS
 
     def beside(self, name: str) -> Path:
         """One of the files of BESIDE. MachineError when it is missing."""
@@ -97,8 +105,12 @@ class Installation:
         return found
 
     def as_checkout(self) -> dict[str, Path]:
-        """Every file of a wheel under its name in a checkout: `inv`, `heddle/cli/argv.py`, and so on."""
-        roots = {folder: self.content(folder) for folder in CONTENT} | {self.package.name: self.package}
+        """Every file of a wheel under its name in a checkout: `inv`, `heddle/cli/argv.py`, and so on.
+
+        Plugins are below `heddle_plugins` only: that checkout has a directory where others have the link to `plugins`.
+        """
+        roots = {folder: self.content(folder) for folder in CONTENT}
+        roots |= {self.package.name: self.package, PLUGINS: self.plugins}
         found = {name: self._there(self.root / name) for name in BESIDE}
         for name, place in roots.items():
             for path in place.rglob("*"):

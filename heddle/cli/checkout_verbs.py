@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.files import real
+from heddle.base.plugins import function
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import left_to_child
 from heddle.cli.argv import Option
@@ -240,8 +241,7 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     suites = suites_of(typed["suite"])
     needed: list[str] = [*(packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS)]
     if "vm" in suites:
-        from heddle.cli.machine_verbs import needed_packages as needed_by_vm
-
+        needed_by_vm = function("vm-packages", "./inv test vm")
         needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
     more = {"clab": (*packages.ENGINE, *packages.IMAGE), "browser": packages.BROWSER, "kube": packages.KUBE}
     for suite, parts in more.items():
@@ -273,7 +273,7 @@ def marked_needs(suites: Sequence[str], extra: Sequence[str], absent: Sequence[s
 
 def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
     """The test files with a mark `needs` that may name one of these packages; tests/sshd.py has the mark NEEDS."""
-    for path in sorted(folder.glob("test_*.py")):
+    for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         if "NEEDS" in text or ("mark.needs(" in text and any(f'"{name}"' in text for name in absent)):
             yield path

@@ -202,17 +202,6 @@ PLOT: Final[Options] = {
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg, LAB-RUN.svg)",
 }
 
-VM: Final[Options] = {
-    "action": Option("up, status, ssh, down or build (the image only)", "heddle.cli.machine_verbs:ACTIONS"),
-    "command": "with ssh: the command to run in the VM; without it, a shell",
-    "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
-    "memory": "MiB of the VM",
-    "cpus": "processors of the VM (default: all of this machine, four at most)",
-    "idle": "minutes without a verb after which the VM ends; 0: never",
-    "images": "with down: remove the cached images, too",
-    "rebuild": "with up or build: make the image again, with the Debian packages of today",
-}
-
 CAPTURE: Final[Options] = {
     "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
     "live": "print one line per packet with notes on path and queue, also with --out",

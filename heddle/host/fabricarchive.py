@@ -43,6 +43,7 @@ SYSTEM: Final = (
 )  # fmt: skip
 _LEAN: Final = ("doc", "man", "locale", "info")
 _MODULES: Final = "usr/lib/python3/dist-packages"
+_PACKAGES: Final = ("heddle/", f"{resources.PLUGINS}/")
 _PROGRAM: Final = "usr/local/bin/heddle"
 _START: Final = b"#!/usr/bin/python3 -P\nimport sys\nfrom heddle.cli.front import main\nsys.exit(main())\n"
 _CONFIG: Final = {
@@ -167,14 +168,16 @@ def _bytecode(system: Path, work: Path) -> dict[str, Path]:
     root, own = work / "root", work / "source.tar"
     write_own_layer(own)
     # Unchecked: the files of a layer have no times. The paths in tracebacks are those of the image.
-    argv = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", f"/{_MODULES}/heddle"]
+    argv = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    argv += [f"/{_MODULES}/{each}" for each in _PACKAGES]
     unpack = 'mkdir "$1"; for layer in "$2" "$3"; do tar -xf "$layer" -C "$1" --exclude="./dev/*"; done'
     steps = f'set -e; {unpack}; root=$1; shift 3; exec chroot "$root" "$@"'
     words = ["sh", "-c", steps, "sh", str(root), str(system), str(own), *argv]
     done = follow([*in_own_namespaces(), *words], lambda _: None, timeout=_SYSTEM_S)
     if done.code != 0:
         raise MachineError(Problem("", "python3 of the image", f"cannot compile Heddle: {last_lines(done)}"))
-    return {path.relative_to(root).as_posix(): path for path in (root / _MODULES / "heddle").rglob("*.pyc")}
+    found = (path for each in _PACKAGES for path in (root / _MODULES / each).rglob("*.pyc"))
+    return {path.relative_to(root).as_posix(): path for path in found}
 
 
 def write_own_layer(path: Path, more: Mapping[str, Path] = MappingProxyType({})) -> None:
@@ -187,7 +190,7 @@ def write_own_layer(path: Path, more: Mapping[str, Path] = MappingProxyType({}))
             entry = tarfile.TarInfo(directory)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
-        files = {f"{_MODULES}/heddle/{name}": file for name, file in _files()} | dict(more)
+        files = {f"{_MODULES}/{name}": file for name, file in _files()} | dict(more)
         for name, file in sorted(files.items()):
             with file.open("rb") as stream:
                 mode = 0o755 if os.access(file, os.X_OK) else 0o644
@@ -196,11 +199,9 @@ def write_own_layer(path: Path, more: Mapping[str, Path] = MappingProxyType({}))
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """The files of this installation with their names in a wheel, below the package."""
-    here = resources.HERE
-    for name, path in here.as_checkout().items():
-        inside = name.removeprefix(f"{here.package.name}/")
-        yield (inside if inside != name else f"{resources.BUNDLED}/{name}"), path
+    """The files of this installation with their names in a wheel."""
+    for name, path in resources.HERE.as_checkout().items():
+        yield (name if name.startswith(_PACKAGES) else f"heddle/{resources.BUNDLED}/{name}"), path
 
 
 def _add(archive: tarfile.TarFile, name: str, size: int, stream: IO[bytes], mode: int = 0o644) -> None:

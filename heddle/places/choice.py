@@ -4,46 +4,28 @@ The config file is ~/.config/heddle/config.yml, or $HEDDLE_CONFIG. Unknown keys 
 
     place: ssh:me@lab.example.org    # where verbs run without --place
 
-A new kind of place: one file, and one line in KINDS.
+Kinds of places are parts of plugins.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from heddle.base.extras import SSH, require
 from heddle.base.files import expanded
+from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem
-from heddle.places.call import Place, parse_address, place_error
+from heddle.places.call import Place, place_error
 
 HERE: Final = "here"
 VARIABLE: Final = "HEDDLE_CONFIG"
 _KEY: Final = "place"
-_ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
 
 
-def _ssh(text: str, where: str) -> Place:
-    address = parse_address(text, where)  # mistakes in the address are reported first
-    require(SSH)
-    from heddle_plugins.places.session import SshPlace
-
-    return SshPlace(address)
-
-
-def _vm(text: str, where: str) -> Place:
-    from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
-
-    kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--place vm:")
-    require(SSH)
-    from heddle_plugins.places.vm.place import VmPlace
-
-    return VmPlace(kernel)
-
-
-KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh, "vm": _vm}
+# Each makes a place of its text, and of the file and line that the text is from.
+KINDS: Final[Registry[Callable[[str, str], Place]]] = Registry("place", {}, having("__call__"))
 
 
 def place_for(typed: str | None) -> Place | None:
@@ -59,10 +41,10 @@ def place_for(typed: str | None) -> Place | None:
 
 def _place_named(text: str, where: str) -> Place | None:
     """The place that a text names, None for `here`; InputError for any other text. where: its file and line."""
-    kind, colon, _ = text.partition(":")
+    kind = text.partition(":")[0]
     if text == HERE:
         return None
-    if kind in KINDS and (colon or kind in _ALONE):
+    if kind in KINDS:
         return KINDS[kind](text, where)
     raise place_error(text, where, "is not a place")
 

@@ -31,8 +31,7 @@ _ICRC_WORDS: Final = {
 }
 
 
-def check_alone(typed: Mapping[str, Any]) -> None:
-    """InputError for words that are about a running lab, beside --read."""
+def _check_alone(typed: Mapping[str, Any]) -> None:
     problems = Problems()
     for word, value in typed.items():
         if value:
@@ -43,8 +42,12 @@ def check_alone(typed: Mapping[str, Any]) -> None:
     problems.raise_if_any()
 
 
-def read_capture(out: Console, file: str, count: int | None) -> None:
-    """Dissect a file. Exit code 2 when the file is damaged: what is before the damage is printed."""
+def read_capture(out: Console, file: str, count: int | None, beside: Mapping[str, Any]) -> None:
+    """Dissect a file. Exit code 2 when the file is damaged: what is before the damage is printed.
+
+    beside: other words of the line and their values; InputError for those with a value, which are about a running lab.
+    """
+    _check_alone(beside)
     lines = LINES if count is None else count
     if not 0 < lines <= _MOST_LINES:
         hint = f"from 1 to {_MOST_LINES}"

@@ -28,7 +28,7 @@ from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
 from heddle.base.files import expanded
 from heddle.base.problems import InputError, MachineError, Problem, trouble
-from heddle.places.call import Address, parse_address
+from heddle_plugins.places.address import Address, parse_address
 
 PORT: Final = 22
 SYSTEM: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))

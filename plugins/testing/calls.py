@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from heddle.base.plugins import function
 from heddle.base.problems import InputError, Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
     from heddle.runs.together import WorkloadResult
-    from heddle_plugins.packets.craft import Crafted
 
 
 class RunCall:
@@ -77,11 +77,12 @@ def _check_names(arguments: Collection[str]) -> None:
 
 def craft(
     lab: Lab | str | None, src: str, dst: str, *, responder: bool = True, wait: float = 1.0, **fields: Any
-) -> Crafted:
-    """Send packets made by hand from `src` to `dst`: craft(lab, "host1", "host3", icrc="wrong"). See docs/craft.md."""
-    from heddle_plugins.packets.craft import craft as send
+) -> Any:
+    """Send packets made by hand from `src` to `dst`: craft(lab, "host1", "host3", icrc="wrong"). See docs/craft.md.
 
-    return send(lab, src, dst, responder=responder, wait=wait, **fields)
+    The result is a heddle_plugins.packets.craft.Crafted. InputError when that plugin is not here.
+    """
+    return function("craft", "craft(...)")(lab, src, dst, responder=responder, wait=wait, **fields)
 
 
 class PathsCall:

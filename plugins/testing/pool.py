@@ -32,7 +32,7 @@ from heddle.base.problems import HeddleError, InputError, Problem, first_lines
 from heddle.base.process import end_all, start_of
 from heddle.base.tables import many
 from heddle.spec.load import settings_of, value_text
-from heddle_plugins.testing import claims
+from heddle_plugins.testing.claims import claim, new_name, orphans, unclaim
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
@@ -121,7 +121,7 @@ class Pool:
         with _state_in(found.state_dir):
             if (record := state.read_record(lab.name)) is not None:
                 state.write_record(replace(record, source=f"{found.title} (kept by pytest)"))
-        claims.unclaim(lab.name)
+        unclaim(lab.name)
         self._labs.remove(found)
 
     @contextmanager
@@ -167,14 +167,14 @@ class Pool:
             atexit.register(self.close)
             self.on_first()
             sweep(self.note)
-        name = claims.new_name()
-        claims.claim(name, state.state_dir())
+        name = new_name()
+        claim(name, state.state_dir())
         try:
             loaded = request.load(name)
             done = life.up(loaded, runtime=runtime, source=f"{request.title} (pytest)", rollback=True)
         except BaseException:
             if not on_machine(name):  # else the claim stays, and a later session tries again
-                claims.unclaim(name)
+                unclaim(name)
             raise
         made = _Pooled(key, request.title, done.lab, state.state_dir(), frozenset(), user, next(self._ranks))
         self._labs.append(made)
@@ -189,7 +189,7 @@ class Pool:
 
 def sweep(note: Callable[[str], None]) -> None:
     """Remove what killed sessions left: their claims exist, and their processes do not. note: gets a line for each."""
-    with claims.orphans() as found:
+    with orphans() as found:
         for each in found:
             try:
                 _down(each.lab, Path(each.state_dir))
@@ -203,7 +203,7 @@ def _down(name: str, state_dir: Path) -> None:
 
     with _state_in(state_dir):
         life.down(name, force=True)
-    claims.unclaim(name)
+    unclaim(name)
 
 
 def _canonical(loaded: LoadedFabric) -> str:

@@ -16,7 +16,7 @@ from heddle_plugins.packets.capture_read import read_capture
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged
 from tests.marks import deep
-from tests.unit.capture_frames import CARRIED, FORMATS, FRAMES, pcap, pcapng
+from tests.unit.packets.capture_frames import CARRIED, FORMATS, FRAMES, pcap, pcapng
 
 CORPUS: Final = [
     *FORMATS.values(), pcap([frame for _, frame in CARRIED]), pcapng(FRAMES[:3], ">", 9, b"leaf") + pcapng(FRAMES[3:6]),

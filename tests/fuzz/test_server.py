@@ -16,8 +16,9 @@ import pytest
 
 from heddle.base.problems import HeddleError
 from heddle.cli.console import Console
-from heddle.places.call import Address, Call
+from heddle.places.call import Call
 from heddle_plugins.places import sync
+from heddle_plugins.places.address import Address
 from heddle_plugins.places.server import HELLO, frame
 from heddle_plugins.places.session import Broken, Session
 from heddle_plugins.places.ssh import Target, connection

@@ -24,7 +24,6 @@ from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
-from heddle_plugins.testing.calls import RunCall
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 
@@ -151,14 +150,6 @@ def test_a_split_makes_rings_also_in_predictions() -> None:
         build_plan(zone, RunOptions(ranks=5, split="MOD 2"))
     with pytest.raises(InputError, match=r"--split DIV 1 .*4 communicators of one rank"):
         build_plan(zone, RunOptions(ranks=4, split="DIV 1"))
-
-
-def test_an_argument_that_no_run_has_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(InputError) as caught:
-        RunCall(None)(qpss=4, colective="incast")  # type: ignore[arg-type]
-    first, second = caught.value.problems
-    assert str(first) == "heddle_run(qpss=...) is not an argument of a run\n  hint: did you mean qps?"
-    assert second.hint == "did you mean collective?"
 
 
 def test_the_defaults_of_a_run_are_written_once() -> None:

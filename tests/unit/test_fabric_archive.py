@@ -11,6 +11,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from heddle.base.plugins import parts
 from heddle.base.version import VERSION
 from heddle.host.fabricarchive import SYSTEM, write_docker_archive, write_own_layer
 
@@ -38,6 +39,10 @@ def test_heddle_runs_from_its_layer(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out").is_dir()
+    listed = subprocess.run(
+        [sys.executable, "-P", str(program), "--list"], capture_output=True, text=True, env=env, check=True
+    )
+    assert {"up", *parts("verb")} <= {*listed.stdout.split()}
     said = subprocess.run(
         [sys.executable, "-P", str(program), "--version"], capture_output=True, text=True, env=env, check=True
     )

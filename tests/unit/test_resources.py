@@ -27,6 +27,8 @@ def checkout(root: Path) -> Installation:
     for folder in FOLDERS:
         (root / folder).mkdir(parents=True)
     (root / "tasks.py").touch()
+    (root / "plugins").mkdir()
+    (root / "heddle_plugins").symlink_to("plugins")
     return _package(root)
 
 
@@ -38,6 +40,7 @@ def wheel(root: Path) -> Installation:
     for name in resources.BESIDE:
         (root / "heddle" / "_content" / name).parent.mkdir(exist_ok=True)
         (root / "heddle" / "_content" / name).touch()
+    (root / "heddle_plugins").mkdir()
     return _package(root)
 
 
@@ -46,6 +49,8 @@ def _package(root: Path) -> Installation:
     (root / "heddle/switch/bpf/hash.o").touch()
     (root / "heddle/cli").mkdir()
     (root / "heddle/cli/__main__.py").touch()
+    (root / "heddle_plugins/packets").mkdir()
+    (root / "heddle_plugins/packets/verbs.py").touch()
     return Installation(root / "heddle")
 
 
@@ -56,6 +61,7 @@ def test_both_layouts_have_everything(make: Callable[[Path], Installation], cont
     assert [found.content(folder) for folder in FOLDERS] == [root / content / folder for folder in FOLDERS]
     assert found.bpf_object("hash") == root / "heddle/switch/bpf/hash.o"
     assert found.python_path == root
+    assert (found.plugins / "packets/verbs.py").is_file()
     assert found.verbs == root / content / "tasks.py"
 
 
@@ -82,8 +88,8 @@ def test_the_program_starts_again_by_its_file(tmp_path: Path) -> None:
 def test_a_wheel_has_the_files_of_a_checkout_under_their_names(tmp_path: Path) -> None:
     found = wheel(tmp_path)
     (tmp_path / "heddle/_content/topologies/tiny.yml").touch()
-    names = {"heddle/switch/bpf/hash.o", "heddle/cli/__main__.py", "topologies/tiny.yml", *resources.BESIDE}
-    assert set(found.as_checkout()) == names
+    names = {"heddle/switch/bpf/hash.o", "heddle/cli/__main__.py", "heddle_plugins/packets/verbs.py"}
+    assert set(found.as_checkout()) == names | {"topologies/tiny.yml", *resources.BESIDE}
     (tmp_path / "heddle/_content/inv").unlink()
     with pytest.raises(MachineError, match="inv is missing from this installation"):
         found.as_checkout()

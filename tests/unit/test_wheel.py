@@ -8,15 +8,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from heddle.base import resources
 from heddle.base.extras import EXTRAS
+from heddle.base.plugins import parts
 from heddle.base.version import VERSION
-from heddle_plugins.places.server import manifest_there, unpack
 from tests.marks import deep
 from tests.wheels import ROOT, InstalledWheel, install
 
@@ -36,15 +35,17 @@ def test_every_file_of_the_checkout_that_programs_read_is_in_the_wheel(wheel: Pa
     for folder in resources.CONTENT:
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {name for name in files if f"heddle/_content/{name}" not in names} == set()
-    package = (path for path in (ROOT / "heddle").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
-    assert {path.relative_to(ROOT).as_posix() for path in package} - names == set()
+    packages = (path for package in ("heddle", "heddle_plugins") for path in (ROOT / package).rglob("*"))
+    files = {path for path in packages if path.is_file() and path.parent.name != "__pycache__"}
+    assert {path.relative_to(ROOT).as_posix() for path in files} - names == set()
+    assert not any("__pycache__" in name for name in names)
     assert {f"heddle/_content/{name}" for name in resources.BESIDE} <= names
 
 
 def test_the_build_of_the_image_gets_all_that_the_wheel_is_built_from() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md"} == let_in
+    assert {*wheel["packages"], *wheel["force-include"], "README.md"} == let_in
 
 
 def test_the_wheel_is_for_every_machine_and_has_one_version(wheel: Path) -> None:
@@ -61,7 +62,7 @@ def test_it_lists_its_verbs_in_an_empty_directory(installed: InstalledWheel, tmp
     listed = installed.heddle("--list", cwd=tmp_path)
     assert (listed.returncode, listed.stderr) == (0, "")
     verbs = {line.split()[0] for line in listed.stdout.splitlines()[1:] if line}
-    assert {"up", "run", "paths", "down", "doctor"} <= verbs
+    assert {"up", "run", "paths", "down", "doctor", *parts("verb")} <= verbs
     assert verbs & {"test", "lint", "bench"} == set(), "they work on a checkout"
     missing = installed.heddle("test", cwd=tmp_path)
     assert missing.returncode == 2
@@ -129,30 +130,6 @@ def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: Inst
     argv = [str(tmp_path / "other/bin/python"), "-P", str(script), "--version"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (f"Heddle {VERSION}\n", "")
-
-
-def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tmp_path: Path) -> None:
-    """What --place brings over from a wheel is what it brings from this checkout, but for tests."""
-    asked = (
-        "import json, sys; from heddle.places import sync; m = sync.manifest_of(sync.project());"
-        "import tarfile; json.dump(m, open('manifest.json', 'w'));"
-        "sync.pack(sync.project(), sorted(m), tarfile.open(fileobj=sys.stdout.buffer, mode='w|'))"
-    )
-    done = subprocess.run([str(installed.python), "-P", "-c", asked], cwd=tmp_path, capture_output=True, check=True)
-    manifest: Mapping[str, list[str]] = json.loads((tmp_path / "manifest.json").read_text())
-    unpack(done.stdout, tmp_path)
-    project = tmp_path / "project"
-    assert manifest_there(tmp_path) == manifest
-    for name in manifest:
-        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
-    assert {"inv", "tasks.py", "requirements.lock", "heddle/switch/bpf/hash.o", "topologies/tiny.yml"} <= set(manifest)
-    assert not any("_content" in name or "__pycache__" in name for name in manifest)
-    (project / ".venv").symlink_to(sys.prefix)
-    listed = subprocess.run(
-        [sys.executable, str(project / "tasks.py"), "--list"], capture_output=True, text=True, check=False
-    )
-    assert listed.returncode == 0, listed.stderr
-    assert "up" in listed.stdout
 
 
 def test_a_page_that_a_hint_names_can_be_read(installed: InstalledWheel, tmp_path: Path) -> None:

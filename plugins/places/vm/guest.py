@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.extras import EXTRAS, SSH
+from heddle.base.plugins import folder
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.state import state_dir, write_json
 from heddle.base.userfiles import give_to_caller, make_dir
@@ -329,7 +329,7 @@ def boot(
     """
     idle = directory / "idle-seconds"
     given = {"authorized-key": keys.authorized, "host-key": keys.host_key, "idle-seconds": idle}
-    templates = resources.HERE.content(resources.TEMPLATES) / "vm"
+    templates = folder("places") / "templates" / "vm"
     scripts = {"init": "initramfs-init", "guest-init": "guest-init", "sshd_config": "sshd_config"}
     with machine_errors(str(directory)):
         idle.write_text(f"{wanted.idle_seconds}\n", encoding="ascii")

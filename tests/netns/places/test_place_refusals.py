@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.places.call import parse_address
+from heddle_plugins.places.address import parse_address
 from heddle_plugins.places.session import AgentChannel
 from heddle_plugins.places.ssh import connection
 from tests.machine import patience

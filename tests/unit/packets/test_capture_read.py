@@ -22,7 +22,18 @@ from heddle.wire.icrc import verdict
 from heddle_plugins.packets.capturefile import CaptureFile, open_capture
 from heddle_plugins.packets.conversations import CaptureTotals
 from tests.marks import deep
-from tests.unit.capture_frames import CARRIED, FORMATS, FRAMES, TIMES, block, packet, pcap, pcapng, tshark, v1_frame
+from tests.unit.packets.capture_frames import (
+    CARRIED,
+    FORMATS,
+    FRAMES,
+    TIMES,
+    block,
+    packet,
+    pcap,
+    pcapng,
+    tshark,
+    v1_frame,
+)
 from tests.unit.roce_samples import DQPN, SRC_IP
 
 

@@ -22,11 +22,12 @@ from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.lab.imported.choose import files_of
-from heddle.places.call import Address, parse_address
 from heddle.places.choice import place_for
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS
 from heddle_plugins.places import server
+from heddle_plugins.places.address import Address, parse_address
 from heddle_plugins.places.server import manifest_there, remove, unpack
-from heddle_plugins.places.session import command
+from heddle_plugins.places.session import PASSED, command
 from heddle_plugins.places.ssh import Target, host_key_problem, known_keys, target_of
 from heddle_plugins.places.sync import checkout_id, manifest_of, pack
 
@@ -359,3 +360,7 @@ def test_a_topology_takes_files_below_its_directory_only(tmp_path: Path) -> None
     os.mkfifo(mine / "fifo")
     assert files_of(str(mine / "fifo")) == [str(mine / "fifo")]
     assert files_of(topology("fifo:/x"))[1:] == []
+
+
+def test_the_limits_of_kept_runs_go_along_to_other_machines() -> None:
+    assert {KEEP_RUNS, KEEP_BYTES} <= set(PASSED)

@@ -19,8 +19,9 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
-from heddle.places.call import Address, Call
+from heddle.places.call import Call
 from heddle_plugins.places import sync
+from heddle_plugins.places.address import Address
 from heddle_plugins.places.server import HELLO, Frames, frame, make_private
 from heddle_plugins.places.session import SshPlace
 from heddle_plugins.places.ssh import Target

@@ -13,10 +13,10 @@ import pytest
 
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.cli.console import Console
-from heddle.cli.machine_verbs import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.call import Call
 from heddle_plugins.places.ssh import Target, known_keys
+from heddle_plugins.places.verbs import needed_extras, needed_packages, vm
 from heddle_plugins.places.vm import guest, place, qemu
 from heddle_plugins.places.vm.guest import know_host, make_keys
 from heddle_plugins.places.vm.image import INITRAMFS, VmImage

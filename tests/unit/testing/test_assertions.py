@@ -40,6 +40,7 @@ from heddle_plugins.testing import (
     assertions,
     claims,
 )
+from heddle_plugins.testing.calls import RunCall
 from heddle_plugins.testing.plugin import fabric_properties, paths_properties, run_properties
 from heddle_plugins.testing.pool import FabricRequest, request_of
 from tests.unit.run_samples import having, result, sent
@@ -449,3 +450,11 @@ def test_claims_that_others_could_write_are_refused(directory: Path, tmp_path: P
         claims.claim("mine", Path("/var/tmp/state"))
     with pytest.raises(MachineError, match="only root can write"), claims.orphans():
         pass
+
+
+def test_an_argument_that_no_run_has_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(InputError) as caught:
+        RunCall(None)(qpss=4, colective="incast")  # type: ignore[arg-type]
+    first, second = caught.value.problems
+    assert str(first) == "heddle_run(qpss=...) is not an argument of a run\n  hint: did you mean qps?"
+    assert second.hint == "did you mean collective?"

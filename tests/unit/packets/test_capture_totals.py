@@ -26,7 +26,7 @@ from heddle.wire.icrc import verdict
 from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
 from heddle_plugins.packets.capturefile import CapturedPacket
 from heddle_plugins.packets.conversations import CaptureTotals, PsnOrder, QpConversation
-from tests.unit.capture_frames import CARRIED, SEALED, packet, taken, tshark
+from tests.unit.packets.capture_frames import CARRIED, SEALED, packet, taken, tshark
 from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
 
 # ICRC
