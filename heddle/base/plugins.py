@@ -45,6 +45,9 @@ KINDS: Final[Mapping[str, str]] = {
     "fault": "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault",
     "check": "a check of `validate`: a function of heddle.checks.queuechecks.Subject",
     "export": "a format of `export`: heddle.runs.exports.Export",
+    "runtime": "a runtime: a class that implements heddle.runtimes.registry.Runtime",
+    "cluster": "a kind of cluster: an instance of heddle.runtimes.clusterkind.ClusterKind",
+    "shardcall": "a function that agents of shards may call: heddle.runtimes.shardcalls",
 }
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"

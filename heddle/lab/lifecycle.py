@@ -61,7 +61,8 @@ from heddle.lab.opening import (
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, get_runtime, on_machine
+from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, all_runtimes, get_runtime, on_machine
+from heddle.runtimes.sharded import ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import disciplines
@@ -392,9 +393,9 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     if (conflict := lab.runtime.name_conflict(lab.name)) is not None:
         raise InputError(conflict)
     if record is None:
-        for runtime in RUNTIMES:  # BPF pins are named after the lab, so no other runtime may use the name either
-            if get_runtime(runtime).exists(lab.name):
-                why = f"exists (runtime {runtime}), but this user's Heddle has no record of it"
+        for runtime in all_runtimes():  # BPF pins are named after the lab, so no other one may use the name either
+            if runtime.exists(lab.name):
+                why = f"exists (runtime {runtime.name}), but this user's Heddle has no record of it"
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or use another --name"))
         return None
     engine = get_runtime(record.runtime)
@@ -449,13 +450,19 @@ class StepClock:
 
 
 def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
-    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine."""
-    if cluster is not None:
-        with suppress(MachineError):
-            if (record := state.read_record(name)) is not None and record.runtime in HERE:
-                hint = f"./inv down {name} removes it"
-                raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {record.runtime})", hint))
-    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES]
+    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine.
+
+    InputError also when the lab's runtime is of a plugin that cannot be used: its nodes would stay.
+    """
+    recorded = ""
+    with suppress(MachineError):
+        recorded = record.runtime if (record := state.read_record(name)) is not None else ShardPlan.read(name).runtime
+    if cluster is not None and recorded in HERE:
+        hint = f"./inv down {name} removes it"
+        raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {recorded})", hint))
+    for each in filter(RUNTIMES.lost, (recorded, KUBERNETES if cluster is not None else "")):
+        get_runtime(each)
+    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES.usable()]
 
 
 def remove(

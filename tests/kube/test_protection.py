@@ -21,10 +21,10 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.lab import lifecycle
 from heddle.lab.status import status
+from heddle.runtimes.cluster import ShardNeed
 from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.api import KubeApi
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.jobs import IndexedJob
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.kubeprobe import probe

@@ -27,10 +27,10 @@ from heddle.lab import lifecycle
 from heddle.lab.cutlinks import cut_counts
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
+from heddle.runtimes.sharded import ShardPlan
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.kubecluster import KubernetesRuntime
 from heddle_plugins.kubernetes.kubeprobe import probe
-from heddle_plugins.kubernetes.sharded import ShardPlan
 from heddle_plugins.kubernetes.target import KubeTarget
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, RealCluster

@@ -33,6 +33,7 @@ from heddle.endpoints.workloadfile import files_of
 from heddle.lab.imported.choose import files_of as files_of_topology
 from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
+from heddle.shards.carrier import FarShard, opened, sealed
 from heddle_plugins.experiments.finding import files_of_experiment
 from heddle_plugins.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle_plugins.experiments.loading import Experiment, load_experiment
@@ -40,7 +41,6 @@ from heddle_plugins.experiments.sweep import FabricPod, Sweep, _Pods
 from heddle_plugins.kubernetes.jobs import IndexPod
 from heddle_plugins.kubernetes.podexec import ChannelSocket
 from heddle_plugins.kubernetes.podstate import PodState
-from heddle_plugins.kubernetes.shards.carrier import FarShard, opened, sealed
 
 FILE = """\
 title: Sweep
@@ -190,7 +190,7 @@ def liar(answers: str, then: str = "") -> Callable[[IO[bytes]], subprocess.Popen
     return start
 
 
-CALL: Final = {"call": "heddle_plugins.kubernetes.shards.building:clock", "args": [], "kwargs": {}}
+CALL: Final = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import yaml
 from kubernetes import client
 
 from heddle.base.problems import InputError
+from heddle.runtimes.cluster import ShardNeed
 from heddle_plugins.kubernetes import manifests
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.target import KubeTarget, checked
 
 TARGET = KubeTarget("lab", "labs", "registry.example/heddle:1", "password")

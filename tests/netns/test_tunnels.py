@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.Lo
     """The runtime of shards on this machine, registered for a test."""
     made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RUNTIMES, localshards.NAME, localshards.PLACE)
+        patch.setitem(registry.RUNTIMES.core, localshards.NAME, localshards.LocalShards)
         patch.setattr(localshards.LocalShards, "on", made)
         yield made
     made.close()

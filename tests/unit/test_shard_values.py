@@ -24,9 +24,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, operation, spread
 from heddle.runtimes import shardcalls
+from heddle.shards.carrier import SILENT_S, FarShard, opened, sealed
 from heddle.switch.links.cuts import CutCount, TunnelUse, tunnel_uses
 from heddle.switch.queues.cells import LAYOUTS
-from heddle_plugins.kubernetes.shards.carrier import SILENT_S, FarShard, opened, sealed
 
 
 def again(value: Any) -> Any:
@@ -113,7 +113,7 @@ def test_a_result_has_the_type_that_its_function_returns(kind: Any, good: list[A
 
 def test_the_type_of_a_call_is_that_of_its_function() -> None:
     assert values.result_kind("heddle.lab.cutlinks:carriers") == list[ShardCarrier]
-    assert values.result_kind("heddle_plugins.kubernetes.shards.building:clock") is int
+    assert values.result_kind("heddle.shards.building:clock") is int
 
 
 ROGUE = """
@@ -170,7 +170,7 @@ def test_what_a_shard_says_is_bounded_and_steers_no_terminal(tmp_path: Path) -> 
         assert len(agent._said) <= 1 << 16
 
 
-CALL = {"call": "heddle_plugins.kubernetes.shards.building:clock", "args": [], "kwargs": {}}
+CALL = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
 
 
 @contextmanager
