@@ -449,14 +449,22 @@ class StepClock:
         return {**self._steps, "total": round(time.monotonic() - self._start, 3)}
 
 
+def _recorded_runtime(name: str) -> str:
+    """The runtime of a lab's record, else of its shards; empty if there is none that can be read."""
+    reads: Sequence[Callable[[str], state.Record | ShardPlan | None]] = (state.read_record, ShardPlan.read)
+    for read in reads:
+        with suppress(MachineError):
+            if found := read(name):
+                return found.runtime
+    return ""
+
+
 def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
     """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine.
 
     InputError also when the lab's runtime is of a plugin that cannot be used: its nodes would stay.
     """
-    recorded = ""
-    with suppress(MachineError):
-        recorded = record.runtime if (record := state.read_record(name)) is not None else ShardPlan.read(name).runtime
+    recorded = _recorded_runtime(name)
     if cluster is not None and recorded in HERE:
         hint = f"./inv down {name} removes it"
         raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {recorded})", hint))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from heddle.base.events import Observer
 from heddle.base.plugins import Registry, having
@@ -83,27 +84,20 @@ class Runtime(Protocol):
         """End every process and remove every namespace and file of that lab. Returns the number of objects."""
 
 
-def _netns() -> Runtime:
-    from heddle.runtimes.netns import NetnsRuntime
-
-    return NetnsRuntime()
-
-
-def _containerlab() -> Runtime:
-    from heddle.runtimes.containerlab import ContainerlabRuntime
-
-    return ContainerlabRuntime()
-
-
 def _fits(name: str, found: Any) -> str:
     """What is wrong with the class that a plugin registers; empty if nothing."""
     wrong = having(*Runtime.__annotations__, *(each for each in vars(Runtime) if not each.startswith("_")))(name, found)
     return wrong or ("" if found.name == name else f"its name is {found.name}")
 
 
-# Name -> what makes one; listing the runtimes imports none of them.
+# Name -> what makes one, so that listing the runtimes imports none of them.
 RUNTIMES: Final[Registry[Callable[..., Runtime]]] = Registry(
-    "runtime", {"netns": _netns, "containerlab": _containerlab}, _fits
+    "runtime",
+    {
+        "netns": lambda: cast(Runtime, resolve_name("heddle.runtimes.netns:NetnsRuntime")()),
+        "containerlab": lambda: cast(Runtime, resolve_name("heddle.runtimes.containerlab:ContainerlabRuntime")()),
+    },
+    _fits,
 )
 HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 

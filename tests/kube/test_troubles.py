@@ -36,7 +36,7 @@ from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, RealCluster
 from tests.kube.spaces import Space, all_run, refused, start
 from tests.machine import child, until
-from tests.netns.kubernetes.test_shards import ran
+from tests.netns.test_shards import ran
 
 
 def test_down_removes_what_a_killed_up_has_made(space: Callable[[str], Space], name: str) -> None:

@@ -19,7 +19,7 @@ from heddle.runtimes import registry
 from heddle.switch.links.cuts import TUNNEL_PORT
 from tests import localshards
 from tests.machine import patience, until
-from tests.netns.kubernetes.test_shards import ran, round_trips
+from tests.netns.test_shards import ran, round_trips
 
 pytestmark = pytest.mark.root
 NAMED_S = 5.0
