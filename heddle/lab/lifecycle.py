@@ -22,6 +22,7 @@ from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.extras import KUBERNETES
 from heddle.base.owners import LabOwner
+from heddle.base.plugins import missing
 from heddle.base.problems import (
     CheckError,
     HeddleError,
@@ -468,8 +469,8 @@ def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
     if cluster is not None and recorded in HERE:
         hint = f"./inv down {name} removes it"
         raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {recorded})", hint))
-    for each in filter(RUNTIMES.lost, (recorded, KUBERNETES if cluster is not None else "")):
-        get_runtime(each)
+    if (problem := missing(RUNTIMES.kind, recorded if cluster is None else KUBERNETES)) is not None:
+        raise InputError(problem)
     return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES.usable()]
 
 

@@ -299,7 +299,7 @@ def test_what_up_explains_and_refuses() -> None:
 
 def test_a_lab_whose_runtime_is_missing_is_not_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its nodes would stay, and nothing would know of them."""
-    spec = dump_spec(load_fabric("tiny").spec)
+    spec = dump_spec(load_fabric("tiny", name="far").spec)
     record = state.Record("far", "kubernetes", "running", spec, options={"namespace": "mine"}, version=VERSION)
     state.write_record(record)
     monkeypatch.setattr(plugins, "folder", lambda plugin: tmp_path / plugin)
