@@ -232,7 +232,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     name = str(request.param)
     with pytest.MonkeyPatch.context() as patch:
         for key, place in getattr(request.module, "MORE_RUNTIMES", {}).items():
-            patch.setitem(RUNTIMES, key, place)
+            patch.setitem(RUNTIMES.core, key, place)
         if name == "containerlab":
             request.getfixturevalue("engine")
         try:

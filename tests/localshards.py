@@ -21,12 +21,11 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
-from heddle_plugins.kubernetes.cluster import Cluster, ShardCommand, ShardNeed
-from heddle_plugins.kubernetes.sharded import ShardedRuntime
+from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle.runtimes.sharded import ShardedRuntime
 from tests.objects.shared import ROOT
 
 NAME: Final = "localshards"
-PLACE: Final = f"{__name__}:LocalShards"  # its value in RUNTIMES
 MTU: Final = 1450
 _WIRE: Final = "wire"
 _ALONE: Final = (
@@ -47,7 +46,7 @@ _SETUP: Final = (
 
 
 class LocalCluster:
-    """Implements heddle_plugins.kubernetes.cluster.Cluster."""
+    """Implements heddle.runtimes.cluster.Cluster."""
 
     name = NAME
     python: Sequence[str] = (sys.executable, "-P", "-m")

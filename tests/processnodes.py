@@ -26,7 +26,6 @@ from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_topology import NodeDef, Topology, known_node, read_topology
 
 NAME: Final = "processes"
-PLACE: Final = f"{__name__}:ProcessRuntime"  # its value in RUNTIMES
 _MARK: Final = "HEDDLE_TEST_NODE"
 # Runs $0 $@. Daemons of FRR 10 keep the output of the command that starts them, and a pipe would not end before them.
 _TO_FILE: Final = 'said=$(mktemp); "$0" "$@" >"$said" 2>&1; code=$?; cat "$said"; rm "$said"; exit $code'

@@ -29,14 +29,13 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from heddle.base.extras import DISTRIBUTION
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.base.resources import HERE, PLUGINS
 
 CONTRACT: Final = 1  # what plugins may rely on: docs/plugins.md, tests/golden/contract-1.txt
-PACKAGE: Final = "heddle_plugins"  # Heddle's own plugins; `plugins/` in a checkout
 
 
 class PartKind(NamedTuple):
@@ -78,6 +77,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
     "call": PartKind("a function that other parts call by its name"),
     "module": PartKind("a module under a name of `heddle`"),
 }
+_PROJECT: Final = "pyproject.toml"
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
 _MOST_BYTES: Final = 1 << 18  # of a distribution's entry points
@@ -175,6 +175,13 @@ def missing(kind: str, name: str) -> Problem | None:
     return found[0] if found else None
 
 
+def function(name: str, needed_by: str) -> Callable[..., Any]:
+    """A part of kind `call`. needed_by: what the user asked for, named in the InputError when the part is not here."""
+    if (problem := missing("call", name)) is not None:
+        raise InputError(replace(problem, what=needed_by))
+    return cast(Callable[..., Any], parts("call")[name].load())
+
+
 def refused() -> list[Problem]:
     """Why parts, or all of a distribution, cannot be used, as far as it is known without an import."""
     return [each.problem for each in _found().refused]
@@ -221,8 +228,13 @@ def _there(plugin: str) -> bool:
 @cache
 def _found() -> _Found:
     found = _Found()
-    if HERE.is_checkout:
-        _read(found, _text(str(HERE.root / "pyproject.toml")), "project.entry-points.", DISTRIBUTION, "")
+    own = HERE.root / _PROJECT
+    _read(found, _text(str(own)), "project.entry-points.", DISTRIBUTION, "")
+    if not any(found.parts.values()):
+        why = "names none of Heddle's own plugins"
+        found.refused.append(
+            Refused("", Problem("", str(own), why, "install Heddle again, or use a complete checkout"))
+        )
     for name, version, text in _distributions():
         _read(found, text, "", name, version)
     return found

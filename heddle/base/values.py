@@ -1,4 +1,4 @@
-"""Values as JSON, for the calls between a coordinator and the agents of its shards (plugins/kubernetes/shards/).
+"""Values as JSON, for the calls between a coordinator and the agents of its shards (heddle/shards/).
 
 In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, numpy arrays of numbers, and dataclasses,
      enums and named tuples of Heddle.
@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from heddle.base.plugins import PACKAGE
 from heddle.base.untrusted import LINE_ITEMS, UNPACKED_BYTES, inflated
 
 _KIND: Final = "!"  # the key that names the kind of a value; mappings are lists of pairs, so it is never a key of one
@@ -33,7 +34,7 @@ _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
         ipaddress.IPv4Interface, ipaddress.IPv6Interface,
     )
 }  # fmt: skip
-_ROOT: Final = __name__.partition(".")[0]
+_ROOTS: Final = (__name__.partition(".")[0], PACKAGE)
 _MODULE: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", re.ASCII)
 _NUMBERS: Final = frozenset("biufV")  # kinds of numpy's dtypes; V: records of numbers
 
@@ -166,13 +167,13 @@ def _load_array(data: Mapping[str, Any], room: _Room) -> Any:
 
 
 def is_module(name: str) -> bool:
-    """Whether a text names a module of Heddle that may be imported: `__main__` of a package is a program."""
-    return name.partition(".")[0] == _ROOT and _MODULE.fullmatch(name) is not None
+    """Whether a text names a module of Heddle or its plugins that may be imported; `__main__` is a program."""
+    return name.partition(".")[0] in _ROOTS and _MODULE.fullmatch(name) is not None
 
 
 def _name_of(kind: type) -> str:
     module = kind.__module__
-    if module.partition(".")[0] != _ROOT:
+    if module.partition(".")[0] not in _ROOTS:
         raise TypeError(f"{kind.__name__} cannot be sent to a shard")
     return f"{module}:{kind.__qualname__}"
 

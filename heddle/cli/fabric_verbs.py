@@ -256,13 +256,10 @@ def render(
 
 def _manifests(fabric: Fabric, count: int | None, given: Mapping[str, str]) -> Mapping[str, str]:
     from heddle.fabric.cutting import cut, fitting_cut
-    from heddle_plugins.kubernetes.cluster import ShardNeed
-    from heddle_plugins.kubernetes.manifests import files
-    from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked, owner
+    from heddle.runtimes.clusterkind import CLUSTERS
 
     found = cut(fabric, count) if count is not None else fitting_cut(fabric)
-    needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found.shards]
-    return files(fabric.name, owner(), needs, checked(KubeTarget.of({"namespace": NAMESPACE, **given})))
+    return CLUSTERS[KUBERNETES].manifests(fabric, found, given)
 
 
 @verb(

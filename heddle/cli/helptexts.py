@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from heddle.base import extras
 from heddle.base.declared import OUTPUT
 from heddle.cli import completion
 from heddle.cli.argv import Option, Options, group
@@ -348,7 +349,7 @@ def target_of(given: Mapping[str, object]) -> dict[str, str]:
     found = {key: str(value) for key, value in given.items() if value is not None}
     if "pod" in found:
         from heddle.base.files import real
-        from heddle_plugins.kubernetes.manifests import read_pod
+        from heddle.runtimes.clusterkind import CLUSTERS
 
-        found["pod"] = read_pod(real(found["pod"]), found["pod"])
+        found["pod"] = CLUSTERS[extras.KUBERNETES].read_template(real(found["pod"]), found["pod"])
     return found

@@ -94,14 +94,13 @@ def setup(
 def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | None) -> None:
     from heddle.base.files import real
     from heddle.base.userfiles import write_texts
-    from heddle_plugins.kubernetes.kubeprobe import probe
-    from heddle_plugins.kubernetes.target import KubeTarget
+    from heddle.runtimes.clusterkind import CLUSTERS
 
-    found = probe(KubeTarget(**given), out.observer)
+    found = CLUSTERS[extras.KUBERNETES].probe(given, out.observer)
     if directory is not None:
         write_texts(real(directory), found.files)
     out.result(found.to_json(), found.text())
-    out.exit_code = 0 if found.report.ok else 3
+    out.exit_code = 0 if found.ok else 3
 
 
 @verb(

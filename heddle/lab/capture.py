@@ -438,7 +438,7 @@ def _in_shard(lab: Lab, tap: Tapped) -> Tapped:
     node = tap.ref.partition(":")[0]
     shard = shards.of(node)
     ahead_ns = shards.clocks()[shard].ahead_ns + epoch_ns(lab, node) - (time.time_ns() - time.monotonic_ns())
-    enter = shards.module(shard, ["heddle_plugins.kubernetes.shards.piped", str(tap.netns)])
+    enter = shards.module(shard, ["heddle.shards.piped", str(tap.netns)])
     return replace(tap, shard=shard, enter=tuple(enter), ahead_ns=ahead_ns)
 
 

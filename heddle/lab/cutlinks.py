@@ -24,11 +24,11 @@ from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.netns import cable_space
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.links import cuts
 from heddle.switch.links.cuts import BEAT, TUNNEL, CutCount, CutEnd, TunnelUse, read_counts, tunnel_port, tunnel_uses
 from heddle.switch.queues import disciplines
-from heddle_plugins.kubernetes.sharded import ShardedRuntime, ShardPlan
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -79,14 +79,7 @@ def keep_carriers(lab: Lab) -> None:
         "lab": lab.name, "key": key, "cables": str(cable_space(lab.name)), "report": str(place / _REPORT), "ends": ends,
         "tunnel": TUNNEL, "beat": BEAT, "frame": frame,
     }  # fmt: skip
-    argv = [
-        "env",
-        f"PYTHONPATH={resources.HERE.python_path}",
-        sys.executable,
-        "-P",
-        "-m",
-        "heddle_plugins.kubernetes.shards.carrier",
-    ]
+    argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
     run(argv, stdin=json.dumps(config), called="the carrier of cut links")
 
 

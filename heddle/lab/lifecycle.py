@@ -22,6 +22,7 @@ from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.extras import KUBERNETES
 from heddle.base.owners import LabOwner
+from heddle.base.plugins import missing
 from heddle.base.problems import (
     CheckError,
     HeddleError,
@@ -61,7 +62,8 @@ from heddle.lab.opening import (
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, get_runtime, on_machine
+from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, all_runtimes, get_runtime, on_machine
+from heddle.runtimes.sharded import ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import disciplines
@@ -392,9 +394,9 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     if (conflict := lab.runtime.name_conflict(lab.name)) is not None:
         raise InputError(conflict)
     if record is None:
-        for runtime in RUNTIMES:  # BPF pins are named after the lab, so no other runtime may use the name either
-            if get_runtime(runtime).exists(lab.name):
-                why = f"exists (runtime {runtime}), but this user's Heddle has no record of it"
+        for runtime in all_runtimes():  # BPF pins are named after the lab, so no other one may use the name either
+            if runtime.exists(lab.name):
+                why = f"exists (runtime {runtime.name}), but this user's Heddle has no record of it"
                 raise InputError(Problem("", f"lab {lab.name}", why, f"./inv down {lab.name}, or use another --name"))
         return None
     engine = get_runtime(record.runtime)
@@ -448,14 +450,28 @@ class StepClock:
         return {**self._steps, "total": round(time.monotonic() - self._start, 3)}
 
 
-def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
-    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine."""
-    if cluster is not None:
+def _recorded_runtime(name: str) -> str:
+    """The runtime of a lab's record, else of its shards; empty if there is none that can be read."""
+    reads: Sequence[Callable[[str], state.Record | ShardPlan | None]] = (state.read_record, ShardPlan.read)
+    for read in reads:
         with suppress(MachineError):
-            if (record := state.read_record(name)) is not None and record.runtime in HERE:
-                hint = f"./inv down {name} removes it"
-                raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {record.runtime})", hint))
-    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES]
+            if found := read(name):
+                return found.runtime
+    return ""
+
+
+def engines_of(name: str, cluster: Mapping[str, str] | None) -> list[Runtime]:
+    """All runtimes. cluster: see `lifecycle.down`; with it, InputError for a lab that is recorded on this machine.
+
+    InputError also when the lab's runtime is of a plugin that cannot be used: its nodes would stay.
+    """
+    recorded = _recorded_runtime(name)
+    if cluster is not None and recorded in HERE:
+        hint = f"./inv down {name} removes it"
+        raise InputError(Problem("", f"lab {name}", f"is on this machine (runtime {recorded})", hint))
+    if (problem := missing(RUNTIMES.kind, recorded if cluster is None else KUBERNETES)) is not None:
+        raise InputError(problem)
+    return [get_runtime(each, cluster if each == KUBERNETES else None) for each in RUNTIMES.usable()]
 
 
 def remove(

@@ -1,9 +1,9 @@
 """Where a function of a lab runs: here, or in each shard of the lab, beside its nodes.
 
 `spread` marks a function whose first parameter is a Lab. On one machine it is called as it is, which costs nothing. For
-a lab in shards the agent of each shard calls it (plugins/kubernetes/shards/agent.py) with that shard's own Lab, which
-knows the whole fabric and has the handles of its own nodes; `merge` makes one result of theirs. Arguments and results
-are values (heddle/base/values.py). An Observer among the arguments gets what those in the shards get.
+a lab in shards it is called by the agent of each shard (heddle/shards/agent.py) with that shard's own Lab, which knows
+the whole fabric and has the handles of its own nodes; `merge` makes one result of theirs. Arguments and results are
+values (heddle/base/values.py). An Observer among the arguments gets what those in the shards get.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
 from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
+from heddle.runtimes.sharded import ShardPlan
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
@@ -57,7 +58,6 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
-from heddle_plugins.kubernetes.sharded import ShardPlan
 
 
 class TableListener(Protocol):

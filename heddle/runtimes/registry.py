@@ -1,4 +1,5 @@
-"""The runtimes of a rendered topology: one protocol, implemented with plain namespaces and with containerlab.
+"""The runtimes of a rendered topology: one protocol, implemented with plain namespaces, with containerlab, and by
+plugins.
 
 In:  a rendered `NAME.clab.yml` (never the fabric), so a topology that runs in one runs in the other.
 Out: node handles: a network namespace at a path. Queues, BPF, counters, captures and traffic use handles only and do
@@ -8,12 +9,13 @@ not depend on the runtime.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from heddle.base.events import Observer
+from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.process import Journal, attached, run
 from heddle.kernel.handle import NodeHandle
@@ -82,12 +84,21 @@ class Runtime(Protocol):
         """End every process and remove every namespace and file of that lab. Returns the number of objects."""
 
 
-# Name -> module and class, so that listing the runtimes imports none of them.
-RUNTIMES: Final[dict[str, str]] = {
-    "netns": "heddle.runtimes.netns:NetnsRuntime",
-    "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
-    "kubernetes": "heddle_plugins.kubernetes.kubecluster:KubernetesRuntime",
-}
+def _fits(name: str, found: Any) -> str:
+    """What is wrong with the class that a plugin registers; empty if nothing."""
+    wrong = having(*Runtime.__annotations__, *(each for each in vars(Runtime) if not each.startswith("_")))(name, found)
+    return wrong or ("" if found.name == name else f"its name is {found.name}")
+
+
+# Name -> what makes one, so that listing the runtimes imports none of them.
+RUNTIMES: Final[Registry[Callable[..., Runtime]]] = Registry(
+    "runtime",
+    {
+        "netns": lambda: cast(Runtime, resolve_name("heddle.runtimes.netns:NetnsRuntime")()),
+        "containerlab": lambda: cast(Runtime, resolve_name("heddle.runtimes.containerlab:ContainerlabRuntime")()),
+    },
+    _fits,
+)
 HERE: Final = ("netns", "containerlab")  # those whose nodes are on this machine
 
 
@@ -95,10 +106,14 @@ def get_runtime(name: str, place: Mapping[str, str] | None = None) -> Runtime:
     """The runtime of that name; InputError when there is none. place: of a runtime with shards, see ShardedRuntime."""
     if name not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {name}", "is not a runtime", did_you_mean(name, RUNTIMES)))
-    module, _, attribute = RUNTIMES[name].partition(":")
-    return cast(Runtime, getattr(import_module(module), attribute)(*[place] * (place is not None)))
+    return RUNTIMES[name](*[place] * (place is not None))
+
+
+def all_runtimes() -> list[Runtime]:
+    """Every runtime that can be used."""
+    return [get_runtime(name) for name in RUNTIMES.usable()]
 
 
 def on_machine(lab: str) -> bool:
     """Whether anything of a lab is on this machine, in any runtime and of any user."""
-    return any(get_runtime(name).exists(lab) for name in RUNTIMES)
+    return any(each.exists(lab) for each in all_runtimes())

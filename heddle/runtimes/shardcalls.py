@@ -1,6 +1,7 @@
 """Calls into the shards of a lab: one agent for each, which lives as long as this process needs it.
 
-In:  the name of an operation (heddle/lab/spread.py) and its arguments. Out: its result in each shard.
+In:  the name of an operation (heddle/lab/spread.py), or of a part of kind `shardcall`, and its arguments.
+Out: its result in each shard.
 An agent is a process in the shard with a line of JSON for each call and each answer, so nothing listens on a socket.
 """
 
@@ -20,16 +21,15 @@ from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from heddle.base import problems, state, values
 from heddle.base.events import Observer
+from heddle.base.plugins import parts
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.untrusted import LINE_BYTES, parsed
-from heddle_plugins.kubernetes.cluster import ShardCommand
+from heddle.runtimes.cluster import ShardCommand
 
-AGENT: Final = "heddle_plugins.kubernetes.shards.agent"
-CLOCK: Final = "heddle_plugins.kubernetes.shards.building:clock"
-OPEN: Final = (
-    "heddle_plugins.kubernetes.shards.building",
-    "heddle_plugins.experiments.inpod",
-)  # every public function there may be called
+AGENT: Final = "heddle.shards.agent"
+CLOCK: Final = "heddle.shards.building:clock"
+OPEN: Final = ("heddle.shards.building",)  # every public function there may be called
+KIND: Final = "shardcall"  # parts of this kind may be called, by their names
 # What is changed live is in the coordinator's record, and goes with each call.
 LIVE: Final = ("hashing", "engineering", "queues", "before_run")
 OBSERVER: Final = {"observer": True}  # in place of an Observer among the arguments
@@ -127,7 +127,9 @@ class AgentCall:
     def call(self, request: Mapping[str, Any], observer: Observer | None = None, within: float = _ANSWER_S) -> Any:
         """One call. request: data for JSON. MachineError for an answer that is none, or after `within` seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101
-        kind = values.result_kind(request["call"])
+        name = request["call"]
+        part = parts(KIND).get(name)
+        kind = values.result_kind(name if part is None else part.target)
         with self._lock, self._ending_after(within):
             self._calls += 1
             try:

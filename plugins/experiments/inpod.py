@@ -1,8 +1,8 @@
-"""One fabric of an experiment in a pod: what the agent there (plugins/kubernetes/shards/agent.py) calls.
+"""One fabric of an experiment in a pod: what the agent there (heddle/shards/agent.py) calls.
 
 In:  GroupOrder: the experiment's files, and which of its fabrics this is.
 Out: a SentRepeat for each repeat as soon as it has ended. The runs are made by Running, as on the user's machine.
-Every public function here can be called by the coordinator (sweep.py).
+The coordinator (sweep.py) calls `run_group`, a part of kind `shardcall`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.extras import KUBERNETES
 from heddle.base.files import VARIABLE
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, first_lines
 from heddle.base.untrusted import LINE_BYTES
 from heddle.base.version import VERSION
+from heddle.runtimes.clusterkind import CLUSTERS, ClusterKind
 from heddle.runtimes.netns_topology import packed
 from heddle_plugins.experiments.expressions import LARGEST, UnknownValueError
 from heddle_plugins.experiments.figures import Keys, RunFigures
@@ -30,10 +32,9 @@ from heddle_plugins.experiments.finding import find_experiment
 from heddle_plugins.experiments.loading import Experiment, Variant, load_experiment
 from heddle_plugins.experiments.outcome import Repeat
 from heddle_plugins.experiments.running import Running
-from heddle_plugins.kubernetes.podinit import end_pod, renew
 
 if TYPE_CHECKING:
-    from heddle_plugins.kubernetes.shards.agent import Told
+    from heddle.shards.agent import Told
 
 BEAT, DONE = b"\n", b"done\n"  # what the coordinator writes beside the call: it still waits; it has all
 _MOST: Final = 1 << 12
@@ -44,8 +45,8 @@ _MOST_RUNS: Final = LINE_BYTES * 3 // 4  # of the text of all runs of a repeat: 
 class GroupOrder:
     """What a pod does. experiment, only, repeats: as typed. files: of the user, by their typed names.
 
-    group: the number in Running.groups. copies: whether stored runs are sent. version, print: of the coordinator; the
-    image may be another Heddle's.
+    group: the number in Running.groups. copies: whether stored runs are sent. cluster: the kind of the pod's. version,
+    print: of the coordinator; the image may be another Heddle's.
     """
 
     experiment: str
@@ -55,6 +56,7 @@ class GroupOrder:
     group: int
     copies: bool
     print: str
+    cluster: str = KUBERNETES
     version: str = VERSION
 
 
@@ -130,7 +132,7 @@ def run_group(order: GroupOrder, told: Told) -> None:
 
     finished: the need that this pod does not have; empty when all is done. refused: why the image cannot do it.
     """
-    following = threading.Thread(target=_follow_input, daemon=True)
+    following = threading.Thread(target=_follow_input, args=(CLUSTERS[order.cluster],), daemon=True)
     following.start()
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -163,14 +165,14 @@ def _run(experiment: Experiment, order: GroupOrder, copies: Path, told: Told) ->
     return ""
 
 
-def _follow_input() -> None:
+def _follow_input(cluster: ClusterKind) -> None:
     """The coordinator needs this pod as long as it writes."""
     done = False
     with suppress(OSError):
         while not done and (data := os.read(0, _MOST)):
-            renew()
+            cluster.renew_pod()
             done = DONE.strip() in data
-    end_pod(done=done)
+    cluster.end_pod(done=done)
 
 
 def _received(order: GroupOrder, directory: Path) -> Experiment:

@@ -1,7 +1,7 @@
 """Run an experiment in a cluster: each fabric in a pod of its own, several at the same time.
 
 In:  as Running, and a namespace of a cluster. Out: ExperimentResult, as Running gives it.
-The pods are those of one Indexed Job (runtimes/kube/jobs.py). What runs in each is Running, for one fabric (inpod.py);
+The pods are those of one job (heddle/runtimes/clusterkind.py). What runs in each is Running, for one fabric (inpod.py);
 each repeat comes back as soon as it has ended. A pod that is lost starts once more, with all runs of its fabric. Runs
 without a lab are made here.
 """
@@ -22,12 +22,24 @@ from typing import IO, Any, Final
 
 from heddle.base import values
 from heddle.base.events import Observer
+from heddle.base.extras import KUBERNETES
 from heddle.base.files import FILE_BYTES, read_regular, real
 from heddle.base.problems import HeddleError, MachineError, Problem, first_lines, machine_errors
 from heddle.base.tables import many
 from heddle.base.untrusted import OUTPUT_BYTES
 from heddle.base.userfiles import as_caller, new_directory
 from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, cut
+from heddle.runtimes.cluster import ShardCommand, ShardNeed
+from heddle.runtimes.clusterkind import (
+    CLUSTERS,
+    USUAL_S,
+    IndexPod,
+    JobNeed,
+    PodJob,
+    PodJobs,
+    PodState,
+    UnreachableError,
+)
 from heddle.runtimes.netns_topology import unpack
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
 from heddle_plugins.experiments.finding import files_of_experiment
@@ -35,13 +47,6 @@ from heddle_plugins.experiments.inpod import BEAT, DONE, EVENTS, GroupOrder, Sen
 from heddle_plugins.experiments.loading import Variant
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 from heddle_plugins.experiments.running import Running, array_bytes_of
-from heddle_plugins.kubernetes.api import UnreachableError
-from heddle_plugins.kubernetes.cluster import ShardCommand, ShardNeed
-from heddle_plugins.kubernetes.jobs import IndexedJob, IndexPod, remove_leftovers
-from heddle_plugins.kubernetes.kubecluster import KubeCluster
-from heddle_plugins.kubernetes.manifests import EXPERIMENT_RULES, PYTHON, JobNeed
-from heddle_plugins.kubernetes.podstate import USUAL_S, PodState
-from heddle_plugins.kubernetes.target import KubeTarget
 
 _STEP: Final = "fabrics"
 _LOOK_S: Final = 1.0  # between two looks at the pods
@@ -57,10 +62,12 @@ _WAITING: Final = 8  # events of pods that are not handled yet: then their threa
 class Sweep(Running):
     """An experiment in a cluster. parallel: at most so many pods at once; None: one on each node that is free.
 
-    typed, only: as the user named the experiment and its checks.
+    cluster, target: its kind, and what the flags say of it. typed, only: as the user named the experiment and its
+    checks.
     """
 
-    target: KubeTarget = field(default_factory=KubeTarget)
+    cluster: str = KUBERNETES
+    target: Mapping[str, str] = field(default_factory=dict)
     parallel: int | None = None
     typed: str = ""
     only: tuple[str, ...] = ()
@@ -70,9 +77,9 @@ class Sweep(Running):
         if not any(each.live for each in self.experiment.variants):
             return super().run()
         files_of_experiment(self.typed)  # InputError for files that are not sent, before a pod starts
-        cluster = KubeCluster(self.target)
-        cluster.check_rights(EXPERIMENT_RULES)
-        if count := remove_leftovers(cluster):
+        jobs = CLUSTERS[self.cluster].jobs(self.target)
+        jobs.check()
+        if count := jobs.remove_leftovers():
             self.observer.say(f"removed the pods of {many(count, 'experiment')} that had been killed")
         try:
             fabrics: list[FabricPod] = []
@@ -81,7 +88,7 @@ class Sweep(Running):
                     fabrics.append(FabricPod(len(fabrics) + 1, number, group))
                 else:
                     self.run_group(number)
-            missing = _Pods(self, cluster, fabrics).run()
+            missing = _Pods(self, jobs, fabrics).run()
         except KeyboardInterrupt:
             return self.result(interrupted=True)
         if missing:
@@ -95,7 +102,8 @@ class Sweep(Running):
             with machine_errors(typed):
                 files[typed] = read_regular(real(typed), FILE_BYTES)
         copies = self.copies is not None
-        return GroupOrder(self.typed, self.only, self.repeats, files, group, copies, fingerprint(self.experiment))
+        print_ = fingerprint(self.experiment)
+        return GroupOrder(self.typed, self.only, self.repeats, files, group, copies, print_, self.cluster)
 
     def take(self, sent: SentRepeat, among: Sequence[Variant] = ()) -> list[Path]:
         """Keep a repeat of a pod, and its copies of stored runs: in directories that are made now, and returned.
@@ -157,11 +165,11 @@ def _refused(what: str) -> MachineError:
 class _Pods:
     """The pods of the fabrics, until all fabrics are done. Everything but the calls happens in the main thread."""
 
-    def __init__(self, sweep: Sweep, cluster: KubeCluster, fabrics: list[FabricPod]) -> None:
-        self._sweep, self._cluster, self._fabrics = sweep, cluster, fabrics
+    def __init__(self, sweep: Sweep, jobs: PodJobs, fabrics: list[FabricPod]) -> None:
+        self._sweep, self._jobs, self._fabrics = sweep, jobs, fabrics
         self._observer = sweep.observer
         self._events: queue.Queue[tuple[FabricPod, str, str, Any]] = queue.Queue(_WAITING)
-        self._job: IndexedJob | None = None
+        self._job: PodJob | None = None
         self._members: list[FabricPod] = []  # by index of the job
         self._since: dict[str, tuple[str, float]] = {}  # fabric or job -> its state, and since when
         self._answered = time.monotonic()
@@ -201,7 +209,7 @@ class _Pods:
         needs = [each.need for each in self._members]
         most = ShardNeed("", (), max(each.memory_bytes for each in needs), max(each.cpus for each in needs))
         need = JobNeed(self._sweep.experiment.name, len(self._members), most, self._sweep.parallel)
-        self._job = IndexedJob(self._cluster, f"exp-{secrets.token_hex(4)}", need)
+        self._job = self._jobs.job(f"exp-{secrets.token_hex(4)}", need)
         self._since.clear()
         self._job.create()
 
@@ -262,7 +270,7 @@ class _Pods:
         def report(kind: str, value: Any) -> None:
             self._events.put((fabric, pod.uid, kind, value))
 
-        start = partial(self._job.open, pod.name, [*PYTHON, AGENT])
+        start = partial(self._job.open, pod.name, [*self._jobs.python, AGENT])
         fabric.begin(pod, start, self._sweep.order(fabric.group), report)
 
     def _end(self, fabric: FabricPod) -> None:
@@ -397,7 +405,7 @@ class _Pods:
 
 
 _ALL_RUNS_S: Final = 86_400.0  # of all runs of a fabric; the cluster reports a pod that is lost before
-_CALL: Final = "heddle_plugins.experiments.inpod:run_group"
+_CALL: Final = "experiment"  # a part of kind `shardcall`
 # What a pod reports, with a value: `say` and `warn` (a text), `repeated` (SentRepeat), `finished` (the need that the
 # pod does not have), `refused` (Problems); of the call: `ended` (why), `defect` (a traceback).
 Report = Callable[[str, Any], None]

@@ -231,9 +231,10 @@ def _check(repeats: int | None, *, alone: str | bool | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an experiment runs. pods: None: on this machine. target: flags of the cluster. typed, only: see Sweep."""
+    """Where an experiment runs. pods: None: on this machine. target: flags of the cluster. Others: see Sweep."""
 
     pods: Pods | None = None
+    cluster: str = ""
     target: Mapping[str, str] = field(default_factory=dict)
     typed: str = ""
     only: tuple[str, ...] = ()
@@ -242,8 +243,8 @@ class _Place:
 
 def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _Place:
     from heddle.base.problems import did_you_mean
+    from heddle.runtimes.clusterkind import CLUSTERS
     from heddle_plugins.experiments.running import Pods
-    from heddle_plugins.kubernetes.target import KubeTarget, checked
 
     if on is None:
         given = [*(["parallel"] if parallel is not None else []), *target]
@@ -255,8 +256,8 @@ def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _
         raise InputError(Problem("", f"--on {on}", "is not a kind of cluster", did_you_mean(on, [KUBERNETES])))
     if parallel is not None and parallel < 1:
         raise InputError(Problem("", f"--parallel {parallel}", "is not a number of pods", "use --parallel 1 or more"))
-    checked(KubeTarget(**target))
-    return _Place(Pods(parallel), target)
+    CLUSTERS[on].check(target)
+    return _Place(Pods(parallel), on, target)
 
 
 def _run(
@@ -274,12 +275,10 @@ def _run(
     if pods is None:
         return Running(wanted, out.observer, repeats, copies, where.accept_unreliable).run()
     from heddle_plugins.experiments.sweep import Sweep
-    from heddle_plugins.kubernetes.target import KubeTarget
 
-    target = KubeTarget(**where.target)
     sweep = Sweep(
         wanted, out.observer, repeats, copies, where.accept_unreliable,
-        target=target, parallel=pods.parallel, typed=where.typed, only=where.only,
+        cluster=where.cluster, target=where.target, parallel=pods.parallel, typed=where.typed, only=where.only,
     )  # fmt: skip
     return sweep.run()
 

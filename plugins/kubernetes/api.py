@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from heddle.base import extras, state
 from heddle.base.problems import InputError, MachineError, Problem
+from heddle.runtimes.clusterkind import UnreachableError
 from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked
 
 MANAGER: Final = "heddle"  # of the fields that server-side apply sets
@@ -168,10 +169,6 @@ class ForbiddenError(MachineError):
 
 class ConflictError(MachineError):
     """There is another object of that name."""
-
-
-class UnreachableError(MachineError):
-    """The API does not answer."""
 
 
 _KINDS_OF_ERROR: Final[Mapping[int, type[MachineError]]] = {

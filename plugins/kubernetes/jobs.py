@@ -9,34 +9,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from heddle.base.process import start_of
+from heddle.runtimes.cluster import ShardCommand
+from heddle.runtimes.clusterkind import IndexPod, JobNeed, PodJob, PodState
 from heddle_plugins.kubernetes import manifests
-from heddle_plugins.kubernetes.cluster import ShardCommand
 from heddle_plugins.kubernetes.kubecluster import KubeCluster, removed
-from heddle_plugins.kubernetes.manifests import EXPERIMENT, EXPERIMENT_KINDS, INDEX, PROCESS, JobNeed
+from heddle_plugins.kubernetes.manifests import EXPERIMENT, EXPERIMENT_KINDS, INDEX, PROCESS
 from heddle_plugins.kubernetes.podexec import PodProcess
-from heddle_plugins.kubernetes.podstate import PodState, pod_state
+from heddle_plugins.kubernetes.podstate import pod_state
 from heddle_plugins.kubernetes.target import owner
 
 _DEADLINE_S: Final = 900.0  # from now: the Job's, which `renew` moves
 _RENEW_S: Final = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPod:
-    """The newest pod of an index."""
-
-    name: str
-    uid: str
-    state: PodState
-
-
-class IndexedJob:
-    """One Job. MachineError of any method: the cluster refuses, or does not answer."""
+class IndexedJob(PodJob):
+    """One Job: see PodJob."""
 
     def __init__(self, cluster: KubeCluster, name: str, need: JobNeed) -> None:
         self._cluster, self._name, self._need = cluster, name, need
@@ -93,7 +84,7 @@ class IndexedJob:
         self._cluster.api.delete("Pod", pod, grace_s=0)
 
     def open(self, pod: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
-        """Start argv in a pod, with pipes. errors: see heddle_plugins.kubernetes.cluster.Cluster."""
+        """Start argv in a pod, with pipes. errors: see heddle.runtimes.cluster.Cluster."""
         return PodProcess(self._cluster.api, pod, argv, errors)
 
     def remove(self) -> None:

@@ -21,12 +21,13 @@ from heddle.base.tables import some_of
 from heddle.fabric.cutting import Cut, cut, fitting_cut
 from heddle.fabric.model import Fabric
 from heddle.render.dialects import RenderOptions
+from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle.runtimes.clusterkind import USUAL_S, PodState, UnreachableError
+from heddle.runtimes.sharded import ShardedRuntime
 from heddle_plugins.kubernetes import manifests, podexec
-from heddle_plugins.kubernetes.api import RIGHTS, ConflictError, ForbiddenError, KubeApi, UnreachableError
-from heddle_plugins.kubernetes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle_plugins.kubernetes.api import RIGHTS, ConflictError, ForbiddenError, KubeApi
 from heddle_plugins.kubernetes.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
-from heddle_plugins.kubernetes.podstate import USUAL_S, PodState, chosen_address, ended_before, pod_state, when
-from heddle_plugins.kubernetes.sharded import ShardedRuntime
+from heddle_plugins.kubernetes.podstate import chosen_address, ended_before, pod_state, when
 from heddle_plugins.kubernetes.target import KubeTarget, owner
 
 _STEP: Final = "pods"

@@ -18,10 +18,11 @@ from heddle.base.process import run
 from heddle.base.tables import some_of
 from heddle.base.untrusted import parsed
 from heddle.host.doctor import Check, Report
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import ClusterReport, UnreachableError
 from heddle.switch.links.cuts import tunnel_port
 from heddle_plugins.kubernetes import manifests, podinit
-from heddle_plugins.kubernetes.api import KubeApi, UnreachableError
-from heddle_plugins.kubernetes.cluster import ShardNeed
+from heddle_plugins.kubernetes.api import KubeApi
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.target import KubeTarget, owner
 
@@ -35,11 +36,15 @@ _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReport:
+class ProbeReport(ClusterReport):
     """Rows, and file name -> manifest for an administrator."""
 
     report: Report
     files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.report.ok
 
     @property
     def manifests(self) -> Mapping[str, str]:

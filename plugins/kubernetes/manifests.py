@@ -1,4 +1,4 @@
-"""The objects of a lab in a cluster, and those that an administrator makes once: templates/kubernetes as data.
+"""The objects of a lab in a cluster, and those that an administrator makes once: templates/ as data.
 
 In:  a lab, its owner, its shards, and a target. Out: text of YAML for people, or the same objects as dicts.
 `--pod FILE` says in the keys of a Pod where pods run and how they are kept; what a pod may do stays as it is.
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base import resources
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import JobNeed
 from heddle.spec.yamlfile import ReadOptions, Trail, dotted, parse, read_text
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.target import KubeTarget
 
-TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES) / "kubernetes"
+TEMPLATES: Final = Path(__file__).with_name("templates")
 PYTHON: Final = ("python3", "-P", "-m")  # in the image: the environment with Heddle is the first in PATH
 READY: Final = "/run/heddle-ready"  # a pod's first process writes ADDRESS there when all is as a shard needs it
 ADDRESS: Final = "POD_ADDRESS"  # the variable of a pod with its addresses, with commas between them
@@ -114,18 +114,6 @@ def lab_text(
     """The manifest of a lab. options: of the first process of its pods."""
     rows = [{"name": each.name, "nodes": each.nodes, "resources": _resources(each, target)} for each in shards]
     return _render("lab.yaml.j2", lab=lab, owner=owner, name=object_name(lab), shards=rows, **_pod(target, options))
-
-
-@dataclass(frozen=True, slots=True)
-class JobNeed:
-    """The pods of an experiment. need: of each, that of the largest fabric. parallel: at most so many at once; None: as
-    many as nodes are free, one on each. title: of the experiment.
-    """
-
-    title: str
-    fabrics: int
-    need: ShardNeed
-    parallel: int | None = None
 
 
 def experiment_objects(

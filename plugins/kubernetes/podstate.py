@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from heddle.runtimes.clusterkind import USUAL_S, PodState
 from heddle_plugins.kubernetes.api import quota_words
 from heddle_plugins.kubernetes.manifests import is_local
 
-USUAL_S: Final = 300.0  # a start that has no problem: a large image is pulled
 _LOAD: Final = "docs/kubernetes.md: load the image into the nodes, or push it to a registry and use --image"
 _PRIVILEGED: Final = "run ./inv setup kubernetes: it prints the manifest that allows it"
 _AGAIN: Final = "./inv up --repair"
@@ -42,32 +41,6 @@ _NO_NODE: Final = {  # words of the scheduler -> hint
     "topology spread": "shards are spread evenly: free a node, or use topologySpreadConstraints in --pod FILE",
 }
 _MEMORY: Final = re.compile(r"Insufficient (memory|cpu|pods|ephemeral-storage)")
-
-
-@dataclass(frozen=True, slots=True)
-class PodState:
-    """A shard's pod. ready: it runs. why: the rest of the sentence `shard s1 (...) ...`; hint: see Problem.
-
-    patience_s: how long the state may last before it is an error, seconds. restarts: since the pod was made. fresh: it
-    has a node, and its container may run already: nodes report that up to a second later. gone: what has run in it is
-    lost.
-    """
-
-    ready: bool
-    why: str = ""
-    hint: str = ""
-    patience_s: float = USUAL_S
-    uid: str = ""
-    restarts: int = 0
-    address: str = ""
-    node: str = ""
-    fresh: bool = False
-    gone: bool = False
-
-    @property
-    def incarnation(self) -> str:
-        """A text that changes when the pod or its container is another one."""
-        return f"{self.uid}/{self.restarts}"
 
 
 def pod_state(pod: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]] = ()) -> PodState:

@@ -19,8 +19,8 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
+from heddle.runtimes.cluster import ShardNeed
 from heddle_plugins.kubernetes import kubecluster, manifests, podexec
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.kubeprobe import probe
 from heddle_plugins.kubernetes.target import KubeTarget
@@ -92,7 +92,7 @@ def test_commands_pass_their_streams_unchanged_and_their_exit_codes(shards: Kube
     assert ran(shards, "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
     done = ran(shards, *shards.python, "heddle.cli", "--version")
     assert done.returncode == 0, done.stderr
-    script = "import os; from heddle_plugins.kubernetes.shards import agent; print(os.path.getmtime(agent.__cached__))"
+    script = "import os; from heddle.shards import agent; print(os.path.getmtime(agent.__cached__))"
     done = ran(shards, "python3", "-P", "-c", script)
     assert done.stdout == b"0.0\n", "the image brings the bytecode; a pod that compiles gives its file a time"
 

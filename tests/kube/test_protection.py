@@ -21,10 +21,11 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.lab import lifecycle
 from heddle.lab.status import status
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import JobNeed
 from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.api import KubeApi
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.jobs import IndexedJob
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.kubeprobe import probe
@@ -33,7 +34,7 @@ from tests.kube.api import Api, eventually
 from tests.kube.cluster import IMAGE, RESTRICTED, ROOT, RealCluster
 from tests.kube.spaces import RUNTIME, Space, refused, start
 from tests.machine import until
-from tests.netns.kubernetes.test_shards import ran, round_trips
+from tests.netns.test_shards import ran, round_trips
 
 PATHS: Final = {
     "Namespace": "/api/v1/namespaces", "ServiceAccount": "/api/v1/namespaces/NS/serviceaccounts",
@@ -155,7 +156,7 @@ def test_the_policy_lets_labs_through_and_no_other_pod(space: Callable[[str], Sp
         need = ShardNeed("s1", ("rtsw1",), 64 << 20, 0.1)
         lab = manifests.lab_objects("x", owner(), [need], student.target)
         job, _ = manifests.experiment_objects(
-            "exp-1", owner(), manifests.JobNeed("t", 1, need), student.target, deadline_s=60, process="a 1 2"
+            "exp-1", owner(), JobNeed("t", 1, need), student.target, deadline_s=60, process="a 1 2"
         )  # fmt: skip
         shard = next(each for each in lab if each["kind"] == "StatefulSet")
         eventually("the policy is in force", lambda: _accepted(student, _changed(shard, "a token")))
@@ -319,7 +320,7 @@ def test_pods_of_an_experiment_do_not_start_before_their_policy(
 ) -> None:
     there = space("suspended")
     cluster = KubeCluster(KubeTarget(there.cluster.context, there.name))
-    job = IndexedJob(cluster, "exp-x1", manifests.JobNeed("t", 1, ShardNeed("f", (), 64 << 20, 0.1)))
+    job = IndexedJob(cluster, "exp-x1", JobNeed("t", 1, ShardNeed("f", (), 64 << 20, 0.1)))
     with monkeypatch.context() as patch:
         patch.setattr(cluster.api, "apply", lambda _: there.objects())  # in place of its last step
         job.create()

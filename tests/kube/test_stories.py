@@ -22,7 +22,7 @@ from heddle_plugins.kubernetes import manifests
 from tests.kube.api import eventually
 from tests.kube.spaces import LINKS, RUNTIME, Space, start
 from tests.machine import until
-from tests.netns.kubernetes.test_shards import (
+from tests.netns.test_shards import (
     PAUSING,
     captured_at_both_ends,
     carrier_crosses_a_cut,

@@ -27,16 +27,16 @@ from heddle.lab import lifecycle
 from heddle.lab.cutlinks import cut_counts
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
+from heddle.runtimes.sharded import ShardPlan
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.kubecluster import KubernetesRuntime
 from heddle_plugins.kubernetes.kubeprobe import probe
-from heddle_plugins.kubernetes.sharded import ShardPlan
 from heddle_plugins.kubernetes.target import KubeTarget
 from tests.kube.api import eventually
 from tests.kube.cluster import RESTRICTED, RealCluster
 from tests.kube.spaces import Space, all_run, refused, start
 from tests.machine import child, until
-from tests.netns.kubernetes.test_shards import ran
+from tests.netns.test_shards import ran
 
 
 def test_down_removes_what_a_killed_up_has_made(space: Callable[[str], Space], name: str) -> None:

@@ -20,12 +20,12 @@ import pytest
 from heddle.base.process import run
 from heddle.kernel.libbpf import run_on
 from heddle.kernel.namespace import inside
+from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
 from heddle.switch.pfc import frame as pfc
 from heddle.switch.queues.cells import LINK_DOWN
 from heddle.switch.queues.portids import OWNER, classid, row
-from heddle_plugins.kubernetes.shards.carrier import beat_header
 from tests.machine import until
 from tests.netns.claimed import namespace_of
 from tests.netns.port_pair import tc

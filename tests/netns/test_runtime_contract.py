@@ -42,7 +42,7 @@ from tests.machine import child, until
 from tests.marks import deep
 
 pytestmark = pytest.mark.containers
-MORE_RUNTIMES = {processnodes.NAME: processnodes.PLACE}  # tests/conftest.py registers it for this module
+MORE_RUNTIMES = {processnodes.NAME: processnodes.ProcessRuntime}  # tests/conftest.py registers it for this module
 ROOT = Path(__file__).parents[2]
 HALFWAY = "halfway"
 Leftovers = Callable[[str], list[str]]
@@ -334,9 +334,10 @@ from heddle.base import state
 from heddle.lab import lifecycle as lab
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runtimes.registry import RUNTIMES, get_runtime
+from tests import processnodes
 from tests.listener import Listener
 
-RUNTIMES[{runtime!r}] = {RUNTIMES[runtime]!r}
+RUNTIMES.core[processnodes.NAME] = processnodes.ProcessRuntime
 topology = state.lab_dir({name!r}) / "topology/{name}.clab.yml"
 
 def nodes():

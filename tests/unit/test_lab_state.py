@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base import owners, state
+from heddle.base import owners, plugins, state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import run
@@ -295,6 +295,24 @@ def test_what_up_explains_and_refuses() -> None:
     # An unknown runtime is the users mistake.
     with pytest.raises(InputError, match="did you mean netns"):
         get_runtime("netn")
+
+
+def test_a_lab_whose_runtime_is_missing_is_not_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its nodes would stay, and nothing would know of them."""
+    spec = dump_spec(load_fabric("tiny", name="far").spec)
+    record = state.Record("far", "kubernetes", "running", spec, options={"namespace": "mine"}, version=VERSION)
+    state.write_record(record)
+    monkeypatch.setattr(plugins, "folder", lambda plugin: tmp_path / plugin)
+    plugins._there.cache_clear()
+    try:
+        with pytest.raises(InputError, match="runtime kubernetes is a part of the plugin kubernetes, which is not in"):
+            down("far")
+        with pytest.raises(InputError, match="which is not in this installation"):
+            down("other", cluster={"namespace": "mine"})
+        assert state.read_record("far") == record
+        assert not down("other")
+    finally:
+        plugins._there.cache_clear()
 
 
 def test_a_topology_with_what_namespaces_cannot_do_is_refused_with_all_reasons(tmp_path: Path) -> None:

@@ -10,15 +10,12 @@ import io
 import json
 import math
 import os
-import socket
-import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -31,16 +28,14 @@ from heddle.base.untrusted import LINE_BYTES, LINE_ITEMS, inflated, is_safe_name
 from heddle.endpoints.crew import CrewMember
 from heddle.endpoints.workloadfile import files_of
 from heddle.lab.imported.choose import files_of as files_of_topology
+from heddle.runtimes.clusterkind import IndexPod, PodState
 from heddle.runtimes.netns_topology import packed, unpack
 from heddle.runtimes.shardcalls import AgentCall
+from heddle.shards.carrier import FarShard, opened, sealed
 from heddle_plugins.experiments.finding import files_of_experiment
 from heddle_plugins.experiments.inpod import GroupOrder, SentFigures, SentRepeat
 from heddle_plugins.experiments.loading import Experiment, load_experiment
 from heddle_plugins.experiments.sweep import FabricPod, Sweep, _Pods
-from heddle_plugins.kubernetes.jobs import IndexPod
-from heddle_plugins.kubernetes.podexec import ChannelSocket
-from heddle_plugins.kubernetes.podstate import PodState
-from heddle_plugins.kubernetes.shards.carrier import FarShard, opened, sealed
 
 FILE = """\
 title: Sweep
@@ -190,7 +185,7 @@ def liar(answers: str, then: str = "") -> Callable[[IO[bytes]], subprocess.Popen
     return start
 
 
-CALL: Final = {"call": "heddle_plugins.kubernetes.shards.building:clock", "args": [], "kwargs": {}}
+CALL: Final = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
 
 
 @pytest.mark.parametrize(
@@ -360,45 +355,7 @@ def test_a_repeat_is_taken_once(loaded: Experiment) -> None:
         sweep.take(SentRepeat(0, 1, FIGURES, ""))
 
 
-# Streams of pods and workers.
-
-
-def flooding(server: socket.socket, data: bytes, seconds: float = 60.0) -> None:
-    def flood() -> None:
-        end = time.monotonic() + seconds
-        with suppress(OSError):
-            while time.monotonic() < end:
-                server.sendall(data)
-        server.close()
-
-    threading.Thread(target=flood, daemon=True).start()
-
-
-def frame(payload: bytes, head: int = 0x82) -> bytes:
-    return struct.pack(">BBH", head, 126, len(payload)) + payload
-
-
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (frame(b"\x01" + b"x" * 60_000), TimeoutError),
-        (frame(b"\x01"), TimeoutError),  # frames without a message
-        (frame(b"x" * 60_000, 0x02), ConnectionError),  # one message without an end
-        (struct.pack(">BBQ", 0x82, 127, 1 << 62) + bytes(1 << 16), ConnectionError),  # one frame without an end
-        (b"\x89\x00" * 20_000, (TimeoutError, ConnectionError)),  # pings, whose answers are not read
-    ],
-)
-def test_a_time_limit_counts_while_data_come(data: bytes, error: Any) -> None:
-    ours, theirs = socket.socketpair()
-    channels = ChannelSocket(ours)
-    flooding(theirs, data)
-    began, size = time.monotonic(), 0
-    with ours, pytest.raises(error):
-        for _, piece in channels.until_closed(1.0):
-            size += len(piece)
-    assert time.monotonic() - began < 30  # the flood lasts 60 s
-    assert len(channels._in) + len(channels._message) + len(channels._out) < 4 * LINE_BYTES
-    channels.close()
+# Streams of workers.
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class FileOption:
 @cache
 def file_options() -> Mapping[str, FileOption]:
     """The options of all collectives that need a user's file, by their words, which are their names."""
-    kinds = [kind for kind in _ALL.values() if kind.of_file]
+    kinds = [kind for kind in COLLECTIVES.values() if kind.of_file]
     return {
         each.word: FileOption(kind.collective, each)
         for kind in kinds
@@ -123,9 +123,9 @@ def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> P
     every = patterns(of_files=True)
     names = sorted({c for c, _ in every})
     if collective not in names:
-        for name in [*_ALL, *_ALL.absent()]:
+        for name in [*COLLECTIVES, *COLLECTIVES.absent()]:
             if name.partition("/")[0] == collective:
-                _ALL[name]  # says why it cannot be used
+                COLLECTIVES[name]  # says why it cannot be used
         raise InputError(
             Problem("", f"--collective {collective}", "is not a supported collective", did_you_mean(collective, names))
         )

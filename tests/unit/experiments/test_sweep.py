@@ -123,11 +123,7 @@ def called(order: GroupOrder) -> _Heard:
     agent = heard.agent = AgentCall("x", start, lambda: None)
     try:
         agent.tell(inpod.BEAT)
-        request = {
-            "call": "heddle_plugins.experiments.inpod:run_group",
-            "args": [values.dump(order), OBSERVER],
-            "kwargs": {},
-        }
+        request = {"call": "experiment", "args": [values.dump(order), OBSERVER], "kwargs": {}}
         agent.call(request, heard)
     finally:
         agent.close()

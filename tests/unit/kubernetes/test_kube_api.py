@@ -15,11 +15,11 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.host.doctor import Check
 from heddle.lab import lifecycle
+from heddle.runtimes.sharded import ShardPlan
 from heddle_plugins.kubernetes.api import KubeApi
 from heddle_plugins.kubernetes.kubecluster import KubeCluster, KubernetesRuntime
 from heddle_plugins.kubernetes.kubeprobe import joined, probe
 from heddle_plugins.kubernetes.podexec import LOST
-from heddle_plugins.kubernetes.sharded import ShardPlan
 from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, owner
 
 LAB = "gone"

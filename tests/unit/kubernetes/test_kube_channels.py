@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
+import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from heddle.base.untrusted import LINE_BYTES
 from heddle_plugins.kubernetes.podexec import ERROR, STDIN, STDOUT, ChannelSocket
 
 SIZES = (0, 1, 124, 125, 126, 65533, 65534, 65535, 65536, 300_000)
@@ -117,3 +121,41 @@ def test_all_that_comes_before_the_end_is_read_and_waiting_has_a_limit(
     server.sendall(frame_of_server(bytes((STDOUT,)) + b"more"))
     server.close()
     assert list(channels.until_closed(5)) == [(STDOUT, b"more")]
+
+
+def flooding(server: socket.socket, data: bytes, seconds: float = 60.0) -> None:
+    def flood() -> None:
+        end = time.monotonic() + seconds
+        with suppress(OSError):
+            while time.monotonic() < end:
+                server.sendall(data)
+        server.close()
+
+    threading.Thread(target=flood, daemon=True).start()
+
+
+def frame(payload: bytes, head: int = 0x82) -> bytes:
+    return struct.pack(">BBH", head, 126, len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (frame(b"\x01" + b"x" * 60_000), TimeoutError),
+        (frame(b"\x01"), TimeoutError),  # frames without a message
+        (frame(b"x" * 60_000, 0x02), ConnectionError),  # one message without an end
+        (struct.pack(">BBQ", 0x82, 127, 1 << 62) + bytes(1 << 16), ConnectionError),  # one frame without an end
+        (b"\x89\x00" * 20_000, (TimeoutError, ConnectionError)),  # pings, whose answers are not read
+    ],
+)
+def test_a_time_limit_counts_while_data_come(data: bytes, error: Any) -> None:
+    ours, theirs = socket.socketpair()
+    channels = ChannelSocket(ours)
+    flooding(theirs, data)
+    began, size = time.monotonic(), 0
+    with ours, pytest.raises(error):
+        for _, piece in channels.until_closed(1.0):
+            size += len(piece)
+    assert time.monotonic() - began < 30  # the flood lasts 60 s
+    assert len(channels._in) + len(channels._message) + len(channels._out) < 4 * LINE_BYTES
+    channels.close()

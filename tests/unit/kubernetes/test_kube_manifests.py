@@ -9,8 +9,9 @@ import yaml
 from kubernetes import client
 
 from heddle.base.problems import InputError
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import JobNeed
 from heddle_plugins.kubernetes import manifests
-from heddle_plugins.kubernetes.cluster import ShardNeed
 from heddle_plugins.kubernetes.target import KubeTarget, checked
 
 TARGET = KubeTarget("lab", "labs", "registry.example/heddle:1", "password")
@@ -56,7 +57,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 def experiment(parallel: int | None = None) -> list[dict[str, Any]]:
-    need = manifests.JobNeed("sizes: 2 of them", 3, SHARDS[0], parallel)
+    need = JobNeed("sizes: 2 of them", 3, SHARDS[0], parallel)
     return manifests.experiment_objects("exp-1a", "ann-1a2b", need, TARGET, deadline_s=900.4, process="boot 1 2")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.runtimes.clusterkind import JobNeed
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.manifests import read_pod
 from heddle_plugins.kubernetes.target import KubeTarget
@@ -40,7 +41,7 @@ def pods(tmp_path: Path, text: str) -> list[dict[str, Any]]:
     file = tmp_path / "pod.yml"
     file.write_text(text)
     target = KubeTarget("c", "labs", pull_secret="first", pod=read_pod(file, "pod.yml"))
-    job = manifests.JobNeed("t", 2, SHARDS[0], 2)
+    job = JobNeed("t", 2, SHARDS[0], 2)
     made = [
         *manifests.lab_objects("zone", "ann", SHARDS[:1], target),
         *manifests.experiment_objects("exp-1", "ann", job, target, deadline_s=9, process="a 1 2"),

@@ -19,14 +19,15 @@ import pytest
 from heddle.base import values
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.base.resources import HERE
 from heddle.lab.cutlinks import FarTrip, ShardCarrier
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import concat, operation, spread
 from heddle.runtimes import shardcalls
+from heddle.shards.carrier import SILENT_S, FarShard, opened, sealed
 from heddle.switch.links.cuts import CutCount, TunnelUse, tunnel_uses
 from heddle.switch.queues.cells import LAYOUTS
-from heddle_plugins.kubernetes.shards.carrier import SILENT_S, FarShard, opened, sealed
 
 
 def again(value: Any) -> Any:
@@ -113,7 +114,7 @@ def test_a_result_has_the_type_that_its_function_returns(kind: Any, good: list[A
 
 def test_the_type_of_a_call_is_that_of_its_function() -> None:
     assert values.result_kind("heddle.lab.cutlinks:carriers") == list[ShardCarrier]
-    assert values.result_kind("heddle_plugins.kubernetes.shards.building:clock") is int
+    assert values.result_kind("heddle.shards.building:clock") is int
 
 
 ROGUE = """
@@ -170,7 +171,7 @@ def test_what_a_shard_says_is_bounded_and_steers_no_terminal(tmp_path: Path) -> 
         assert len(agent._said) <= 1 << 16
 
 
-CALL = {"call": "heddle_plugins.kubernetes.shards.building:clock", "args": [], "kwargs": {}}
+CALL = {"call": "heddle.shards.building:clock", "args": [], "kwargs": {}}
 
 
 @contextmanager
@@ -186,6 +187,25 @@ def asked(answer: str) -> Iterator[shardcalls.AgentCall]:
         yield agent
     finally:
         agent.close()
+
+
+@pytest.mark.parametrize("name", ["os:getcwd", "heddle.base.state:labs", "heddle.runtimes.netns:NetnsRuntime", "labs"])
+def test_an_agent_calls_only_what_is_open(name: str) -> None:
+    def start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        argv = ["env", f"PYTHONPATH={HERE.python_path}", sys.executable, "-P", "-m", shardcalls.AGENT]
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+
+    agent = shardcalls.AgentCall("s1", start, lambda: None)
+    stdin, stdout = agent._process.stdin, agent._process.stdout
+    assert stdin is not None and stdout is not None
+    try:  # as another coordinator would ask
+        request = {"call": name, "lab": "x", "live": {}, "args": [], "kwargs": {}, "number": 99}
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        answer = json.loads(stdout.readline())
+    finally:
+        agent.close()
+    assert answer["problems"] == [["", name, "is not an operation", ""]] and answer["error"] == "InputError"
 
 
 def test_what_is_no_value_is_not_sent() -> None:

@@ -66,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.Lo
     """The runtime of shards on this machine, registered for this module."""
     made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RUNTIMES, localshards.NAME, localshards.PLACE)
+        patch.setitem(registry.RUNTIMES.core, localshards.NAME, localshards.LocalShards)
         patch.setattr(localshards.LocalShards, "on", made)
         yield made
     made.close()
@@ -335,7 +335,7 @@ def test_the_answer_of_an_interrupted_call_is_not_taken_for_that_of_the_next(
     try:
         assert agent._process.stdin is not None
         request = {
-            "call": "heddle_plugins.kubernetes.shards.building:missing",
+            "call": "heddle.shards.building:missing",
             "args": [lab.name],
             "kwargs": {},
             "number": 0,

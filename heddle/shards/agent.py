@@ -1,10 +1,9 @@
-"""The agent of a shard: `python -m heddle_plugins.kubernetes.shards.agent`.
-
-It does what its coordinator asks, where the nodes are.
+"""The agent of a shard: `python -m heddle.shards.agent`. It does what its coordinator asks, where the nodes are.
 
 In:  a line of JSON for each call: the operation, the lab, arguments, and the lab's record.
 Out: a line for each event, and one with the result or the error. It ends with its standard input.
-It calls only functions that are marked by `spread` (heddle/lab/spread.py), and those of the modules in OPEN.
+It calls only functions that are marked by `spread` (heddle/lab/spread.py), those of the modules in OPEN, and those that
+plugins register for it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from typing import Any
 
 from heddle.base import state, values
 from heddle.base.events import Observer
+from heddle.base.plugins import parts
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.lab.opening import open_lab
 from heddle.lab.spread import operation
-from heddle.runtimes.shardcalls import LIVE, OBSERVER, OPEN
+from heddle.runtimes.shardcalls import KIND, LIVE, OBSERVER, OPEN
 
 
 class Told(Observer):
@@ -64,7 +64,7 @@ def main() -> int:
     answers = _Answers()
     told = Told(answers)
     for line in sys.stdin:
-        if not line.strip():  # a sign of life (plugins/kubernetes/inpod.py)
+        if not line.strip():  # a sign of life (plugins/experiments/inpod.py)
             continue
         try:
             request = json.loads(line)
@@ -82,13 +82,15 @@ def main() -> int:
 
 def _call(request: Mapping[str, Any], told: Told) -> Any:
     module, _, name = request["call"].partition(":")
+    args = [told if each == OBSERVER else values.load(each) for each in request["args"]]
+    kwargs = {key: told if each == OBSERVER else values.load(each) for key, each in request["kwargs"].items()}
+    if (part := parts(KIND).get(request["call"])) is not None:
+        return part.load()(*args, **kwargs)
     if not values.is_module(module):
         raise InputError(Problem("", request["call"], "is not an operation"))
     found: Any = import_module(module)
     for word in name.split("."):
         found = getattr(found, word)
-    args = [told if each == OBSERVER else values.load(each) for each in request["args"]]
-    kwargs = {key: told if each == OBSERVER else values.load(each) for key, each in request["kwargs"].items()}
     if module in OPEN and not name.startswith("_"):
         return found(*args, **kwargs)
     function = operation(found)

@@ -1,4 +1,4 @@
-"""Carry the state of ports over cut links, one process a shard: `python -m heddle_plugins.kubernetes.shards.carrier`.
+"""Carry the state of ports over cut links, one process a shard: `python -m heddle.shards.carrier`.
 
 In:  a CarrierConfig on standard input; beats of the other shards.
 Out: stubs that are up exactly while the far port is set up and its shard answers, so a port loses its carrier as with a

@@ -1,4 +1,4 @@
-"""Run a command in a node of this shard: `python -m heddle_plugins.kubernetes.shards.inside LAB NODE COMMAND ...`."""
+"""Run a command in a node of this shard: `python -m heddle.shards.inside LAB NODE COMMAND ...`."""
 
 from __future__ import annotations
 

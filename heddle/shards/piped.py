@@ -1,4 +1,4 @@
-"""Run a command in a namespace of this shard: `python -m heddle_plugins.kubernetes.shards.piped NETNS COMMAND ...`.
+"""Run a command in a namespace of this shard: `python -m heddle.shards.piped NETNS COMMAND ...`.
 
 It is asked to end (SIGINT) when the standard input ends: by the coordinator, by its end, or by that of the connection.
 """

@@ -33,17 +33,17 @@ from heddle.fabric.shapes import build
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
+from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, packed, read_topology, start_timeout
 from heddle.runtimes.registry import RUNTIMES, Runtime
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
 from heddle.spec.plain import load_spec
-from heddle_plugins.kubernetes.cluster import Cluster, ShardNeed
 
 _NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended
 _LOOK_S: Final = 0.2
 _PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
-_BUILDING: Final = "heddle_plugins.kubernetes.shards.building"
-_INSIDE: Final = "heddle_plugins.kubernetes.shards.inside"
+_BUILDING: Final = "heddle.shards.building"
+_INSIDE: Final = "heddle.shards.inside"
 
 
 @dataclass(frozen=True, slots=True)

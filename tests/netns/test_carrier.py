@@ -28,8 +28,7 @@ from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import IFF_UP
-from heddle.switch.links.cuts import BEAT, TUNNEL
-from heddle_plugins.kubernetes.shards.carrier import (
+from heddle.shards.carrier import (
     BEAT_S,
     SILENT_S,
     CarrierConfig,
@@ -38,6 +37,7 @@ from heddle_plugins.kubernetes.shards.carrier import (
     opened,
     sealed,
 )
+from heddle.switch.links.cuts import BEAT, TUNNEL
 from tests.machine import until
 from tests.netns.claimed import claimed, namespace_of
 from tests.objects.shared import ROOT
@@ -106,7 +106,7 @@ class CarrierBench:
     other: OtherShard
 
     def start(self) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-P", "-m", "heddle_plugins.kubernetes.shards.carrier"]
+        argv = [sys.executable, "-P", "-m", "heddle.shards.carrier"]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             argv, input=json.dumps(asdict(self.config)), text=True, env=env, capture_output=True, check=False

@@ -19,7 +19,7 @@ from heddle.runtimes import registry
 from heddle.switch.links.cuts import TUNNEL_PORT
 from tests import localshards
 from tests.machine import patience, until
-from tests.netns.kubernetes.test_shards import ran, round_trips
+from tests.netns.test_shards import ran, round_trips
 
 pytestmark = pytest.mark.root
 NAMED_S = 5.0
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.Lo
     """The runtime of shards on this machine, registered for a test."""
     made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RUNTIMES, localshards.NAME, localshards.PLACE)
+        patch.setitem(registry.RUNTIMES.core, localshards.NAME, localshards.LocalShards)
         patch.setattr(localshards.LocalShards, "on", made)
         yield made
     made.close()

@@ -1,0 +1,82 @@
+"""What verbs and experiments need of Kubernetes besides its runtime. Modules are imported when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.fabric.cutting import Cut
+from heddle.fabric.model import Fabric
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import ClusterKind, JobNeed, PodJobs
+from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked, owner
+
+if TYPE_CHECKING:
+    from heddle_plugins.kubernetes.jobs import IndexedJob
+    from heddle_plugins.kubernetes.kubeprobe import ProbeReport
+
+
+class Kubernetes(ClusterKind):
+    """See ClusterKind."""
+
+    def read_template(self, file: Path, name: str) -> str:
+        from heddle_plugins.kubernetes.manifests import read_pod
+
+        return read_pod(file, name)
+
+    def check(self, target: Mapping[str, str]) -> None:
+        checked(KubeTarget(**target))
+
+    def manifests(self, fabric: Fabric, shards: Cut, target: Mapping[str, str]) -> Mapping[str, str]:
+        from heddle_plugins.kubernetes.manifests import files
+
+        needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in shards.shards]
+        return files(fabric.name, owner(), needs, checked(KubeTarget.of({"namespace": NAMESPACE, **target})))
+
+    def probe(self, target: Mapping[str, str], observer: Observer) -> ProbeReport:
+        from heddle_plugins.kubernetes.kubeprobe import probe
+
+        return probe(KubeTarget(**target), observer)
+
+    def jobs(self, target: Mapping[str, str]) -> KubeJobs:
+        return KubeJobs(KubeTarget(**target))
+
+    def renew_pod(self) -> None:
+        from heddle_plugins.kubernetes.podinit import renew
+
+        renew()
+
+    def end_pod(self, *, done: bool) -> None:
+        from heddle_plugins.kubernetes.podinit import end_pod
+
+        end_pod(done=done)
+
+
+class KubeJobs(PodJobs):
+    """See PodJobs."""
+
+    def __init__(self, target: KubeTarget) -> None:
+        from heddle_plugins.kubernetes.kubecluster import KubeCluster
+
+        self._cluster = KubeCluster(target)
+        self.python: Sequence[str] = self._cluster.python
+
+    def check(self) -> None:
+        from heddle_plugins.kubernetes.manifests import EXPERIMENT_RULES
+
+        self._cluster.check_rights(EXPERIMENT_RULES)
+
+    def remove_leftovers(self) -> int:
+        from heddle_plugins.kubernetes.jobs import remove_leftovers
+
+        return remove_leftovers(self._cluster)
+
+    def job(self, name: str, need: JobNeed) -> IndexedJob:
+        from heddle_plugins.kubernetes.jobs import IndexedJob
+
+        return IndexedJob(self._cluster, name, need)
+
+
+KUBERNETES: Final = Kubernetes()
