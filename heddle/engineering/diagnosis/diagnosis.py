@@ -35,6 +35,7 @@ from heddle.engineering.diagnosis.case import (
 )
 from heddle.kernel.namespace import inside
 from heddle.lab.facts import FACTS
+from heddle.lab.queues import wait_empty
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread, union
 from heddle.predict.predict import predict
@@ -267,7 +268,6 @@ _BURST: Final = 16  # packets of a flow in turn
 _QUIET_S: Final = 0.3
 _SHARD_QUIET_S: Final = 1.0  # shards do not begin at the same time
 _MOST_S: Final = 12.0
-_REST_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,21 +331,12 @@ def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
             sent, came = _exchanged(lab, flows, count, quiet_s, Moment(time.monotonic_ns()))
         finally:
             _close(lab)
-        _rest(lab)
+        wait_empty(lab)
         after = lab.snapshot(LabPart.DROPS)
         observer.end(STEP, f"{many(sum(map(len, sent.values())), 'packet')} over {many(len(flows), 'path')}")
     seen = tuple(each.seen(sent, came) for each in flows if not spreads(each.path))
     dropped = after.backlog_drops - before.backlog_drops
     return TrafficSeen(OF_PROBES, tallies_since(after.tallies, before.tallies), seen, dropped)
-
-
-def _rest(lab: Lab) -> None:
-    """Wait until the queues are empty: packets that a link has lost count there until the agent removes them, a second
-    or two later. A run that starts before that has pauses and losses of the probes.
-    """
-    end = time.monotonic() + _REST_S
-    while time.monotonic() < end and lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any():
-        time.sleep(_QUIET_S)
 
 
 _PORTS: Final[dict[str, dict[str, PacketSocket]]] = {}  # by lab, which is locked, and NIC
