@@ -21,7 +21,7 @@ from heddle.host.capacity import PacketBudget
 from heddle.lab import queues
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import restore_hashing, set_hashing
-from heddle.lab.snapshot import LabPart
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.proof import collect
 from heddle.runs import run as runs
 from heddle.runs.parts.part import MARK
@@ -93,12 +93,19 @@ def test_a_run_begins_with_empty_queues_or_says_that_they_were_not(
         hasty.setattr(diagnosis, "wait_empty", lambda lab: [])
         diagnosis.probe_paths(tiny, Silent())
         assert tiny.snapshot(LabPart.QUEUES).queues.cells["depth"].any()
-    heard = Listener()
     if not patient:
         monkeypatch.setattr(queues, "EMPTY_S", 0.0)
+    readings: list[bool] = []
+    collected = runs.collect_before
+
+    def reading(lab: Lab, more: LabPart) -> Snapshot:
+        readings.append(bool(lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any()))
+        return collected(lab, more)
+
+    monkeypatch.setattr(runs, "collect_before", reading)
+    heard = Listener()
     result = run(tiny, SHORT, heard)
-    if patient:
-        assert result.lost is not None and not sum(result.lost.values())
+    assert readings == [not patient]
     said = [text for text in heard.warnings if "not empty before this run: losses of these earlier packets" in text]
     assert len(said) == (not patient) and {*said} <= {*result.warnings}
     assert queues.wait_empty(tiny, 10.0) == []
