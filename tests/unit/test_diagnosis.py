@@ -412,8 +412,11 @@ def test_two_links_with_bit_errors_are_both_found() -> None:
     assert {place.port for place in damaged_at(flows)} == {"x:b", "y:b"}
 
 
-def queued(**rates: list[float]) -> Recorded:
-    """Ports that always have a queue: their rates by bucket of 10 ms, Mbit/s. A class for ACKs has a queue, too."""
+def queued(depth: int = 20_000, **rates: list[float]) -> Recorded:
+    """Ports with a queue at both ends of each bucket: their rates by bucket of 10 ms, Mbit/s. depth: of it, bytes.
+
+    A class for ACKs has a queue, too.
+    """
     names, buckets = [*rates], len(next(iter(rates.values())))
     labels = tuple(
         RowLabel(f"rtsw1:{name}", number, kind, 10**8)
@@ -421,7 +424,7 @@ def queued(**rates: list[float]) -> Recorded:
         for number, kind in ((3, "lossless"), (6, "control"))
     )
     columns = {name: np.zeros((len(labels), buckets), np.int64) for name in COLUMNS}
-    columns["depth"][:] = 9000
+    columns["depth"][:] = depth // 2
     columns["out_bytes"][::2] = np.array([rates[name] for name in names]) * 1250
     columns["out_bytes"][1::2] = 100
     ends = np.arange(1, buckets + 1) / 100
@@ -432,13 +435,28 @@ def queued(**rates: list[float]) -> Recorded:
 
 def test_the_rate_of_a_port_is_that_of_all_its_classes_in_its_slowest_part() -> None:
     found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40)
-    rates = {label.port: rate for label, rate in drain_rates(found.labels, found.series)}
+    rates = {label.port: rate for label, rate in drain_rates(found.labels, found.series, always=False)}
     assert rates == pytest.approx({"rtsw1:eth1": 9.08e6, "rtsw1:eth2": 90.08e6}, rel=0.02)
+    sure = {label.port: rate for label, rate in drain_rates(found.labels, found.series, always=True)}
+    assert sure == pytest.approx({"rtsw1:eth1": 9.08e6}, rel=0.001)
 
 
-def test_a_link_that_was_slow_for_a_part_of_a_run_is_found_after_it(
-    tmp_path: Path,
-) -> None:
+def slow_links(directory: Path, found: Recorded) -> list[tuple[str, str]]:
+    run = keep(directory, queues=found.series, labels=found.labels)
+    return [(each.object, each.confidence) for each in judged(Case(FABRIC, run, None, None, ())).findings]
+
+
+def test_a_link_that_was_slow_for_a_part_of_a_run_is_found_after_it(tmp_path: Path) -> None:
     found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40, eth3=[85.0] * 40)
     run = keep(tmp_path, queues=found.series, labels=found.labels)
     assert named(judged(Case(FABRIC, run, None, None, ()))) == ("slow-link", "rtsw1:eth1", "likely")
+
+
+def test_a_port_whose_queue_can_have_been_empty_within_buckets_is_not_slow(tmp_path: Path) -> None:
+    """At half of its rate: it was idle between, or the link is slow; a queue of more than it sent decides."""
+    rates = {"eth1": [50.0] * 40, "eth2": [95.0] * 40, "eth3": [90.0] * 40}
+    assert slow_links(tmp_path / "1", queued(60_000, **rates)) == []  # 62.6 KB left in each bucket
+    assert slow_links(tmp_path / "2", queued(70_000, **rates)) == [("rtsw1:eth1", "likely")]
+    # Single buckets in which little left: the machine was late.
+    rates["eth1"] = [95.0, 95.0, 20.0, 20.0] * 10
+    assert slow_links(tmp_path / "3", queued(70_000, **rates)) == []

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
@@ -343,14 +345,14 @@ def slow_link(case: Case) -> CauseResult:
         return CauseResult.of((), state.ruled_out) if state.ruled_out else CauseResult(unknown="no queues over time")
     # A busy host CPU holds all ports back alike, so then the difference must be larger.
     below = _SLOWER if outcome.limited else _SLOW
-    rates = {label.port: (rate, label) for label, rate in drain_rates(recorded.labels, recorded.series)}
-    shares = {port: rate / label.rate_bps for port, (rate, label) in rates.items()}
+    labels, series = recorded.labels, recorded.series
+    shares = {label.port: rate / label.rate_bps for label, rate in drain_rates(labels, series, always=False)}
     slow = []
-    for port, share in shares.items():
+    for label, rate in drain_rates(labels, series, always=True):
+        port = label.port
         rest = [each for other, each in shares.items() if other != port]
-        if not rest or share >= below * min(1.0, median(rest)) or _gone(case, port):
+        if not rest or rate / label.rate_bps >= below * min(1.0, median(rest)) or _gone(case, port):
             continue
-        rate, label = rates[port]
         sent = format_rate(int(float(f"{rate:.2g}")))
         text = f"with a queue, {port} sent {sent} of {format_rate(label.rate_bps)} for some time"
         others = f"other ports with a queue reached {median(rest):.0%} of their rate"
@@ -359,11 +361,12 @@ def slow_link(case: Case) -> CauseResult:
     return CauseResult.of(slow, state.ruled_out or "every port with a queue sent at the rate of its link")
 
 
-def drain_rates(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:
+def drain_rates(labels: Sequence[RowLabel], series: Series, *, always: bool) -> Iterator[tuple[RowLabel, float]]:
     """The rate of each port in the buckets that began and ended with a queue, without pauses, in bit/s.
 
     All classes of the port share it. Of several parts of the run the one with the lowest rate: a link may be slow for
-    a part of it.
+    a part of it. always: only where the queue was not empty between, either: no more left than waited at the start of
+    the bucket. That holds for several buckets in a row; a single one may be one in which the machine was late.
     """
     lengths: F64 = series.ends_s - series.starts_s
     rows: dict[str, list[int]] = {}
@@ -372,6 +375,11 @@ def drain_rates(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[Ro
     for own in rows.values():
         depth, paused, out = (series.columns[name][own].sum(axis=0) for name in ("depth", "paused_ns", "out_bytes"))
         full = (depth[1:] > 0) & (depth[:-1] > 0) & (paused[1:] == 0) & (lengths[1:] > 0)
+        if always:
+            full &= out[1:] <= depth[:-1]
+            edges = np.flatnonzero(np.diff(full, prepend=False, append=False))
+            for begin, end in edges.reshape(-1, 2):
+                full[begin:end] = end - begin >= _BUSY
         label, sent, seconds = labels[own[0]], out[1:][full], lengths[1:][full]
         if (count := int(full.sum())) >= _BUSY:
             parts = [slice(count * at // _PARTS, count * (at + 1) // _PARTS) for at in range(_PARTS)]
