@@ -324,6 +324,14 @@ def test_paths_of_a_run_that_are_not_proven_are_a_fault_of_the_switch_that_did_n
     assert "10 packets were sent, the first hop counted 8 (proof of the run)" in diagnosis_text(found)
     assert "did not forward" not in diagnosis_text(of_counts(8, 8, 8, lost=2))
     assert named(of_counts(10, 10, 8))[:2] == ("unproven-paths", FABRIC.name)
+    # Lost or damaged packets explain it: also a likely cause of them is the verdict.
+    damaged = FlowSeen("QP 0", ("host1:eth1", "rtsw1:eth1"), 100, 3)
+    both = judged(replace(found.case, traffic=(TrafficSeen(OF_RUN, {}, (damaged,)),)))
+    assert [(each.cause, each.confidence) for each in both.findings] == [
+        ("bit-errors", "likely"),
+        ("unproven-paths", "established"),
+    ]
+    assert [each["fault_type"] for each in both.to_json()["root_causes"]] == ["link_packet_corruption"]
     assert of_counts(10, 10, 10).ruled_out["unproven-paths"] == "prediction, oracle and counters agree on 1 QPs"
 
 

@@ -58,7 +58,8 @@ class CauseCheck:
     """One cause. words: for a list of what was ruled out. nika: its name in the benchmark NIKA, or our own where NIKA
     has none. kind: of the resource that NIKA blames. judge: its function; None where facts alone show it.
 
-    fault: False for what load and hashing cause in a healthy fabric.
+    fault: False for what load and hashing cause in a healthy fabric. effect: it may follow from another fault, so
+    that also a likely one comes before it.
     """
 
     words: str
@@ -66,6 +67,7 @@ class CauseCheck:
     kind: Kind
     judge: Callable[[Case], CauseResult] | None = None
     fault: bool = True
+    effect: bool = False
 
 
 _KNOWN: Final[Mapping[str, CauseCheck]] = {
@@ -95,8 +97,10 @@ _KNOWN: Final[Mapping[str, CauseCheck]] = {
     "missing-next-hop": CauseCheck("missing next hop", "missing_next_hop", "node"),
     "polarisation": CauseCheck("polarisation", "ecmp_polarisation", "node", symptoms.polarisation),
     "black-hole": CauseCheck("black hole", "host_static_blackhole", "node", symptoms.black_hole),
-    "unproven-paths": CauseCheck("unproven paths", "unproven_paths", "node", symptoms.unproven_paths),
-    "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check),
+    "unproven-paths": CauseCheck(
+        "unproven paths", "unproven_paths", "node", symptoms.unproven_paths, effect=True
+    ),
+    "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check, effect=True),
     "lossy-class": CauseCheck("lossy class of data", "lossy_class", "node", symptoms.lossy_class, fault=False),
     "incast": CauseCheck("incast", "incast_traffic_network_limitation", "interface", symptoms.incast, fault=False),
     "hash-collision": CauseCheck("hash collision", "ecmp_collision", "interface", symptoms.collision, fault=False),
@@ -130,13 +134,17 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All: faults before properties of the load, established before likely ones, those of now before past ones."""
+        """All: faults before properties of the load, established before likely ones and effects, and of now before past
+        ones.
+        """
         causes, facts = [*CAUSES], ["", *FACTS]
         every = [finding for result in self.results.values() for finding in result.findings]
 
-        def rank(each: Finding) -> tuple[bool, bool, bool, int, int]:
-            sure = each.confidence == "established"
-            return not CAUSES[each.cause].fault, not sure, each.over, causes.index(each.cause), facts.index(each.fact)
+        def rank(each: Finding) -> tuple[bool, bool, bool, bool, int, int]:
+            check = CAUSES[each.cause]
+            sure = each.confidence == "established" and not check.effect
+            where = causes.index(each.cause), facts.index(each.fact)
+            return not check.fault, not sure, check.effect, each.over, *where
 
         return tuple(sorted(every, key=rank))
 
@@ -163,9 +171,8 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """The document. `root_causes` is in the form of the benchmark NIKA."""
         run, verdict = self.case.run, self.verdict
-        # A check that fails beside another fault may follow from it.
         roots = [each for each in self.findings if CAUSES[each.cause].fault]
-        roots = [each for each in roots if each.cause != "failed-check" or each is verdict]
+        roots = [each for each in roots if not CAUSES[each.cause].effect or each is verdict]
         return {
             "lab": self.case.fabric.name, "run_id": None if run is None else run.id,
             "verdict": None if verdict is None else verdict.to_json(),
@@ -245,7 +252,8 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     names = CHECKS.keys() - {"faults"} - ({"reachability"} if observer is None else set())
     made = validate(lab, names, lambda check: tuple(each for each in facts if FACTS[each.kind].check == check))
     found = judged(replace(case, checks=made))
-    faults = (each for each in found.findings if CAUSES[each.cause].fault and not each.over)
+    checks = ((CAUSES[each.cause], each) for each in found.findings if not each.over)
+    faults = (each for check, each in checks if check.fault and not check.effect)
     decided = any(each.confidence == "established" for each in faults)
     if (decided and not case.watched) or observer is None:
         return found
