@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import Problem
+from heddle.base.sysctls import HASH_SEED
 from heddle.checks.validate import CHECKS, CheckResult
 from heddle.engineering.diagnosis import diagnosis
 from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at, drain_rates
-from heddle.fabric.model import Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.fact import Fact
@@ -28,6 +30,8 @@ from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.runs.stations import PortWait
 from heddle.runs.stored import Stored, StoredRun
+from heddle.spec.schema import RoutingSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.portqueues import PortQueue
@@ -43,15 +47,15 @@ for each in LabPart:
     ALL |= each
 
 
-def switch(name: str, **found: object) -> NodeSnapshot:
+def switch(name: str, fabric: Fabric = FABRIC, **found: object) -> NodeSnapshot:
     """A switch as configured, except for what is given."""
-    node = FABRIC.by_name[name]
+    node = fabric.by_name[name]
     routes = {
         prefix: tuple(NextHop(port, 1, "", 1, False) for port in sorted(ports))
-        for prefix, ports in FABRIC.expected_next_hops[name].items()
+        for prefix, ports in fabric.expected_next_hops[name].items()
     }
     usual = NodeSnapshot(
-        name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(FABRIC, node), down={}, sessions={},
+        name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(fabric, node), down={}, sessions={},
         drained=False, silent=(), carrier_changes=dict.fromkeys((port.name for port in node.ports), 0), shapers={},
     )  # fmt: skip
     return replace(usual, **found)  # type: ignore[arg-type]
@@ -232,6 +236,48 @@ def test_the_first_of_each_kind_is_shown_before_more_of_one() -> None:
     for each in (*others, *more, learned[0]):
         assert f"{each.problem.where} the thing is wrong (established)" in text
     assert "and 3 more, in --format json" in text
+
+
+def seeded(seeds: str, **wrong: int) -> Diagnosis:
+    """A fabric of three levels whose fabric file has these seeds; switches with wrong ones, and the facts of these."""
+    fabric = build(
+        ClosSpec(name="dc", zones=2, racks=4, hosts_per_rack=4, ctsw=4, atsw=4, routing=RoutingSpec(seed=seeds))
+    )
+    nodes = {node.name: switch(node.name, fabric) for node in fabric.switches}
+    for name, seed in wrong.items():
+        hashing = nodes[name].hashing
+        assert hashing is not None
+        nodes[name] = replace(nodes[name], hashing=replace(hashing, seed=seed))
+    facts = [fact("hashing", name) for name in wrong]
+    facts += [Fact("sysctl", Problem(name, HASH_SEED, "is another")) for name in wrong]
+    live = LiveState(Snapshot("dc", ALL, nodes, 0), (), {}, tuple(facts))
+    return judged(Case(fabric, None, None, live, ()))
+
+
+def test_one_seed_of_most_switches_is_polarisation_and_one_of_few_is_a_wrong_seed() -> None:
+    right = seeded("per-tier")
+    assert right.verdict is None
+    fabric = right.case.fabric
+    every = [node.name for node in fabric.switches]
+    found = seeded("per-tier", **dict.fromkeys(every, 7))
+    assert found.verdict is not None and found.verdict.cause == "polarisation"
+    assert {*found.verdict.also} == {name for name in every if not name.startswith("rtsw")}
+    assert {each.text.partition(" ")[0] for each in found.verdict.evidence if each.source == "state now"} == {*every}
+    assert {each.cause for each in found.findings} == {"polarisation"}
+    # One with the seed of those before it: the seed is the cause, and polarisation its effect.
+    edge = fabric.by_name["rtsw1"].hash_seed
+    assert edge is not None
+    found = seeded("per-tier", ctsw2=edge)
+    assert named(found) == ("wrong-seed", "ctsw2", "established")
+    said = "ctsw2 has the seed of rtsw1, rtsw2, rtsw3, rtsw4 and 4 more, and ctsw2 is polarised by it (established)."
+    assert said in diagnosis_text(found)
+    assert found.verdict is not None and "ctsw2 uses 1 of its 4 next hops" in found.verdict.evidence[-1].text
+    found = seeded("per-tier", ctsw2=9)
+    assert named(found) == ("wrong-seed", "ctsw2", "established") and "polarised" not in diagnosis_text(found)
+    # The fabric file has one seed for all: that another switch has a wrong one is true, too.
+    found = seeded("shared", ctsw2=9)
+    assert [each.cause for each in found.findings] == ["wrong-seed", "wrong-sysctl", "polarisation"]
+    assert "polarised" not in found.findings[0].what
 
 
 def test_a_missing_next_hop_leaves_misrouting_open() -> None:

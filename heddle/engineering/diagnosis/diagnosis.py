@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners
 from heddle.base.problems import CheckError
-from heddle.base.tables import many
+from heddle.base.sysctls import HASH_SEED
+from heddle.base.tables import many, some_of
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -212,6 +213,7 @@ def judged(case: Case) -> Diagnosis:
         what = f"{line.text} ({source}), and is not so now" if over else line.text
         place = where or case.fabric.name
         found.append(Finding(causes[0], place, what, "established", (line,), fact=fact.kind, over=over))
+    found = [_polarised(case, each) if each.cause == "wrong-seed" and not each.over else each for each in found]
     for name in CAUSES:
         if own := tuple(each for each in found if each.cause == name):
             results[name] = CauseResult(own)
@@ -226,12 +228,27 @@ def _reports(case: Case, found: Finding, fact: Fact, *, over: bool) -> bool:
     ends = {place, case.peer(place)} if ":" in place else {place or case.fabric.name}
     if found.confidence != "established" or found.over != over or found.fact not in ("", fact.kind):
         return False
+    if found.cause == "polarisation":  # by one wrong seed of most switches
+        seeded = fact.kind != "sysctl" or fact.problem.what == HASH_SEED
+        return seeded and place in case.one_seed and case.hashing[place].seed != case.fabric.by_name[place].hash_seed
     if found.cause == "node-down":
         return found.object in {end.partition(":")[0] for end in ends}
     if found.cause in FACTS["link"].causes:
         return found.object in ends
     named = {line.text.partition(" ")[0] for line in found.evidence}
     return (place or case.fabric.name) in {found.object, *named}
+
+
+def _polarised(case: Case, found: Finding) -> Finding:
+    """A wrong seed, with its effect where it is the seed of other switches."""
+    seeds = {name: rule.seed for name, rule in case.hashing.items()}
+    same = [name for name, seed in seeds.items() if seed == seeds.get(found.object) and name != found.object]
+    pairs = [each for each in (case.polarised or () if same else ()) if each.switch in (found.object, *same)]
+    if not pairs:
+        return found
+    pair = min(pairs, key=lambda each: each.switch != found.object)
+    what = f"{found.what}; {found.object} has the seed of {some_of(same)}, and {pair.switch} is polarised by it"
+    return replace(found, what=what, evidence=(*found.evidence, Observation(pair.text(), case.states[-1][0])))
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:

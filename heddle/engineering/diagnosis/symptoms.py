@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from heddle.base.ethernet import CLASSES
-from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.engineering.diagnosis.case import (
@@ -42,14 +40,12 @@ from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
-    from heddle.predict.polarisation import Pair
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.series import RowLabel, Series
 
 NO_LAB: Final = "the lab is not running"
 _ONCE: Final = 2  # changes of a carrier: lost and found
 _LINES: Final = 3  # of evidence
-_SHARE: Final = 0.5  # of the switches: as many with one seed are no single wrong value
 
 
 def node_down(case: Case) -> CauseResult:
@@ -142,21 +138,12 @@ def lossy_class(case: Case) -> CauseResult:
 
 def polarisation(case: Case) -> CauseResult:
     """Switches of two levels choose by the same rule, so that the upper one uses few of its next hops."""
-    from heddle.predict.polarisation import polarisation as pairs_of
-
-    nodes = case.states[-1][1].nodes if case.states else {}
-    hashing = {name: node.hashing for name, node in nodes.items() if node.hashing is not None}
-    fibs = {name: node.fib for name, node in nodes.items() if node.fib is not None}
-    pairs: list[Pair] | None = None
-    with suppress(CheckError):  # a hash that is not modelled
-        if min(len(fibs), len(hashing)) >= len(case.fabric.switches):
-            pairs = [pair for pair in pairs_of(case.fabric, fibs, hashing).pairs if pair.polarised]
+    pairs = case.polarised
     if pairs is None:
         return CauseResult(unknown="the hashing of its switches cannot be predicted")
     if not pairs:
         return CauseResult(ruled_out="the choice at one level does not decide the choice at the next")
-    seeds = Counter(rule.seed for rule in hashing.values())
-    if seeds.most_common(1)[0][1] <= _SHARE * seeds.total():
+    if not case.one_seed:
         return CauseResult(unknown="the seeds differ; see wrong-seed")
     worst = max(pairs, key=lambda pair: pair.share)
     names = [*dict.fromkeys(pair.switch for pair in pairs)]
