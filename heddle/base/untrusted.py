@@ -5,7 +5,7 @@ Names:  a name from outside becomes a part of a path only if it `is_safe_name`. 
         calls opens no file of its choice (`files.real`).
 Sizes:  a line of JSON has LINE_BYTES and LINE_ITEMS at most (`parsed`). What is compressed has a limit, too
         (`inflated`), before it is unpacked.
-Time:   the caller ends an exchange at a deadline, which counts also while data arrive.
+Time:   the caller ends an exchange at a deadline, which counts also while data arrive. So it is with probe pods, too.
 """
 
 from __future__ import annotations

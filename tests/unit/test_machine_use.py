@@ -261,7 +261,7 @@ def test_programs_of_a_lower_priority_give_way_and_do_not_make_a_run_unreliable(
 
     def process(number: int, nice: int, ticks: tuple[int, int, int, int]) -> None:
         (tmp_path / str(number)).mkdir(exist_ok=True)
-        words = [*"S 1 1 1 0 -1 4194304 0 0 0 0".split(), *ticks, 20 + nice, nice, 1, 0, 99]
+        words = [*["S", "1", "1", "1", "0", "-1", "4194304", "0", "0", "0", "0"], *ticks, 20 + nice, nice, 1, 0, 99]
         (tmp_path / str(number) / "stat").write_text(f"{number} (a (b) c) {' '.join(map(str, words))}\n")
 
     process(1, 0, (900, 900, 900, 900))
