@@ -96,7 +96,7 @@ def test_a_run_begins_with_empty_queues_or_says_that_they_were_not(
     if not patient:
         monkeypatch.setattr(queues, "EMPTY_S", 0.0)
     readings: list[bool] = []
-    collected = runs.collect_before
+    collected = collect.collect_before
 
     def reading(lab: Lab, more: LabPart) -> Snapshot:
         readings.append(bool(lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any()))

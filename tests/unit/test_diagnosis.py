@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_the_first_of_each_kind_is_shown_before_more_of_one() -> None:
     assert "and 3 more, in --format json" in text
 
 
-def seeded(seeds: str, **wrong: int) -> Diagnosis:
+def seeded(seeds: Literal["per-tier", "shared"], **wrong: int) -> Diagnosis:
     """A fabric of three levels whose fabric file has these seeds; switches with wrong ones, and the facts of these."""
     fabric = build(
         ClosSpec(name="dc", zones=2, racks=4, hosts_per_rack=4, ctsw=4, atsw=4, routing=RoutingSpec(seed=seeds))

@@ -27,6 +27,7 @@ from heddle.runs.store import open_runs
 from heddle.traffic.traces import trace_files
 from heddle.views.graph import write_file
 from heddle.wire.capturefile import open_capture
+from tests.machine import open_checkout
 
 ROOT = Path(__file__).parents[2]
 LONG = "x" * 300
@@ -69,7 +70,8 @@ READERS: dict[str, Callable[[str], object]] = {
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Files are those of user nobody, who may not enter a directory of root."""
+    """Files are those of user nobody, who may not enter a directory of root, and reads this checkout."""
+    open_checkout()
     os.setegid(65534)
     os.seteuid(65534)
     try:
