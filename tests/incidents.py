@@ -66,9 +66,11 @@ def link_down(lab: Lab, rng: random.Random) -> Incident:
 
 
 def link_flap(lab: Lab, rng: random.Random) -> Incident:
-    """A link goes down in the run and comes back, again and again."""
+    """A link goes down in the run and comes back, again and again: for the second time before 0.3 s, as a link that
+    was lost once was down for a part of the run.
+    """
     port = _fabric_port(lab, rng)
-    fault = f"{port.ref},down,from=0.1s,to=0.2s,every=0.4s"
+    fault = f"{port.ref},down,from=0.05s,to=0.1s,every=0.15s"
     return Incident("link-flap", _ends(port), options={"faults": (fault,)})
 
 

@@ -139,7 +139,7 @@ class LocalCluster:
     def drop_udp(self, lab: str, shard: str, port: int, *, end: bool = False) -> None:
         """Drop what a shard sends to a UDP port, as Calico drops VXLAN of pods; or no longer."""
         for family in ("-4", "-6"):
-            rule = ("ipproto", "udp", "dport", str(port), "blackhole")
+            rule = ("ipproto", "17", "dport", str(port), "blackhole")
             self._on(self._holders[lab][shard], "ip", family, "rule", "delete" if end else "add", *rule)
 
     def _running(self, lab: str) -> list[tuple[str, subprocess.Popen[str]]]:

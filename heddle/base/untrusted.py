@@ -5,7 +5,7 @@ Names:  a name from outside becomes a part of a path only if it `is_safe_name`. 
         calls opens no file of its choice (`files.real`).
 Sizes:  a line of JSON has LINE_BYTES and LINE_ITEMS at most (`parsed`). What is compressed has a limit, too
         (`inflated`), before it is unpacked.
-Time:   the caller ends an exchange at a deadline, which counts also while data arrive.
+Time:   the caller ends an exchange at a deadline, which counts also while data arrive. So it is with probe pods, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +68,10 @@ def has_home(directory: Path) -> bool:
 
 def _resolved(name: str) -> Path:
     try:
-        return expanded(name).resolve()
+        path = expanded(name).resolve()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()  # Path.resolve of Python 3.13 leaves a loop of links as it is
+        return path
     except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL: not below any folder
         return Path("/")
 

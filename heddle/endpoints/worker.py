@@ -165,8 +165,6 @@ class InsideLink:
         self._host.copy(self._sender, self._receiver, data, va, imm)
 
 
-# The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
-_NICE: Final = 5
 _LONG_S: Final = 1.0
 _SIZE_S: Final = 0.1  # while a size is measured: a process that is stopped in a wait is missed only when the wait ends
 _LAST_S: Final = 0.002
@@ -458,7 +456,7 @@ def send(message: WorkerMessage) -> None:
 def main() -> int:
     """Read a task from stdin and run it; 0 on success."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this worker
-    os.nice(_NICE)
+    os.nice(machine.WORKER_NICE)
     task = TypeAdapter(Task).validate_json(sys.stdin.readline())
     try:
         worker = Worker(task)

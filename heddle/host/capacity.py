@@ -36,6 +36,10 @@ _SOFTNET: Final = Path("/proc/net/softnet_stat")
 ABSENT_S: Final = 0.1  # shorter absences do not count: clocks of the kernel and of a hypervisor differ by some ms
 _LOOK_S: Final = 0.05
 _SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that it ran, ns that it waited, ...
+_PROCESSES: Final = Path("/proc")
+# The kernel forwards packets of workers, sometimes in ksoftirqd (nice 0), which must have priority over workers.
+WORKER_NICE: Final = 5
+_LOWEST: Final = 19  # of priorities
 _CPU_FIELD: Final = 12  # of a line of softnet_stat: its processor, since Linux 5.10
 
 
@@ -48,7 +52,8 @@ class Processor:
     packets: those that its softirqs passed to the network stack, in any namespace (softnet_data.processed).
     softirq_s: seconds in interrupts and softirqs, which forward packets; some kernels only sample them.
     stolen_s: seconds in which it had work, and a hypervisor ran something else.
-    user_s, system_s: seconds in programs, and in the kernel for them; sampled by the kernel's tick.
+    user_s, system_s: seconds in programs, and in the kernel for them; sampled by the kernel's tick. nice_s: those of
+    user_s in programs with a nice value above 0.
     """
 
     idle_s: float
@@ -57,15 +62,20 @@ class Processor:
     stolen_s: float = 0.0
     user_s: float = 0.0
     system_s: float = 0.0
+    nice_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReading:
-    """All processors at one moment. at_s: CLOCK_MONOTONIC. backlog_drops: see `backlog_drops`."""
+    """All processors at one moment. at_s: CLOCK_MONOTONIC. backlog_drops: see `backlog_drops`.
+
+    lower_s: see `lower_seconds`.
+    """
 
     at_s: float
     processors: Mapping[int, Processor]
     backlog_drops: int
+    lower_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +89,24 @@ class OwnTime:
 
 def read() -> MachineReading:
     """Read the counters."""
-    return parse_reading(time.monotonic(), _STAT.read_text(), _SOFTNET.read_text())
+    return parse_reading(time.monotonic(), _STAT.read_text(), _SOFTNET.read_text(), lower_seconds())
 
 
-def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
-    """Parse the texts of /proc/stat and /proc/net/softnet_stat."""
+def lower_seconds(proc: Path = _PROCESSES, own: int | None = None) -> float:
+    """Seconds that programs of a lower priority than workers have run, with their ended children. They give way.
+
+    proc: of the processes, as far as this one sees them. own: nice value of this process.
+    """
+    workers, ticks = min(_LOWEST, (os.getpriority(os.PRIO_PROCESS, 0) if own is None else own) + WORKER_NICE), 0
+    for path in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()  # proc(5): from the third one on
+            ticks += sum(map(int, fields[11:15])) if int(fields[16]) > workers else 0
+    return ticks * TICK_S
+
+
+def parse_reading(at_s: float, stat: str, softnet: str, lower_s: float = 0.0) -> MachineReading:
+    """Parse the texts of /proc/stat and /proc/net/softnet_stat. lower_s: of `lower_seconds`."""
     seconds: dict[int, list[float]] = {}
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -100,9 +123,10 @@ def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
     for cpu in sorted(seconds):
         user, nice, system, idle, iowait, irq, softirq, stolen = seconds[cpu][:8]  # proc(5)
         found[cpu] = Processor(
-            idle + iowait, packets.get(cpu, 0), irq + softirq, stolen, user_s=user + nice, system_s=system
-        )
-    return MachineReading(at_s, found, lost)
+            idle + iowait, packets.get(cpu, 0), irq + softirq, stolen, user_s=user + nice, system_s=system,
+            nice_s=nice,
+        )  # fmt: skip
+    return MachineReading(at_s, found, lost, lower_s)
 
 
 def backlog_drops() -> int:
@@ -261,7 +285,8 @@ class ProcessorUse:
 
     softirq: of interrupts and softirqs, which forward packets. stolen: in which a hypervisor ran something else. user,
     system: in programs, and in the kernel for them; records of older versions do not have these. All are part of busy,
-    and together they may be less: the kernel samples them by its tick, and measures idle time.
+    and together they may be less: the kernel samples them by its tick, and measures idle time. Time of programs with a
+    lower priority than workers is in none of them.
     """
 
     number: int
@@ -331,7 +356,11 @@ class Phase:
         common = [number for number in before.processors if number in after.processors]
         pairs = [(number, before.processors[number], after.processors[number]) for number in common]
         handled = {number: new.packets - old.packets for number, old, new in pairs}
-        busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
+        # Which processor a program used is known of all with a nice value together.
+        niced = {number: max(0.0, new.nice_s - old.nice_s) for number, old, new in pairs}
+        gave_way = min(1.0, max(0.0, after.lower_s - before.lower_s) / max(TICK_S, sum(niced.values())))
+        free = {number: new.idle_s - old.idle_s + gave_way * niced[number] for number, old, new in pairs}
+        busy = {number: min(1.0, max(0.0, 1 - free[number] / seconds)) for number, _, _ in pairs}
         stolen = {number: max(0.0, new.stolen_s - old.stolen_s) / seconds for number, old, new in pairs}
         total = max(1, sum(handled.values()))
         return cls(
@@ -345,7 +374,7 @@ class Phase:
                     handled[n] / total,
                     max(0.0, new.softirq_s - old.softirq_s) / seconds,
                     stolen[n],
-                    max(0.0, new.user_s - old.user_s) / seconds,
+                    max(0.0, new.user_s - old.user_s - gave_way * niced[n]) / seconds,
                     max(0.0, new.system_s - old.system_s) / seconds,
                 )
                 for n, old, new in pairs

@@ -7,6 +7,7 @@ packets pass, so the numbers of one row may differ by a packet.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 _JSON_KEYS: Final = {"traffic_class": "class", "drops": "drops_by_cause"}
+EMPTY_S: Final = 5.0
+_LOOK_S: Final = 0.2
 _WAITING: Final = 2  # packets: a queue that was never longer counts as one where no packet waited
 
 
@@ -184,6 +187,20 @@ def forget(lab: Lab) -> None:
     """Set all counters to 0. The caller holds the lock of the lab's runs."""
     with LabQueues.pinned(lab.fabric) as live:
         live.forget()
+
+
+def wait_empty(lab: Lab, most_s: float | None = None) -> list[str]:
+    """Wait until all queues are empty, EMPTY_S seconds at most. Returns the ports whose queues are not.
+
+    Packets that a link has lost count as waiting there until the agent removes them, a second or two later. A run that
+    starts before that has their pauses and losses.
+    """
+    end = time.monotonic() + (EMPTY_S if most_s is None else most_s)
+    while True:
+        depths = lab.snapshot(LabPart.QUEUES).queues.cells["depth"].reshape(-1, CLASSES)
+        if not depths.any() or time.monotonic() >= end:
+            return [port.ref for number, port in numbered_ports(lab.fabric) if depths[number].any()]
+        time.sleep(_LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)

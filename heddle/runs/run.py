@@ -18,6 +18,7 @@ from typing import Protocol
 from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
+from heddle.base.tables import some_of
 from heddle.base.units import format_duration, format_size
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
@@ -36,6 +37,7 @@ from heddle.lab.cutlinks import TunnelSpan, memory_named, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
+from heddle.lab.queues import wait_empty
 from heddle.lab.rehash import label
 from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for_run, faults_on
 from heddle.lab.spread import concat, spread
@@ -151,6 +153,9 @@ class _Running:
     ) -> WorkloadResult:
         """Run all jobs and store them."""
         lab, jobs, clock = self._lab, self._jobs, self._clock
+        earlier = _left_before(lab)
+        for text in earlier:
+            observer.warn(text)
         before = collect_before(lab, state_parts(lab))
         fabric_before = FabricReading.of(lab, before)
         if not fabric_before.converged:
@@ -175,7 +180,8 @@ class _Running:
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
             record = queues.finish(crews.began_ns)
             span.end()
-        warnings, remarks = fabric.warnings(), (*evidence.unplanned, *queues.remarks, *clock.remarks)
+        warnings = (*earlier, *fabric.warnings())
+        remarks = (*evidence.unplanned, *queues.remarks, *clock.remarks)
         results = []
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
@@ -244,6 +250,13 @@ class _Running:
             writer.because = f"job {failed} failed"
         ended = [Problem(f"job {each.head.job}", "the job", f"was ended, because {each.because}") for each in others]
         return type(error)(*error.problems, *ended)
+
+
+def _left_before(lab: Lab) -> list[str]:
+    """Wait for empty queues; a warning where packets of before the run stay."""
+    ports = wait_empty(lab)
+    before = "were not empty before this run: losses of these earlier packets are no figures of it"
+    return [f"the queues of {some_of(ports)} {before}"] if ports else []
 
 
 def homes_of(lab: Lab) -> Homes:

@@ -7,6 +7,7 @@ unchanged pair is never beyond a limit.
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import tempfile
@@ -296,7 +297,20 @@ def _extracted(rev: str, inner: str, folder: Path) -> Path:
         raise InputError(Problem("", typed, "is not in that revision", hint))
     try:
         with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-            archive.extractall(folder, filter="data")
+            _unpack(archive, folder)
     except (tarfile.TarError, OSError) as error:
         raise MachineError(Problem("", typed, f"cannot be read: {error}")) from None
     return folder / inner
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Write its files below a folder. TarError for a member that leaves the folder, and for a device."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+        return
+    for each in archive:  # Python before 3.11.4, as Debian 12 has it: links are refused, too, as one may lead out
+        inside = not each.name.startswith("/") and ".." not in each.name.split("/")
+        if not inside or not (each.isreg() or each.isdir()):
+            raise tarfile.TarError(f"{each.name} is a link, a device or outside of its folder")
+        each.uid, each.gid, each.mode = os.geteuid(), os.getegid(), 0o755 if each.isdir() else 0o644
+        archive.extract(each, folder)

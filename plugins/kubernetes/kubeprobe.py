@@ -5,16 +5,19 @@ In:  a target. Out: ProbeReport: rows as doctor's, and the manifests that allow 
 
 from __future__ import annotations
 
+import itertools
+import os
+import select
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, MachineError
-from heddle.base.process import run
+from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.base.untrusted import parsed
 from heddle.host.doctor import Check, Report
@@ -24,12 +27,18 @@ from heddle.switch.links.cuts import tunnel_port
 from heddle_plugins.kubernetes import manifests, podinit
 from heddle_plugins.kubernetes.api import KubeApi
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
+from heddle_plugins.kubernetes.manifests import pod_name
+from heddle_plugins.kubernetes.podexec import answer
 from heddle_plugins.kubernetes.target import KubeTarget, owner
 
 PROBE: Final = "setup-probe"  # no lab has such a name
 _TRIALS: Final = "heddle_plugins.kubernetes.podtrials"
 _NEEDS: Final = tuple(ShardNeed(name, (), 512 << 20, 0.1) for name in ("s1", "s2"))
 _SECONDS: Final = 240.0
+_READY_S: Final = 30.0
+_END_S: Final = 5.0
+_MOST_ROWS: Final = 100
+_MOST_TEXT: Final = 1000  # characters of a field of a row
 _BELOW: Final = "apply the manifests below: kubectl apply -f DIR, with ./inv setup kubernetes --out DIR"
 _OPEN: Final = "as administrator: apply 3-policy.yaml of ./inv setup kubernetes --out DIR (docs/kubernetes.md)"
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
@@ -160,29 +169,40 @@ def _tried(cluster: KubeCluster, addresses: Mapping[str, str], observer: Observe
     names = [each.name for each in _NEEDS]
     nodes = [f"node {each.node}" for _, each in sorted(cluster.states(PROBE).items())]
 
-    def tried(name: str, peer: str) -> list[Check]:
-        argv = cluster.argv(PROBE, name, [*words, "check", port, addresses.get(peer, "")])
-        done = run(argv, check=False, timeout=_SECONDS)
-        if done.code != 0:
-            return [Check("trials", False, f"the trials in the pod ended with an error: {done.reason}")]
-        try:
-            return [_check_of(each) for each in parsed(done.out.encode())]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return [Check("trials", False, f"the pod of shard {name} has sent no checks")]
-
     with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
         for name in names:
-            stack.enter_context(_answering(cluster.argv(PROBE, name, [*words, "answer", port])))
-        found = list(pool.map(tried, names, reversed(names)))
+            stack.enter_context(answering(cluster, name, [*words, "answer", port]))
+        checks = [[*words, "check", port, addresses.get(peer, "")] for peer in reversed(names)]
+        found = list(pool.map(tried, itertools.repeat(cluster), names, checks))
     rows = joined(dict(zip(nodes, found, strict=True)) if len({*nodes}) == len(names) else {"": found[0]})
     observer.end("trials", f"{sum(each.ok for each in rows)} of {len(rows)} passed")
     return rows
 
 
+def tried(cluster: KubeCluster, name: str, argv: Sequence[str]) -> list[Check]:
+    """The rows that the probe pod of a shard finds, within limits of size and time."""
+    try:
+        return checks_of(answer(cluster.api, pod_name(PROBE, name), argv, _SECONDS).encode(), name)
+    except UnreachableError:
+        raise
+    except MachineError as error:
+        return [_failed("trials", error)]
+
+
+def checks_of(said: bytes, name: str) -> list[Check]:
+    """The rows that a probe pod has sent, with the types of their fields. name: of its shard."""
+    try:
+        rows = parsed(said)
+        if len(rows) > _MOST_ROWS:
+            raise ValueError(f"has more than {_MOST_ROWS} rows")
+        return [_check_of(each) for each in rows]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return [Check("trials", False, f"the pod of shard {name} has sent no checks")]
+
+
 def _check_of(row: Mapping[str, Any]) -> Check:
-    """What a pod has sent, with the types of its fields."""
-    fix, required = str(row.get("fix", "")), row.get("required") is not False
-    return Check(str(row["name"]), row["ok"] is True, str(row["detail"]), fix, required)
+    name, detail, fix = (str(each)[:_MOST_TEXT] for each in (row["name"], row["detail"], row.get("fix", "")))
+    return Check(name, row["ok"] is True, detail, fix, row.get("required") is not False)
 
 
 def joined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
@@ -201,12 +221,19 @@ def joined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
 
 
 @contextmanager
-def _answering(argv: list[str]) -> Iterator[None]:
-    """The peer answers for a with block."""
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def answering(cluster: KubeCluster, name: str, argv: Sequence[str]) -> Iterator[None]:
+    """The pod of a shard answers its peer for a with block. MachineError when it does not begin to."""
+    with Path(os.devnull).open("wb") as errors, ExitStack() as stack:
+        process = cluster.open(PROBE, name, argv, errors)
         assert process.stdin is not None and process.stdout is not None  # noqa: S101
-        process.stdout.readline()
+        stack.callback(process.stdout.close)  # what it prints is not read: then it waits no longer
+        stack.callback(process.kill)
+        if not select.select([process.stdout], [], [], _READY_S)[0]:
+            why = f"has not begun to answer within {_READY_S:g} s"
+            raise MachineError(Problem("kubernetes", f"pod {pod_name(PROBE, name)}", why))
         try:
             yield
         finally:
             process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)

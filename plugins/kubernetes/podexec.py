@@ -31,6 +31,7 @@ from typing import IO, Any, Final
 from urllib.parse import urlencode
 
 from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.process import first_lines
 from heddle.base.resources import HERE
 from heddle.base.untrusted import LINE_BYTES
 from heddle_plugins.kubernetes.api import KubeApi, client
@@ -111,9 +112,13 @@ class ChannelSocket:
         end = time.monotonic() + seconds
         while not self.closed:
             self.flush()
-            if not select.select([self], [], [], max(0.0, end - time.monotonic()))[0]:
+            left = max(0.0, end - time.monotonic())
+            if select.select([self], [], [], min(left, _PING_S))[0]:
+                yield from self.receive(end)
+            elif left <= _PING_S:
                 raise TimeoutError("timed out")
-            yield from self.receive(end)
+            else:
+                self.ping()
 
     def shut(self) -> None:
         """End the connection, in both directions: who waits for it goes on."""
@@ -182,6 +187,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 _CONNECT_S: Final = 20.0
 _SHORT_S: Final = 15.0  # for a short command
+_MOST_SAID: Final = 500  # characters of a failed command's errors
 # The status of a refused handshake -> why, and the hint.
 _REFUSED: Final = {
     400: (f"speaks no {PROTOCOL}", "use Kubernetes 1.30 or newer"),
@@ -220,16 +226,21 @@ def _refusal(error: Any, pod: str) -> Problem:
     return Problem("kubernetes", f"pod {pod}", why, hint)
 
 
-def answer(api: KubeApi, pod: str, argv: Sequence[str]) -> str:
-    """What a short command in a pod prints. MachineError when it cannot run, or fails."""
+def answer(api: KubeApi, pod: str, argv: Sequence[str], seconds: float = _SHORT_S) -> str:
+    """What a command in a pod prints. MachineError when it cannot run, fails, prints too much or takes too long."""
     said: defaultdict[int, bytearray] = defaultdict(bytearray)
     with api.errors(f"exec in pod {pod}"), closing(connect(api, pod, argv)) as channels:
-        for channel, data in channels.until_closed(_SHORT_S):
-            said[channel] += data
-            if len(said[channel]) > LINE_BYTES:
-                raise MachineError(Problem("kubernetes", f"pod {pod}", f"prints more than {LINE_BYTES >> 20} MiB"))
+        try:
+            for channel, data in channels.until_closed(seconds):
+                said[channel] += data
+                if len(said[channel]) > LINE_BYTES:
+                    raise MachineError(Problem("kubernetes", f"pod {pod}", f"prints more than {LINE_BYTES >> 20} MiB"))
+        except TimeoutError:
+            why = f"has not ended a command within {seconds:g} s"
+            raise MachineError(Problem("kubernetes", f"pod {pod}", why)) from None
     if _ended(pod, said.get(ERROR)) != 0:
-        raise MachineError(Problem("kubernetes", f"pod {pod}", said.get(STDERR, b"").decode(errors="replace").strip()))
+        why = first_lines(said.get(STDERR, b"").decode(errors="replace"))[:_MOST_SAID]
+        raise MachineError(Problem("kubernetes", f"pod {pod}", why))
     return said.get(STDOUT, b"").decode(errors="replace").strip()
 
 

@@ -4,6 +4,9 @@ Each fault is in force during a run and during the diagnosis. The loads are ligh
 has the cause and the object. Of two faults: both are named, or one is named and the other is listed as not judged, as
 where the first one hides it. Wrong: the verdict is a fault that is not there. Else it is not established. Healthy
 fabrics must raise no alarm.
+
+Where all switches have one seed, polarisation is the cause: to set the seed of a single switch would not help. Where a
+single switch has another one, its seed is the cause, also if the switch is polarised by it.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class Cluster:
 
     def set_drop(self, node: str, port: int) -> None:
         """Drop what pods send to a UDP port, as Calico drops 4789; no longer for a negative one."""
-        rule = ("from", _PODS, "ipproto", "udp", "dport", str(abs(port)), "blackhole")
+        rule = ("from", _PODS, "ipproto", "17", "dport", str(abs(port)), "blackhole")
         _do(*self.inside(node), "ip", "rule", "add" if port > 0 else "delete", *rule)
 
     def _await(self, done: object, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,15 +17,18 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.host.capacity import PacketBudget
+from heddle.lab import queues
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import restore_hashing, set_hashing
-from heddle.lab.snapshot import LabPart
+from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.proof import collect
 from heddle.runs import run as runs
 from heddle.runs.parts.part import MARK
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
+from heddle_plugins.engineering.diagnosis import diagnosis
+from tests import incidents
 from tests.alteredworker import altered
 from tests.conftest import FabricLab
 from tests.listener import Listener
@@ -78,6 +82,33 @@ def test_a_run_over_switches_that_spray_is_warned_before_and_keeps_the_warning(t
     (warning,) = heard.warnings
     assert warning.startswith("4 switches spray packets, but transport rc ")
     assert result.warnings == (warning,)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_run_begins_with_empty_queues_or_says_that_they_were_not(
+    tiny: Lab, monkeypatch: pytest.MonkeyPatch, *, patient: bool
+) -> None:
+    """Probes that a small MTU has lost count as waiting until the agent removes them, a second or two later."""
+    with incidents.small_mtu(tiny, random.Random(1)).around(), monkeypatch.context() as hasty:
+        hasty.setattr(diagnosis, "wait_empty", lambda lab: [])
+        diagnosis.probe_paths(tiny, Silent())
+        assert tiny.snapshot(LabPart.QUEUES).queues.cells["depth"].any()
+    if not patient:
+        monkeypatch.setattr(queues, "EMPTY_S", 0.0)
+    readings: list[bool] = []
+    collected = collect.collect_before
+
+    def reading(lab: Lab, more: LabPart) -> Snapshot:
+        readings.append(bool(lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any()))
+        return collected(lab, more)
+
+    monkeypatch.setattr(runs, "collect_before", reading)
+    heard = Listener()
+    result = run(tiny, SHORT, heard)
+    assert readings == [not patient]
+    said = [text for text in heard.warnings if "not empty before this run: losses of these earlier packets" in text]
+    assert len(said) == (not patient) and {*said} <= {*result.warnings}
+    assert queues.wait_empty(tiny, 10.0) == []
 
 
 def acks_per_packet(lab: Lab, options: RunOptions) -> float:

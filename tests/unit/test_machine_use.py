@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from pydantic import TypeAdapter
@@ -250,6 +254,40 @@ def test_busy_time_has_softirqs_and_stolen_time() -> None:
     ]
     (cause,) = found.causes()
     assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
+
+
+def test_programs_of_a_lower_priority_give_way_and_do_not_make_a_run_unreliable(tmp_path: Path) -> None:
+    """Also those that ended, if their parent has a low priority, too. Workers have a nice value, too."""
+
+    def process(number: int, nice: int, ticks: tuple[int, int, int, int]) -> None:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        words = [*["S", "1", "1", "1", "0", "-1", "4194304", "0", "0", "0", "0"], *ticks, 20 + nice, nice, 1, 0, 99]
+        (tmp_path / str(number) / "stat").write_text(f"{number} (a (b) c) {' '.join(map(str, words))}\n")
+
+    process(1, 0, (900, 900, 900, 900))
+    process(2, 5, (300, 0, 0, 0))  # a worker
+    process(3, 10, (10, 5, 20, 0))
+    assert capacity.lower_seconds(tmp_path, 0) == pytest.approx(0.35)
+    assert capacity.lower_seconds(tmp_path, 10) == 0
+    (tmp_path / "4").mkdir()  # a process that has ended
+    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 {nice} 0 {idle} 0 0 0 0 0 0\n"
+    start = text.format(nice=100, idle=100), softnet((0, 0, 0))
+    end = text.format(nice=190, idle=100), softnet((8, 0, 0))
+    # Of 90 ticks with a nice value 60 were of a program that gives way; all of them are at most 90.
+    for lower_s, busy, causes in ((0.6, 0.4, 0), (0.04, 0.96, 1), (0.0, 1.0, 1), (2.0, 0.1, 0)):
+        found = Phase.between(4, parse_reading(0.0, *start, 5.0), parse_reading(1.0, *end, 5.0 + lower_s), (CALM,))
+        (use,) = found.processors
+        assert (use.busy, found.cpu, use.user) == pytest.approx((busy, busy, busy - 0.1))
+        assert len(found.causes()) == causes
+
+
+def test_the_time_of_a_running_program_of_low_priority_is_read() -> None:
+    code = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
+    before = capacity.lower_seconds()
+    with subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", code], stdin=PIPE, stdout=PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline()
+        assert capacity.lower_seconds() >= before + 0.05
+        program.communicate(b"\n")
 
 
 FINE = FabricReading()

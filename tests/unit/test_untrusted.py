@@ -575,9 +575,15 @@ def test_files_typed_on_the_command_line_are_sent_from_anywhere(
     assert files_of("/srv/gpt.et,trace_groups=../g.json") == ["/srv/gpt.et", "../g.json"]
 
 
-def test_a_loop_of_links_is_below_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resolve", [Path.resolve, lambda path: Path(os.path.realpath(path))])
+def test_a_loop_of_links_is_below_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolve: Callable[[Path], Path]
+) -> None:
+    """Also with a resolve that leaves a loop as it is, as the one of Python 3.13."""
+    monkeypatch.setattr(Path, "resolve", resolve)
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
+    assert kept_below(tmp_path / "w.yml", [str(tmp_path / "none")]) == [str(tmp_path / "none")]
     with pytest.raises(InputError, match="outside its directory"):
         kept_below(tmp_path / "w.yml", [str(tmp_path / "a")])
 

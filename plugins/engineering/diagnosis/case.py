@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from heddle.base.problems import HeddleError
+from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, RECORDED, facts, parts
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
     from heddle.lab.fabricstate import FabricState
     from heddle.lab.lab import Lab
+    from heddle.predict.polarisation import Pair
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
+    from heddle.switch.hashing.hashing import SwitchHashing
     from heddle.switch.queues.queuestate import Tallies
 
 Confidence = Literal["established", "likely"]
@@ -99,6 +101,7 @@ _OF_WATCH: Final = "counters of a second"
 _BEFORE: Final = "state before the run"
 _AFTER: Final = "state after the run"
 _WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
+_MOST: Final = 0.5  # of the switches: if more have one seed, it is no wrong value of single ones
 _COUNTED: Final = LabPart.CARRIER | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
 _READ: Final = _COUNTED | LabPart.FIBS | LabPart.HASHING
 
@@ -293,6 +296,33 @@ class Case:
                 if switch.ports and all({port.ref, port.peer_ref} & down for port in switch.ports):
                     found.add(switch.name)
         return tuple(node.name for node in self.fabric.nodes if node.name in found)
+
+    @cached_property
+    def hashing(self) -> Mapping[str, SwitchHashing]:
+        """Of each switch, at the last reading."""
+        nodes = self.states[-1][1].nodes if self.states else {}
+        return {name: node.hashing for name, node in nodes.items() if node.hashing is not None}
+
+    @cached_property
+    def polarised(self) -> Sequence[Pair] | None:
+        """Switches that are polarised, by the hashing and routes of the last reading. None: it cannot be predicted."""
+        from heddle.predict.polarisation import polarisation
+
+        nodes = self.states[-1][1].nodes if self.states else {}
+        fibs = {name: node.fib for name, node in nodes.items() if node.fib is not None}
+        if min(len(fibs), len(self.hashing)) < len(self.fabric.switches):
+            return None
+        with suppress(CheckError):  # a hash that is not modelled
+            return [pair for pair in polarisation(self.fabric, fibs, self.hashing).pairs if pair.polarised]
+        return None
+
+    @cached_property
+    def one_seed(self) -> frozenset[str]:
+        """The switches that hash with one seed, if they are more than half of all; else none."""
+        seeds = Counter(rule.seed for rule in self.hashing.values())
+        seed, count = seeds.most_common(1)[0] if seeds else (0, 0)
+        shared = (name for name, rule in self.hashing.items() if rule.seed == seed)
+        return frozenset(shared if count > _MOST * seeds.total() else ())
 
     def peer(self, ref: str) -> str:
         """The port at the other end of a link."""

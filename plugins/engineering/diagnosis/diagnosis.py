@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners
 from heddle.base.problems import CheckError
-from heddle.base.tables import many
+from heddle.base.sysctls import HASH_SEED
+from heddle.base.tables import many, some_of
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser
 from heddle.kernel.namespace import inside
 from heddle.lab.facts import FACTS
+from heddle.lab.queues import wait_empty
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread, union
 from heddle.predict.predict import predict
@@ -57,7 +59,8 @@ class CauseCheck:
     """One cause. words: for a list of what was ruled out. nika: its name in the benchmark NIKA, or our own where NIKA
     has none. kind: of the resource that NIKA blames. judge: its function; None where facts alone show it.
 
-    fault: False for what load and hashing cause in a healthy fabric.
+    fault: False for what load and hashing cause in a healthy fabric. effect: it may follow from another fault, so
+    that also a likely one comes before it.
     """
 
     words: str
@@ -65,6 +68,7 @@ class CauseCheck:
     kind: Kind
     judge: Callable[[Case], CauseResult] | None = None
     fault: bool = True
+    effect: bool = False
 
 
 _KNOWN: Final[Mapping[str, CauseCheck]] = {
@@ -94,8 +98,10 @@ _KNOWN: Final[Mapping[str, CauseCheck]] = {
     "missing-next-hop": CauseCheck("missing next hop", "missing_next_hop", "node"),
     "polarisation": CauseCheck("polarisation", "ecmp_polarisation", "node", symptoms.polarisation),
     "black-hole": CauseCheck("black hole", "host_static_blackhole", "node", symptoms.black_hole),
-    "unproven-paths": CauseCheck("unproven paths", "unproven_paths", "node", symptoms.unproven_paths),
-    "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check),
+    "unproven-paths": CauseCheck(
+        "unproven paths", "unproven_paths", "node", symptoms.unproven_paths, effect=True
+    ),
+    "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check, effect=True),
     "lossy-class": CauseCheck("lossy class of data", "lossy_class", "node", symptoms.lossy_class, fault=False),
     "incast": CauseCheck("incast", "incast_traffic_network_limitation", "interface", symptoms.incast, fault=False),
     "hash-collision": CauseCheck("hash collision", "ecmp_collision", "interface", symptoms.collision, fault=False),
@@ -129,13 +135,17 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All: faults before properties of the load, established before likely ones, those of now before past ones."""
+        """All: faults before properties of the load, established before likely ones and effects, and of now before past
+        ones.
+        """
         causes, facts = [*CAUSES], ["", *FACTS]
         every = [finding for result in self.results.values() for finding in result.findings]
 
-        def rank(each: Finding) -> tuple[bool, bool, bool, int, int]:
-            sure = each.confidence == "established"
-            return not CAUSES[each.cause].fault, not sure, each.over, causes.index(each.cause), facts.index(each.fact)
+        def rank(each: Finding) -> tuple[bool, bool, bool, bool, int, int]:
+            check = CAUSES[each.cause]
+            sure = each.confidence == "established" and not check.effect
+            where = causes.index(each.cause), facts.index(each.fact)
+            return not check.fault, not sure, check.effect, each.over, *where
 
         return tuple(sorted(every, key=rank))
 
@@ -162,9 +172,8 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """The document. `root_causes` is in the form of the benchmark NIKA."""
         run, verdict = self.case.run, self.verdict
-        # A check that fails beside another fault may follow from it.
         roots = [each for each in self.findings if CAUSES[each.cause].fault]
-        roots = [each for each in roots if each.cause != "failed-check" or each is verdict]
+        roots = [each for each in roots if not CAUSES[each.cause].effect or each is verdict]
         return {
             "lab": self.case.fabric.name, "run_id": None if run is None else run.id,
             "verdict": None if verdict is None else verdict.to_json(),
@@ -204,6 +213,7 @@ def judged(case: Case) -> Diagnosis:
         what = f"{line.text} ({source}), and is not so now" if over else line.text
         place = where or case.fabric.name
         found.append(Finding(causes[0], place, what, "established", (line,), fact=fact.kind, over=over))
+    found = [_polarised(case, each) if each.cause == "wrong-seed" and not each.over else each for each in found]
     for name in CAUSES:
         if own := tuple(each for each in found if each.cause == name):
             results[name] = CauseResult(own)
@@ -218,12 +228,27 @@ def _reports(case: Case, found: Finding, fact: Fact, *, over: bool) -> bool:
     ends = {place, case.peer(place)} if ":" in place else {place or case.fabric.name}
     if found.confidence != "established" or found.over != over or found.fact not in ("", fact.kind):
         return False
+    if found.cause == "polarisation":  # by one wrong seed of most switches
+        seeded = fact.kind != "sysctl" or fact.problem.what == HASH_SEED
+        return seeded and place in case.one_seed and case.hashing[place].seed != case.fabric.by_name[place].hash_seed
     if found.cause == "node-down":
         return found.object in {end.partition(":")[0] for end in ends}
     if found.cause in FACTS["link"].causes:
         return found.object in ends
     named = {line.text.partition(" ")[0] for line in found.evidence}
     return (place or case.fabric.name) in {found.object, *named}
+
+
+def _polarised(case: Case, found: Finding) -> Finding:
+    """A wrong seed, with its effect where it is the seed of other switches."""
+    seeds = {name: rule.seed for name, rule in case.hashing.items()}
+    same = [name for name, seed in seeds.items() if seed == seeds.get(found.object) and name != found.object]
+    pairs = [each for each in (case.polarised or () if same else ()) if each.switch in (found.object, *same)]
+    if not pairs:
+        return found
+    pair = min(pairs, key=lambda each: each.switch != found.object)
+    what = f"{found.what}; {found.object} has the seed of {some_of(same)}, and {pair.switch} is polarised by it"
+    return replace(found, what=what, evidence=(*found.evidence, Observation(pair.text(), case.states[-1][0])))
 
 
 def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:
@@ -244,7 +269,8 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     names = CHECKS.keys() - {"faults"} - ({"reachability"} if observer is None else set())
     made = validate(lab, names, lambda check: tuple(each for each in facts if FACTS[each.kind].check == check))
     found = judged(replace(case, checks=made))
-    faults = (each for each in found.findings if CAUSES[each.cause].fault and not each.over)
+    checks = ((CAUSES[each.cause], each) for each in found.findings if not each.over)
+    faults = (each for check, each in checks if check.fault and not check.effect)
     decided = any(each.confidence == "established" for each in faults)
     if (decided and not case.watched) or observer is None:
         return found
@@ -267,7 +293,6 @@ _BURST: Final = 16  # packets of a flow in turn
 _QUIET_S: Final = 0.3
 _SHARD_QUIET_S: Final = 1.0  # shards do not begin at the same time
 _MOST_S: Final = 12.0
-_REST_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,21 +356,12 @@ def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
             sent, came = _exchanged(lab, flows, count, quiet_s, Moment(time.monotonic_ns()))
         finally:
             _close(lab)
-        _rest(lab)
+        wait_empty(lab)
         after = lab.snapshot(LabPart.DROPS)
         observer.end(STEP, f"{many(sum(map(len, sent.values())), 'packet')} over {many(len(flows), 'path')}")
     seen = tuple(each.seen(sent, came) for each in flows if not spreads(each.path))
     dropped = after.backlog_drops - before.backlog_drops
     return TrafficSeen(OF_PROBES, tallies_since(after.tallies, before.tallies), seen, dropped)
-
-
-def _rest(lab: Lab) -> None:
-    """Wait until the queues are empty: packets that a link has lost count there until the agent removes them, a second
-    or two later. A run that starts before that has pauses and losses of the probes.
-    """
-    end = time.monotonic() + _REST_S
-    while time.monotonic() < end and lab.snapshot(LabPart.QUEUES).queues.cells["depth"].any():
-        time.sleep(_QUIET_S)
 
 
 _PORTS: Final[dict[str, dict[str, PacketSocket]]] = {}  # by lab, which is locked, and NIC

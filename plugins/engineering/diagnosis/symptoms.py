@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from heddle.base.ethernet import CLASSES
-from heddle.base.problems import CheckError
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.fabric.model import Role
@@ -40,14 +40,12 @@ from heddle_plugins.engineering.diagnosis.case import (
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
-    from heddle.predict.polarisation import Pair
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.series import RowLabel, Series
 
 NO_LAB: Final = "the lab is not running"
 _ONCE: Final = 2  # changes of a carrier: lost and found
 _LINES: Final = 3  # of evidence
-_SHARE: Final = 0.5  # of the switches: as many with one seed are no single wrong value
 
 
 def node_down(case: Case) -> CauseResult:
@@ -140,21 +138,12 @@ def lossy_class(case: Case) -> CauseResult:
 
 def polarisation(case: Case) -> CauseResult:
     """Switches of two levels choose by the same rule, so that the upper one uses few of its next hops."""
-    from heddle.predict.polarisation import polarisation as pairs_of
-
-    nodes = case.states[-1][1].nodes if case.states else {}
-    hashing = {name: node.hashing for name, node in nodes.items() if node.hashing is not None}
-    fibs = {name: node.fib for name, node in nodes.items() if node.fib is not None}
-    pairs: list[Pair] | None = None
-    with suppress(CheckError):  # a hash that is not modelled
-        if min(len(fibs), len(hashing)) >= len(case.fabric.switches):
-            pairs = [pair for pair in pairs_of(case.fabric, fibs, hashing).pairs if pair.polarised]
+    pairs = case.polarised
     if pairs is None:
         return CauseResult(unknown="the hashing of its switches cannot be predicted")
     if not pairs:
         return CauseResult(ruled_out="the choice at one level does not decide the choice at the next")
-    seeds = Counter(rule.seed for rule in hashing.values())
-    if seeds.most_common(1)[0][1] <= _SHARE * seeds.total():
+    if not case.one_seed:
         return CauseResult(unknown="the seeds differ; see wrong-seed")
     worst = max(pairs, key=lambda pair: pair.share)
     names = [*dict.fromkeys(pair.switch for pair in pairs)]
@@ -343,14 +332,14 @@ def slow_link(case: Case) -> CauseResult:
         return CauseResult.of((), state.ruled_out) if state.ruled_out else CauseResult(unknown="no queues over time")
     # A busy host CPU holds all ports back alike, so then the difference must be larger.
     below = _SLOWER if outcome.limited else _SLOW
-    rates = {label.port: (rate, label) for label, rate in drain_rates(recorded.labels, recorded.series)}
-    shares = {port: rate / label.rate_bps for port, (rate, label) in rates.items()}
+    labels, series = recorded.labels, recorded.series
+    shares = {label.port: rate / label.rate_bps for label, rate in drain_rates(labels, series, always=False)}
     slow = []
-    for port, share in shares.items():
+    for label, rate in drain_rates(labels, series, always=True):
+        port = label.port
         rest = [each for other, each in shares.items() if other != port]
-        if not rest or share >= below * min(1.0, median(rest)) or _gone(case, port):
+        if not rest or rate / label.rate_bps >= below * min(1.0, median(rest)) or _gone(case, port):
             continue
-        rate, label = rates[port]
         sent = format_rate(int(float(f"{rate:.2g}")))
         text = f"with a queue, {port} sent {sent} of {format_rate(label.rate_bps)} for some time"
         others = f"other ports with a queue reached {median(rest):.0%} of their rate"
@@ -359,11 +348,12 @@ def slow_link(case: Case) -> CauseResult:
     return CauseResult.of(slow, state.ruled_out or "every port with a queue sent at the rate of its link")
 
 
-def drain_rates(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:
+def drain_rates(labels: Sequence[RowLabel], series: Series, *, always: bool) -> Iterator[tuple[RowLabel, float]]:
     """The rate of each port in the buckets that began and ended with a queue, without pauses, in bit/s.
 
     All classes of the port share it. Of several parts of the run the one with the lowest rate: a link may be slow for
-    a part of it.
+    a part of it. always: only where the queue was not empty between, either: no more left than waited at the start of
+    the bucket. That holds for several buckets in a row; a single one may be one in which the machine was late.
     """
     lengths: F64 = series.ends_s - series.starts_s
     rows: dict[str, list[int]] = {}
@@ -372,6 +362,11 @@ def drain_rates(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[Ro
     for own in rows.values():
         depth, paused, out = (series.columns[name][own].sum(axis=0) for name in ("depth", "paused_ns", "out_bytes"))
         full = (depth[1:] > 0) & (depth[:-1] > 0) & (paused[1:] == 0) & (lengths[1:] > 0)
+        if always:
+            full &= out[1:] <= depth[:-1]
+            edges = np.flatnonzero(np.diff(full, prepend=False, append=False))
+            for begin, end in edges.reshape(-1, 2):
+                full[begin:end] = end - begin >= _BUSY
         label, sent, seconds = labels[own[0]], out[1:][full], lengths[1:][full]
         if (count := int(full.sum())) >= _BUSY:
             parts = [slice(count * at // _PARTS, count * (at + 1) // _PARTS) for at in range(_PARTS)]

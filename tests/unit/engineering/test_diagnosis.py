@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from heddle.base.problems import Problem
+from heddle.base.sysctls import HASH_SEED
 from heddle.checks.validate import CHECKS, CheckResult
-from heddle.fabric.model import Role
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.fact import Fact
@@ -24,6 +27,8 @@ from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.runs.stations import PortWait
 from heddle.runs.stored import Stored, StoredRun
+from heddle.spec.schema import RoutingSpec
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.portqueues import PortQueue
@@ -43,15 +48,15 @@ for each in LabPart:
     ALL |= each
 
 
-def switch(name: str, **found: object) -> NodeSnapshot:
+def switch(name: str, fabric: Fabric = FABRIC, **found: object) -> NodeSnapshot:
     """A switch as configured, except for what is given."""
-    node = FABRIC.by_name[name]
+    node = fabric.by_name[name]
     routes = {
         prefix: tuple(NextHop(port, 1, "", 1, False) for port in sorted(ports))
-        for prefix, ports in FABRIC.expected_next_hops[name].items()
+        for prefix, ports in fabric.expected_next_hops[name].items()
     }
     usual = NodeSnapshot(
-        name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(FABRIC, node), down={}, sessions={},
+        name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(fabric, node), down={}, sessions={},
         drained=False, silent=(), carrier_changes=dict.fromkeys((port.name for port in node.ports), 0), shapers={},
     )  # fmt: skip
     return replace(usual, **found)  # type: ignore[arg-type]
@@ -234,6 +239,48 @@ def test_the_first_of_each_kind_is_shown_before_more_of_one() -> None:
     assert "and 3 more, in --format json" in text
 
 
+def seeded(seeds: Literal["per-tier", "shared"], **wrong: int) -> Diagnosis:
+    """A fabric of three levels whose fabric file has these seeds; switches with wrong ones, and the facts of these."""
+    fabric = build(
+        ClosSpec(name="dc", zones=2, racks=4, hosts_per_rack=4, ctsw=4, atsw=4, routing=RoutingSpec(seed=seeds))
+    )
+    nodes = {node.name: switch(node.name, fabric) for node in fabric.switches}
+    for name, seed in wrong.items():
+        hashing = nodes[name].hashing
+        assert hashing is not None
+        nodes[name] = replace(nodes[name], hashing=replace(hashing, seed=seed))
+    facts = [fact("hashing", name) for name in wrong]
+    facts += [Fact("sysctl", Problem(name, HASH_SEED, "is another")) for name in wrong]
+    live = LiveState(Snapshot("dc", ALL, nodes, 0), (), {}, tuple(facts))
+    return judged(Case(fabric, None, None, live, ()))
+
+
+def test_one_seed_of_most_switches_is_polarisation_and_one_of_few_is_a_wrong_seed() -> None:
+    right = seeded("per-tier")
+    assert right.verdict is None
+    fabric = right.case.fabric
+    every = [node.name for node in fabric.switches]
+    found = seeded("per-tier", **dict.fromkeys(every, 7))
+    assert found.verdict is not None and found.verdict.cause == "polarisation"
+    assert {*found.verdict.also} == {name for name in every if not name.startswith("rtsw")}
+    assert {each.text.partition(" ")[0] for each in found.verdict.evidence if each.source == "state now"} == {*every}
+    assert {each.cause for each in found.findings} == {"polarisation"}
+    # One with the seed of those before it: the seed is the cause, and polarisation its effect.
+    edge = fabric.by_name["rtsw1"].hash_seed
+    assert edge is not None
+    found = seeded("per-tier", ctsw2=edge)
+    assert named(found) == ("wrong-seed", "ctsw2", "established")
+    said = "ctsw2 has the seed of rtsw1, rtsw2, rtsw3, rtsw4 and 4 more, and ctsw2 is polarised by it (established)."
+    assert said in diagnosis_text(found)
+    assert found.verdict is not None and "ctsw2 uses 1 of its 4 next hops" in found.verdict.evidence[-1].text
+    found = seeded("per-tier", ctsw2=9)
+    assert named(found) == ("wrong-seed", "ctsw2", "established") and "polarised" not in diagnosis_text(found)
+    # The fabric file has one seed for all: that another switch has a wrong one is true, too.
+    found = seeded("shared", ctsw2=9)
+    assert [each.cause for each in found.findings] == ["wrong-seed", "wrong-sysctl", "polarisation"]
+    assert "polarised" not in found.findings[0].what
+
+
 def test_a_missing_next_hop_leaves_misrouting_open() -> None:
     facts = (fact(NEXT_HOPS, "rtsw1", "has no next hop eth2"),)
     found = diagnosed(facts=facts, failing={FACTS[NEXT_HOPS].check: facts[0].text})
@@ -324,6 +371,14 @@ def test_paths_of_a_run_that_are_not_proven_are_a_fault_of_the_switch_that_did_n
     assert "10 packets were sent, the first hop counted 8 (proof of the run)" in diagnosis_text(found)
     assert "did not forward" not in diagnosis_text(of_counts(8, 8, 8, lost=2))
     assert named(of_counts(10, 10, 8))[:2] == ("unproven-paths", FABRIC.name)
+    # Lost or damaged packets explain it: also a likely cause of them is the verdict.
+    damaged = FlowSeen("QP 0", ("host1:eth1", "rtsw1:eth1"), 100, 3)
+    both = judged(replace(found.case, traffic=(TrafficSeen(OF_RUN, {}, (damaged,)),)))
+    assert [(each.cause, each.confidence) for each in both.findings] == [
+        ("bit-errors", "likely"),
+        ("unproven-paths", "established"),
+    ]
+    assert [each["fault_type"] for each in both.to_json()["root_causes"]] == ["link_packet_corruption"]
     assert of_counts(10, 10, 10).ruled_out["unproven-paths"] == "prediction, oracle and counters agree on 1 QPs"
 
 
@@ -412,8 +467,11 @@ def test_two_links_with_bit_errors_are_both_found() -> None:
     assert {place.port for place in damaged_at(flows)} == {"x:b", "y:b"}
 
 
-def queued(**rates: list[float]) -> Recorded:
-    """Ports that always have a queue: their rates by bucket of 10 ms, Mbit/s. A class for ACKs has a queue, too."""
+def queued(depth: int = 20_000, **rates: list[float]) -> Recorded:
+    """Ports with a queue at both ends of each bucket: their rates by bucket of 10 ms, Mbit/s. depth: of it, bytes.
+
+    A class for ACKs has a queue, too.
+    """
     names, buckets = [*rates], len(next(iter(rates.values())))
     labels = tuple(
         RowLabel(f"rtsw1:{name}", number, kind, 10**8)
@@ -421,7 +479,7 @@ def queued(**rates: list[float]) -> Recorded:
         for number, kind in ((3, "lossless"), (6, "control"))
     )
     columns = {name: np.zeros((len(labels), buckets), np.int64) for name in COLUMNS}
-    columns["depth"][:] = 9000
+    columns["depth"][:] = depth // 2
     columns["out_bytes"][::2] = np.array([rates[name] for name in names]) * 1250
     columns["out_bytes"][1::2] = 100
     ends = np.arange(1, buckets + 1) / 100
@@ -432,13 +490,28 @@ def queued(**rates: list[float]) -> Recorded:
 
 def test_the_rate_of_a_port_is_that_of_all_its_classes_in_its_slowest_part() -> None:
     found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40)
-    rates = {label.port: rate for label, rate in drain_rates(found.labels, found.series)}
+    rates = {label.port: rate for label, rate in drain_rates(found.labels, found.series, always=False)}
     assert rates == pytest.approx({"rtsw1:eth1": 9.08e6, "rtsw1:eth2": 90.08e6}, rel=0.02)
+    sure = {label.port: rate for label, rate in drain_rates(found.labels, found.series, always=True)}
+    assert sure == pytest.approx({"rtsw1:eth1": 9.08e6}, rel=0.001)
 
 
-def test_a_link_that_was_slow_for_a_part_of_a_run_is_found_after_it(
-    tmp_path: Path,
-) -> None:
+def slow_links(directory: Path, found: Recorded) -> list[tuple[str, str]]:
+    run = keep(directory, queues=found.series, labels=found.labels)
+    return [(each.object, each.confidence) for each in judged(Case(FABRIC, run, None, None, ())).findings]
+
+
+def test_a_link_that_was_slow_for_a_part_of_a_run_is_found_after_it(tmp_path: Path) -> None:
     found = queued(eth1=[90.0] * 30 + [9.0] * 10, eth2=[90.0] * 40, eth3=[85.0] * 40)
     run = keep(tmp_path, queues=found.series, labels=found.labels)
     assert named(judged(Case(FABRIC, run, None, None, ()))) == ("slow-link", "rtsw1:eth1", "likely")
+
+
+def test_a_port_whose_queue_can_have_been_empty_within_buckets_is_not_slow(tmp_path: Path) -> None:
+    """At half of its rate: it was idle between, or the link is slow; a queue of more than it sent decides."""
+    rates = {"eth1": [50.0] * 40, "eth2": [95.0] * 40, "eth3": [90.0] * 40}
+    assert slow_links(tmp_path / "1", queued(60_000, **rates)) == []  # 62.6 KB left in each bucket
+    assert slow_links(tmp_path / "2", queued(70_000, **rates)) == [("rtsw1:eth1", "likely")]
+    # Single buckets in which little left: the machine was late.
+    rates["eth1"] = [95.0, 95.0, 20.0, 20.0] * 10
+    assert slow_links(tmp_path / "3", queued(70_000, **rates)) == []

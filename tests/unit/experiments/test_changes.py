@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
+from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import InputError
+from heddle.base.problems import InputError, MachineError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
 from heddle.spec.load import presets
+from heddle_plugins.experiments import changes
 from heddle_plugins.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
 from heddle_plugins.experiments.experimenttext import changes_text, junit_xml
 
@@ -170,6 +173,48 @@ def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeyp
         with pytest.raises(InputError) as caught:
             compared(typed, "zone")
         assert said in str(caught.value)
+
+
+def test_files_of_a_revision_are_read_by_a_python_without_filters_of_tarfile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python before 3.11.4: what a filter refuses is refused there, and so is each link."""
+    (tmp_path / "fabrics").mkdir()
+    (tmp_path / "fabrics/a.yml").write_text(BASE)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/a.yml").symlink_to("/etc/passwd")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    monkeypatch.chdir(tmp_path)
+    for filters in (True, False):
+        if not filters:
+            monkeypatch.delattr(tarfile, "data_filter", raising=False)
+            monkeypatch.delattr(tarfile.TarFile, "extractall")
+        assert compared("HEAD:fabrics", "fabrics").ok
+        with pytest.raises(MachineError, match="cannot be read"), fabric_files("HEAD:linked"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("../a", b"0"), ("/a", b"0"), ("b/../../a", b"0"), ("a", b"2"), ("a", b"3")]
+)
+def test_a_member_that_leaves_its_folder_is_refused_without_filters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: bytes
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    member, packed = tarfile.TarInfo(name), BytesIO()
+    member.type, member.linkname = kind, "/etc/passwd"
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(member)
+    packed.seek(0)
+    folder = tmp_path / "c/d"
+    with (
+        tarfile.open(fileobj=packed) as archive,
+        pytest.raises(tarfile.TarError, match="is a link, a device or outside"),
+    ):
+        changes._unpack(archive, folder)
+    assert [*tmp_path.rglob("*")] == []
 
 
 def test_the_verb_writes_junit_and_needs_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

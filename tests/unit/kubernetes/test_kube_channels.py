@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import socket
 import struct
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heddle.base.problems import MachineError
 from heddle.base.untrusted import LINE_BYTES
-from heddle_plugins.kubernetes.podexec import ERROR, STDIN, STDOUT, ChannelSocket
+from heddle_plugins.kubernetes import kubeprobe
+from heddle_plugins.kubernetes.kubecluster import KubeCluster
+from heddle_plugins.kubernetes.manifests import pod_name
+from heddle_plugins.kubernetes.podexec import ERROR, PROTOCOL, STDIN, STDOUT, ChannelSocket
+from heddle_plugins.kubernetes.target import KubeTarget
+from tests.machine import until
 
 SIZES = (0, 1, 124, 125, 126, 65533, 65534, 65535, 65536, 300_000)
 
@@ -159,3 +171,89 @@ def test_a_time_limit_counts_while_data_come(data: bytes, error: Any) -> None:
     assert time.monotonic() - began < 30  # the flood lasts 60 s
     assert len(channels._in) + len(channels._message) + len(channels._out) < 4 * LINE_BYTES
     channels.close()
+
+
+@contextmanager
+def pods(text: bytes, times: int, monkeypatch: pytest.MonkeyPatch, place: Path) -> Iterator[KubeCluster]:
+    """A cluster whose pods answer each command with a text, so many times, and do not end it."""
+    stop = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            accept = base64.b64encode(hashlib.sha1(key.encode(), usedforsecurity=False).digest()).decode()
+            words = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n"
+            words += f"Sec-WebSocket-Protocol: {PROTOCOL}\r\n\r\n"
+            self.wfile.write(b"HTTP/1.1 101 Switching Protocols\r\n" + words.encode())
+            with suppress(OSError):
+                for _ in range(times):
+                    self.wfile.write(frame_of_server(bytes((STDOUT,)) + text))
+                stop.wait(30)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    class Server(ThreadingHTTPServer):
+        block_on_close = False
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = place / "kubeconfig"
+        config.write_text(
+            "apiVersion: v1\nkind: Config\ncurrent-context: one\n"
+            f'clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{server.server_address[1]}"}}}}]\n'
+            "users: [{name: u, user: {token: secret}}]\ncontexts: [{name: one, context: {cluster: c, user: u}}]\n"
+        )
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        monkeypatch.setenv("HEDDLE_STATE_DIR", str(place))
+        try:
+            yield KubeCluster(KubeTarget("one", "labs"))
+        finally:
+            stop.set()
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "said"),
+    [
+        (b"x" * 60_000, 1 << 12, "prints more than 16 MiB"),
+        (b"", 0, "has not ended a command within 0.5 s"),
+        (b"[]", 1, "has not ended a command within 0.5 s"),
+    ],
+)
+def test_a_probe_pod_that_answers_without_an_end_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: bytes, times: int, said: str
+) -> None:
+    monkeypatch.setattr(kubeprobe, "_SECONDS", 0.5 if times < 2 else 60.0)
+    name = pod_name(kubeprobe.PROBE, "s1")
+    with pods(text, times, monkeypatch, tmp_path) as cluster:
+        (row,) = kubeprobe.tried(cluster, "s1", ["check"])
+        assert (row.name, row.ok, row.detail) == ("trials", False, f"pod {name} {said}")
+
+
+def test_a_probe_pod_whose_peer_never_answers_or_never_ends_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kubeprobe, "_READY_S", 0.5)
+    monkeypatch.setattr(kubeprobe, "_END_S", 0.5)
+    silent, endless = tmp_path / "1", tmp_path / "2"
+    silent.mkdir()
+    endless.mkdir()
+    said = f"pod {pod_name(kubeprobe.PROBE, 's1')} +has not begun to answer"
+    with pods(b"", 0, monkeypatch, silent) as cluster, pytest.raises(MachineError, match=said), ExitStack() as stack:
+        stack.enter_context(kubeprobe.answering(cluster, "s1", ["answer"]))
+    began, answered = time.monotonic(), 0
+    with pods(b"x" * 60_000, 1 << 20, monkeypatch, endless) as cluster, kubeprobe.answering(cluster, "s1", ["answer"]):
+        answered += 1
+    assert answered and time.monotonic() - began < 20
+    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("exec ")])
+
+
+def test_rows_of_a_probe_pod_are_few_and_short() -> None:
+    row = {"name": "bpf", "ok": True, "detail": "y" * 5000}
+    (check,) = kubeprobe.checks_of(json.dumps([row]).encode(), "s1")
+    assert (check.name, check.ok, len(check.detail)) == ("bpf", True, 1000)
+    for bad in ([row] * 1000, {"a": 1}, [1], [{"name": "x"}]):
+        (check,) = kubeprobe.checks_of(json.dumps(bad).encode(), "s1")
+        assert (check.ok, check.detail) == (False, "the pod of shard s1 has sent no checks")
