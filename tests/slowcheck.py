@@ -33,5 +33,5 @@ if __name__ == "__main__":
                 file.write(json.dumps(row) + "\n")
 
     Rank.check = slowly  # type: ignore[method-assign]
-    stopandwait.register(TRANSPORTS)
+    stopandwait.register(TRANSPORTS.core)
     sys.exit(worker.main())

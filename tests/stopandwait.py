@@ -205,5 +205,5 @@ def register(transports: MutableMapping[str, type[Transport]]) -> None:
 if __name__ == "__main__":
     from heddle.endpoints import worker
 
-    register(TRANSPORTS)
+    register(TRANSPORTS.core)
     sys.exit(worker.main())

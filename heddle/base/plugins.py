@@ -66,11 +66,13 @@ KINDS: Final[Mapping[str, PartKind]] = {
     "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
     "trace": PartKind("a format of traces, by the end of its files: a function", "heddle.traffic.traces:FORMATS"),
-    "section": PartKind("a section of a run in the report: heddle.views.report.section.Section"),
+    "section": PartKind("a section of a run in the report: a Section", "heddle.views.report.page:SECTIONS"),
     "measure": PartKind("a measure of experiments: an instance of heddle.runs.measuring.Measure"),
     "change": PartKind("a live change of a lab for a run of an experiment, by its key: a function"),
     "runtime": PartKind("a runtime: heddle.runtimes.registry.Runtime", "heddle.runtimes.registry:RUNTIMES"),
-    "cluster": PartKind("a kind of cluster: an instance of heddle.runtimes.clusterkind.ClusterKind"),
+    "cluster": PartKind(
+        "a kind of cluster: heddle.runtimes.clusterkind.ClusterKind", "heddle.runtimes.clusterkind:CLUSTERS"
+    ),
     "shardcall": PartKind("a function that agents of shards may call"),
     "place": PartKind("a kind of place: a function of the text of --place", "heddle.places.choice:KINDS"),
     "doctor": PartKind("a row of `doctor`: a function that returns heddle.host.doctor.Check"),
@@ -397,7 +399,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def __init__(
         self,
         kind: str,
-        own: Mapping[str, Entry],
+        own: dict[str, Entry],
         fits: type | Callable[[str, Any], str] | None = None,
         *,
         classes: bool = False,

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from heddle.base.plugins import PACKAGE
+from heddle.base.resources import PLUGINS
 from heddle.base.untrusted import LINE_ITEMS, UNPACKED_BYTES, inflated
 
 _KIND: Final = "!"  # the key that names the kind of a value; mappings are lists of pairs, so it is never a key of one
@@ -34,7 +34,7 @@ _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
         ipaddress.IPv4Interface, ipaddress.IPv6Interface,
     )
 }  # fmt: skip
-_ROOTS: Final = (__name__.partition(".")[0], PACKAGE)
+_ROOTS: Final = (__name__.partition(".")[0], PLUGINS)
 _MODULE: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", re.ASCII)
 _NUMBERS: Final = frozenset("biufV")  # kinds of numpy's dtypes; V: records of numbers
 

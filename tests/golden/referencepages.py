@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -38,7 +38,7 @@ _UNITS = (
 )
 
 
-def verbs_page(commands: dict[str, Command]) -> str:
+def verbs_page(commands: Mapping[str, Command]) -> str:
     """Each verb: usage, text, words and flags, examples."""
     lines = [MADE, "", "# Verbs", ""]
     lines += ["After this page you know every verb and flag. `./inv VERB --help` prints the same.", ""]

@@ -322,7 +322,7 @@ class Relay(Pattern):
 
 
 def test_ranks_forward_from_scratch_compute_and_end_without_receiving(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(collectives._PATTERNS, ("relay", "slow"), Relay())
+    monkeypatch.setattr(collectives, "patterns", lambda **_: {("relay", "slow"): Relay()})
     exchange = exchanged(Relay(), 4, lambda to: 0)
     assert exchange.wrong() == [0] * 4
     assert [rank.results[0].seconds for rank in exchange.ranks] == [pytest.approx(s, abs=4) for s in (8, 8, 8, 0)]

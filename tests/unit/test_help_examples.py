@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import tasks
 from heddle.base.problems import InputError
 from heddle.cli import run_verb
 from heddle.cli.argv import Verb, parse, verb_hint
@@ -27,6 +28,7 @@ from heddle.traffic.readers import parse_sizes
 from heddle.traffic.workload import Workload
 from tests.bench import _ONLY_BY_NAME, _groups, order
 
+COMMANDS = commands_in(vars(tasks))
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = examples()
 LINES = [example_line(verb, words) for verb, shown in EXAMPLES.items() for words in shown]
@@ -34,17 +36,17 @@ LINES = [example_line(verb, words) for verb, shown in EXAMPLES.items() for words
 
 @cache
 def verbs() -> dict[str, Verb]:
-    """The verbs of tasks.py, by name."""
-    import tasks
-
-    return {name: command.verb for name, command in commands_in(vars(tasks)).items()}
+    """All verbs, by name."""
+    return {name: command.verb for name, command in COMMANDS.items()}
 
 
 def test_each_verb_has_two_examples_and_each_example_a_verb() -> None:
     """A new verb gets its examples in heddle/cli/program.py."""
     assert set(EXAMPLES) == set(verbs())
     assert {name: len(found) for name, found in EXAMPLES.items() if len(found) < 2} == {}
-    assert [name for name in EXAMPLES if max(map(len, examples_text(name).splitlines())) > 80] == [], "they fit"
+    assert [name for name in EXAMPLES if max(map(len, examples_text(COMMANDS[name]).splitlines())) > 80] == [], (
+        "they fit"
+    )
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -68,7 +70,7 @@ def test_nodes_and_ports_of_the_examples_are_those_of_the_preset() -> None:
 def test_help_ends_with_the_examples() -> None:
     argv = [sys.executable, "tasks.py", "up", "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.endswith(examples_text("up"))
+    assert done.stdout.endswith(examples_text(COMMANDS["up"]))
 
 
 def test_help_lists_every_group() -> None:
@@ -344,8 +346,6 @@ def test_an_entry_that_is_not_whole_is_named(wrong: str) -> None:
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What the verb prints."""
-    import tasks
-
     assert main(vars(tasks), ["./inv", "explain", *words]) == 0
     return capsys.readouterr().out
 

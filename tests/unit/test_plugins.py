@@ -230,15 +230,14 @@ def test_wrong_entry_points_are_named_and_heddles_own_parts_stay(
 
 def test_entry_points_that_are_no_text_are_left_out(made: Made, tmp_path: Path) -> None:
     made("their-cc", {"congestion": "mine = their_cc:Mine"}, CONTROL)
-    for number, change in enumerate(
-        [
-            os.mkfifo,
-            lambda path: path.write_bytes(b"\xff\xfe[heddle.verb]\n\x00=\x00"),
-            lambda path: path.write_text("[heddle.verb\n= = =\n[[x]]\n"),
-            Path.mkdir,
-            lambda path: path.symlink_to(path),
-        ]
-    ):
+    changes: list[Callable[[Path], object]] = [
+        os.mkfifo,
+        lambda path: path.write_bytes(b"\xff\xfe[heddle.verb]\n\x00=\x00"),
+        lambda path: path.write_text("[heddle.verb\n= = =\n[[x]]\n"),
+        Path.mkdir,
+        lambda path: path.symlink_to(path),
+    ]
+    for number, change in enumerate(changes):
         info = tmp_path / f"odd{number}-1.dist-info"
         info.mkdir()
         change(info / "entry_points.txt")

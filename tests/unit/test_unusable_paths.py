@@ -26,7 +26,7 @@ from heddle_plugins.experiments.changes import fabric_files
 from heddle_plugins.experiments.finding import files_of_experiment, find_experiment
 from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.packets.capturefile import open_capture
-from heddle_plugins.readers.traces import trace_files
+from heddle.traffic.traces import trace_files
 from tests.machine import open_checkout
 
 ROOT = Path(__file__).parents[2]

@@ -6,18 +6,20 @@ import pytest
 
 import tasks
 from heddle.cli.program import commands_in, main
-from heddle.cli.verbs import GROUPS
+from heddle.cli.verbs import GROUPS, Command
 
 VERBS = {name: command.verb for name, command in commands_in(vars(tasks)).items()}
 
 
 def test_every_verb_has_a_group_and_the_list_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert {verb.group for verb in VERBS.values()} == set(GROUPS)
-    assert list(dict.fromkeys(verb.group for verb in VERBS.values())) == list(GROUPS), "tasks.py has their order"
+    core = [each.verb.group for each in vars(tasks).values() if isinstance(each, Command)]
+    assert [group for group in GROUPS if group in core] == list(dict.fromkeys(core)), "tasks.py has their order"
     assert main(vars(tasks), ["inv", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line and not line.startswith(" ")] == list(GROUPS)
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(VERBS)
+    listed = [name for group in GROUPS for name, verb in VERBS.items() if verb.group == group]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == listed
 
 
 def test_the_flags_of_run_stand_below_eight_headings(capsys: pytest.CaptureFixture[str]) -> None:
