@@ -21,12 +21,12 @@ from heddle.lab.imported.choose import is_topology
 from heddle.lab.imported.imported import import_topology
 from heddle.runs.curve import read_curve
 from heddle.runs.store import open_runs
+from heddle.traffic.traces import trace_files
 from heddle.views.graph import write_file
 from heddle_plugins.experiments.changes import fabric_files
 from heddle_plugins.experiments.finding import files_of_experiment, find_experiment
 from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.packets.capturefile import open_capture
-from heddle.traffic.traces import trace_files
 from tests.machine import open_checkout
 
 ROOT = Path(__file__).parents[2]
