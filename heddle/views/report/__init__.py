@@ -1,1 +1,1 @@
-"""The report of runs: one HTML file. A section is a template of templates/report and a function of this folder."""
+"""The report of runs: one HTML file. A section is a template and a function, of this folder or of a plugin."""
