@@ -59,7 +59,7 @@ def test_captures(fuzz: Fuzz, count: int) -> None:
         file.write_bytes(data)
         out = Quiet()
         try:
-            read_capture(out, str(file), dice.choice((None, 1, 100)))
+            read_capture(out, str(file), dice.choice((None, 1, 100)), {})
         except InputError as error:
             out.said.append(str(error))
         assert out.exit_code in (0, 2)

@@ -36,8 +36,8 @@ def test_every_file_of_the_checkout_that_programs_read_is_in_the_wheel(wheel: Pa
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert {name for name in files if f"heddle/_content/{name}" not in names} == set()
     packages = (path for package in ("heddle", "heddle_plugins") for path in (ROOT / package).rglob("*"))
-    files = {path for path in packages if path.is_file() and path.parent.name != "__pycache__"}
-    assert {path.relative_to(ROOT).as_posix() for path in files} - names == set()
+    code = (path for path in packages if path.is_file() and path.parent.name != "__pycache__")
+    assert {path.relative_to(ROOT).as_posix() for path in code} - names == set()
     assert not any("__pycache__" in name for name in names)
     assert {f"heddle/_content/{name}" for name in resources.BESIDE} <= names
 
