@@ -31,7 +31,7 @@ PACKETS = 2 * 3 * (1 << 16) // 4 // 4096  # of a rank in one ring all-reduce of 
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, and in the workers that a run starts. Worker, NIC and results are those of Heddle."""
     monkeypatch.setattr(crew, "_WORKER", stopandwait.__name__)
-    monkeypatch.setitem(TRANSPORTS, NAME, StopAndWait)
+    monkeypatch.setitem(TRANSPORTS.core, NAME, StopAndWait)
 
 
 def all_reduce(lab: Lab, **options: Any) -> RunResult:

@@ -248,7 +248,7 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
     from heddle.spec.load import presets
     from heddle.traffic.collectives import patterns
 
-    monkeypatch.setitem(TRANSPORTS, "added", Rc)
+    monkeypatch.setitem(TRANSPORTS.core, "added", Rc)
     for name, said in {
         "run": [
             f"; one of {', '.join(TRANSPORTS)} (default: rc)",

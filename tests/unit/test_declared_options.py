@@ -60,8 +60,8 @@ class Braker(Swift):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSPORTS, "slider", Slider)
-    monkeypatch.setitem(CONTROLLERS, "braker", Braker)
+    monkeypatch.setitem(TRANSPORTS.core, "slider", Slider)
+    monkeypatch.setitem(CONTROLLERS.core, "braker", Braker)
 
 
 def test_flag_help_and_completion_follow() -> None:

@@ -301,7 +301,7 @@ def controlled(name: str, transport: str) -> tuple[Controlled, Transport]:
         from heddle.endpoints.transports import TRANSPORTS
 
         for kind, made in KINDS.items():
-            patch.setitem(TRANSPORTS, kind, made)
+            patch.setitem(TRANSPORTS.core, kind, made)
         found = congestion_of(job_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))
     assert found is not None
     return found, _planned(transport, congestion=name)[1]

@@ -93,7 +93,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     builder = ModuleType("heddle.fabric.shapes.pair")
     builder.build = draw  # type: ignore[attr-defined]
-    monkeypatch.setitem(SHAPES, "pair", PairSpec)
+    monkeypatch.setitem(SHAPES.core, "pair", PairSpec)
     monkeypatch.setitem(sys.modules, builder.__name__, builder)
 
 

@@ -62,7 +62,7 @@ def loaded(word: str) -> Transport:
 def _planned(name: str, **options: object) -> tuple[object, Transport]:
     patch = pytest.MonkeyPatch()
     with patch.context() as m:
-        m.setitem(TRANSPORTS, NAME, StopAndWait)
+        m.setitem(TRANSPORTS.core, NAME, StopAndWait)
         return plan_run(load_fabric("tiny").fabric, RunOptions(transport=name, **options))  # type: ignore[arg-type]
 
 
