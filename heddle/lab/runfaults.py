@@ -54,7 +54,8 @@ class PlannedFault:
 
     def what(self, k: int) -> str:
         """`rtsw1:eth3 down`, `rtsw1:eth3: 1/256 lost`. k: of the fabric."""
-        return KINDS[self.kind].line(SetFault(self.kind, self.port, dict(self.values)), k)
+        text = KINDS[self.kind].text(SetFault(self.kind, self.port, dict(self.values)), k)
+        return f"{self.port} {text}" if self.kind == DOWN else f"{self.port}: {text}"
 
 
 @dataclass(slots=True)

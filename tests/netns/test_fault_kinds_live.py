@@ -19,10 +19,10 @@ from heddle.kernel.netlink import down_ports
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ADMIN_DOWN
 from heddle.lab.faults import orders, record
-from heddle.lab.faults.packets import wanted_faults
+from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.frr import on_daemons
 from heddle.lab.lab import Lab
-from heddle.lab.linkstate import State, state_of
+from heddle.lab.linkstate import State, state_of, wait
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.parts.effects import FaultEffects
@@ -113,8 +113,19 @@ def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(ti
     usual = rate(tiny, "rtsw1:eth1")
     killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
     assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 2)
+    fault(tiny, "rtsw1:eth3", "--loss", "1/64")
+    assert rate(tiny, "rtsw1:eth1") == usual, "the last command was the next one"
+    also = [("down", "rtsw2:eth1", {}), ("drain", "ctsw2", {}), ("slow-link", "rtsw1:eth1", {"rate": 0.5})]
+    killed_while_setting(tiny, "packets", "rtsw1:eth3", {"corrupt": 0.5}, *also)
+    assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 2)
+    assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(corrupt=0.5)} and state_of(tiny).dead == ("rtsw2:eth1",)
     fault(tiny, "slow-link", "rtsw1:eth2", "--rate", "50%")
     assert rate(tiny, "rtsw1:eth1") == usual
+    assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 64)}, "the port has what it had"
+    assert fault_differences(tiny, wanted_faults(tiny)) == {}
+    wait(tiny)
+    assert state_of(tiny) == State((), ())
+    fault(tiny, "clear", "rtsw1:eth3")
     killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
     done = life.repair_lab(tiny.name).repaired
     assert done is not None
@@ -122,18 +133,19 @@ def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(ti
     assert [each.where for each in record.read(tiny.dir)] == ["rtsw1:eth2"]
 
 
-def killed_while_setting(lab: Lab, kind: str, where: str, values: dict[str, Any], *, run: bool = False) -> None:
+def killed_while_setting(
+    lab: Lab, kind: str, where: str, values: dict[str, Any], *also: orders.Order, run: bool = False
+) -> None:
     """A process that makes the change, and ends before it has seen the effect."""
     pid = os.fork()
     if not pid:
         try:
             with record.changing(lab):
-                orders.start(lab, [(kind, where, values)], run=run)
+                orders.start(lab, [(kind, where, values), *also], run=run)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    (left,) = [each for each in record.read(lab.dir) if each.where == where]
-    assert left.unfinished
+    assert [each.unfinished for each in record.read(lab.dir) if each.where == where][-1]
 
 
 def test_a_fault_without_an_effect_is_undone_with_exit_code_1(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

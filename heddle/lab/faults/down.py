@@ -81,6 +81,3 @@ class Down(NamedFault):
             return replace(problem, why="is down for one run")
         hint = f"./inv fault up {fault.where} --lab {lab} sets it up"
         return replace(problem, why=f"is down {ON_PURPOSE}", hint=hint)
-
-    def line(self, fault: SetFault, k: int) -> str:
-        return f"{fault.where} down"

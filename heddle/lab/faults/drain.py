@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from heddle.fabric.model import Fabric
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
@@ -27,6 +26,7 @@ class Drain(NamedFault):
     part = "transit"
     routes = True
     listed = False
+    cleared = "drained"
 
     def locked(self, lab: Lab) -> AbstractContextManager[None]:
         """Also during a run: no packet is lost."""
@@ -37,9 +37,6 @@ class Drain(NamedFault):
         """Switches that are drained already stay drained when this fault ends."""
         drained = lab.snapshot(LabPart.DRAINED, [*places]).drained
         return [name for name in places if name not in drained]
-
-    def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        return set()  # the fact names it
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
         configure_bgp(lab, lab.fabric.by_name[fault.where], "bgp graceful-shutdown")
@@ -57,6 +54,3 @@ class Drain(NamedFault):
             return []
         drained = {name: SetFault(DRAIN, name) for name in lab.snapshot(LabPart.DRAINED).drained}
         return [*(drained | {each.where: each for each in known}).values()]
-
-    def ended(self, fault: SetFault, k: int) -> str:
-        return "drained"

@@ -43,7 +43,8 @@ class NamedFault(ABC):
     typed; None where it must be typed, empty where the kind chooses it. rendered: the lab must have been rendered by
     Heddle. routes: that, too, since routes change; no run may be in progress. settles: False where the routes with the
     fault do not stay, or not yet come. lasting: False where the fault ends by itself. listed: False where the lab shows
-    the fault also without its record: facts and tables of their own name it, and it excludes no other.
+    the fault also without its record: facts and tables of their own name it, and it excludes no other. cleared: what is
+    reported when it was cleared, if not its text.
     """
 
     name: ClassVar[str]
@@ -56,6 +57,7 @@ class NamedFault(ABC):
     settles: ClassVar[bool] = True
     lasting: ClassVar[bool] = True
     listed: ClassVar[bool] = True
+    cleared: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, lab: Lab, fault: SetFault) -> SetFault | None:
@@ -73,14 +75,6 @@ class NamedFault(ABC):
         """The fault in words, behind its place: `slow-link at 10% of its rate`. k: of the fabric."""
         return self.name
 
-    def line(self, fault: SetFault, k: int) -> str:
-        """The fault with its place, in a run."""
-        return f"{fault.where}: {self.text(fault, k)}"
-
-    def ended(self, fault: SetFault, k: int) -> str:
-        """The fault in words when it was cleared."""
-        return self.text(fault, k)
-
     def explained(self, problem: Problem, fault: SetFault, lab: str) -> Problem:
         """What is wrong at a place that the fault touches, with the fault and what ends it."""
         why = f"{problem.why}, {ON_PURPOSE} ({self.name} {fault.where})"
@@ -91,7 +85,9 @@ class NamedFault(ABC):
         return dict(values)
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        """Nodes and ports at which `status` and `validate` see the effect."""
+        """Nodes and ports at which `status` and `validate` see the effect, and name this fault."""
+        if not self.listed:
+            return set()
         return ends_of(fabric, fault.where) if self.at in ("link", "session") else {fault.where}
 
     def fresh(self, lab: Lab, places: Sequence[str]) -> Sequence[str]:

@@ -169,7 +169,7 @@ def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list
         return ports is None or bool(both & ports) or each.where in nodes
 
     done, k = clear_where(lab, meant, timeout), lab.fabric.policy.k
-    return [f"{each.where}: {kind.ended(each, k)}" for kind, each in done]
+    return [f"{each.where}: {kind.cleared or kind.text(each, k)}" for kind, each in done]
 
 
 def clear_where(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.problems import CheckError, MachineError, Problem
-from heddle.fabric.model import Fabric
 from heddle.lab.faults import record
 from heddle.lab.faults.kind import NamedFault, Source
 from heddle.lab.faults.record import SetFault, changing
@@ -43,6 +42,7 @@ class Packets(NamedFault):
     part = PACKETS
     settings: ClassVar[Mapping[str, str | None]] = dict.fromkeys(KINDS, "")
     listed = False
+    cleared = "fault of packets"
 
     def read(self, given: Mapping[str, str], named: Callable[[str], str]) -> dict[str, Any]:
         return read_fault(given, "leave it out", lambda key, value: ("", f"{named(key)}{value}")).to_json()
@@ -52,9 +52,6 @@ class Packets(NamedFault):
         if LinkFault.from_json(values).needs_netem:
             _require_netem(lab, where)
         return dict(values)
-
-    def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        return set()  # no fact follows from it
 
     def start(self, lab: Lab, faults: Sequence[SetFault]) -> list[SetFault]:
         put(lab, [each.where for each in faults])
@@ -102,9 +99,6 @@ class Packets(NamedFault):
 
     def text(self, fault: SetFault, k: int) -> str:
         return LinkFault.from_json(fault.values).text(k)
-
-    def ended(self, fault: SetFault, k: int) -> str:
-        return "fault of packets"
 
 
 @dataclass(frozen=True, slots=True)
