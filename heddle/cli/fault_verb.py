@@ -97,7 +97,9 @@ def fault(
         if flags or (action == LIST and port):
             what = f"{action} and {[*flags, *port][0]}"
             raise InputError(Problem("", what, "exclude each other", f"write ./inv fault {action}"))
-        return _clear(out, open_lab(lab), port, timeout) if action == CLEAR else _show(out, open_lab(lab))
+        if action == CLEAR:
+            return _clear(out, open_lab(lab), port, timeout)
+        return _impair(out, open_lab(lab), (), {}, both=False, clear=False)
     if action in KINDS and action is not None:
         own = "rate" if KINDS[action].unit == "share" else action
         if action not in given and own not in given:
@@ -190,10 +192,6 @@ def _clear(out: Console, where: Lab, words: Sequence[str], timeout: float | None
     out.result({"lab": where.name, "action": CLEAR, "ended": done}, text)
 
 
-def _show(out: Console, where: Lab) -> None:
-    _impair(out, where, (), {}, both=False, clear=False)
-
-
 def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout: float) -> None:
     """Take links down or up, drain or undrain switches, and wait for the effect."""
     from heddle.lab import outages
@@ -201,12 +199,10 @@ def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout
     from heddle.lab.linkstate import state_of
     from heddle.lab.ports import ports_of
 
-    began = time.monotonic()
+    began, fabric = time.monotonic(), where.fabric
     does = {"down": outages.link_down, "up": outages.link_up, "drain": outages.drain, "undrain": outages.undrain}
-    if DRAIN in action:
-        found = NAMED[DRAIN].places(where.fabric, names)
-    else:
-        found = [each.ref for each in ports_of(where.fabric, names)]
+    drains = DRAIN in action
+    found = NAMED[DRAIN].places(fabric, names) if drains else [each.ref for each in ports_of(fabric, names)]
     does[action](where, *found, timeout=timeout)
     seconds = time.monotonic() - began
     state = state_of(where)

@@ -34,7 +34,7 @@ from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
 from heddle.lab.lab import Lab
 from heddle.lab.linkstate import SECONDS, configure_bgp
-from heddle.lab.ports import down_of, in_network
+from heddle.lab.ports import down_of, in_network, set_links
 from heddle.lab.rehash import reapply_hashing, restore_hashing
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
@@ -160,16 +160,12 @@ def _links(lab: Lab) -> list[str]:
     """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
     if not lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
-    kept, repaired = orders.places_of(lab, "link"), []
+    kept, repaired = orders.places_of(lab, "link"), list[str]()
     down = down_of(lab, [node.name for node in lab.fabric.nodes])
     for node in lab.fabric.nodes:
-        ports = [port for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
-        if ports:
-            lines = "".join(f"link set dev {port.name} up\n" for port in ports)
-            if (ran := in_network(lab, node.name, ["ip", "-batch", "-"], lines)).code:
-                raise MachineError(Problem(node.name, "ports up", f"failed: {ran.err.strip()}"))
-            repaired += [f"{port.ref}: link set up" for port in ports]
-    return repaired
+        repaired += [port.ref for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
+    set_links(lab, repaired, "up")
+    return [f"{ref}: link set up" for ref in repaired]
 
 
 def _addresses(lab: Lab) -> list[str]:

@@ -14,10 +14,9 @@ All kinds of faults are those of faults/registry.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem
 from heddle.lab.faults.orders import clear_where, end, set_kind
@@ -31,24 +30,13 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 
-@dataclass
-class Fault:
-    """Links that are down, or switches that are drained. The end of a `with` block, or `undo`, restores all of it."""
+class Fault(ExitStack):
+    """Links that are down, or switches that are drained. `undo`, or the end of a `with` block, restores all of it once.
 
-    _restore: Callable[[], None] = field(repr=False)
-    _done: bool = False
+    CheckError when the routes do not return in time.
+    """
 
-    def undo(self) -> None:
-        """Undo the fault, once; CheckError when the routes do not return in time."""
-        if not self._done:
-            self._done = True
-            self._restore()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.undo()
+    undo = ExitStack.close
 
 
 def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
@@ -104,7 +92,9 @@ def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
 
 def _set(lab: Lab, name: str, words: Sequence[str], timeout: float) -> Fault:
     done = [each for each, _ in set_kind(lab, name, KINDS[name].places(lab.fabric, words), {}, timeout)]
-    return Fault(partial(_undo, lab, name, done, timeout))
+    fault = Fault()
+    fault.callback(_undo, lab, name, done, timeout)
+    return fault
 
 
 def _undo(lab: Lab, name: str, faults: Sequence[SetFault], timeout: float) -> None:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from heddle.base import owners, state
-from heddle.base.problems import InputError
 from heddle.base.process import start_of
 
 if TYPE_CHECKING:
@@ -88,7 +86,6 @@ def runs(process: Process) -> bool:
 
 _FILE: Final = "faults.json"
 _LOCK_S: Final = 10.0  # for another command that changes faults, hashing or thresholds
-_POLL_S: Final = 0.05
 
 
 def read(directory: Path) -> tuple[SetFault, ...]:
@@ -113,25 +110,12 @@ def write(directory: Path, faults: Iterable[SetFault]) -> None:
 
 def replaced(lab: Lab, old: Iterable[SetFault], new: Iterable[SetFault]) -> None:
     """Remove faults from the record and add others. The caller holds CHANGES."""
-    gone = {each.identity for each in old}
-    write(lab.dir, [*(each for each in read(lab.dir) if each.identity not in gone), *new])
+    known, gone = read(lab.dir), {each.identity for each in old}
+    now = (*(each for each in known if each.identity not in gone), *new)
+    if now != known:
+        write(lab.dir, now)
 
 
-@contextmanager
-def changing(lab: Lab) -> Iterator[None]:
+def changing(lab: Lab) -> AbstractContextManager[None]:
     """The lock of what changes during runs. Another command has it for a moment; then this waits."""
-    end = time.monotonic() + _LOCK_S
-    while True:
-        lock = owners.lock(lab.name, owners.CHANGES)
-        try:
-            lock.__enter__()
-        except InputError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(_POLL_S)
-            continue
-        break
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
+    return owners.lock(lab.name, owners.CHANGES, seconds=_LOCK_S)
