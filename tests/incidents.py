@@ -23,7 +23,7 @@ from heddle.base.sysctls import HASH_SEED, sysctl_path
 from heddle.fabric.wiring import Port
 from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import SOL_PACKET
-from heddle.lab import impairments, outages, thresholds
+from heddle.lab import linkstate, outages, thresholds
 from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
@@ -264,11 +264,11 @@ def _ends(port: Port) -> frozenset[str]:
 
 @contextmanager
 def _impaired(lab: Lab, port: Port, fault: LinkFault) -> Iterator[None]:
-    impairments.set_fault(lab, [port.ref], fault)
+    outages.set_fault(lab, [port.ref], fault)
     try:
         yield
     finally:
-        impairments.clear_faults(lab)
+        outages.clear_faults(lab)
 
 
 def _ip(lab: Lab, node: str, *words: str) -> None:
@@ -339,7 +339,7 @@ def few_paths_at(lab: Lab, node: str) -> Iterator[None]:
         yield
     finally:
         configure("no maximum-paths 1")
-        outages.wait(lab)
+        linkstate.wait(lab)
 
 
 @contextmanager
@@ -374,7 +374,7 @@ def _stopped(lab: Lab, node: str) -> Iterator[None]:
         with _daemons_stopped(lab, node):
             yield
     finally:
-        outages.wait(lab)
+        linkstate.wait(lab)
 
 
 @contextmanager
@@ -410,7 +410,7 @@ def _shut(lab: Lab, port: Port) -> Iterator[None]:
         yield
     finally:
         configure("no ")
-        outages.wait(lab)
+        linkstate.wait(lab)
 
 
 @contextmanager

@@ -37,9 +37,9 @@ from heddle.lab.convergence import overriding_routes
 from heddle.lab.fact import Fact
 from heddle.lab.facts import wrong_sysctls
 from heddle.lab.faults.orders import fault_lines, lost_faults, text_of
-from heddle.lab.impairments import wanted_faults
+from heddle.lab.faults.packets import wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.outages import State, repair_hint
+from heddle.lab.linkstate import State, repair_hint
 from heddle.lab.spread import spread
 from heddle.runs.store import has_run, paths_of
 
@@ -76,7 +76,7 @@ def faults(subject: Subject) -> Answer:
     kept = f"{len(wanted)} of {count} ports have a fault, as it was set"
     checked = kept if wanted else f"no fault of packets is set on {count} ports"
     hint = repair_hint(lab.name, "sets it again")
-    lost = [f"{each.where}: no effect of the fault {text_of(each)} is seen; {hint}" for each in lost_faults(lab)]
+    lost = [f"{each.where}: no effect of the fault {text_of(lab, each)} is seen; {hint}" for each in lost_faults(lab)]
     return Answer(checked, lost, notes)
 
 

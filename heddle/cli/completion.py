@@ -16,6 +16,7 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
+from heddle.spec.impairments import OUTAGES
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -148,21 +149,19 @@ def ports(typed: Typed) -> list[str]:
 
 def fault_words(typed: Typed) -> list[str]:
     """Actions of `fault`, and ports."""
-    from heddle.lab.faults.registry import KINDS
-    from heddle.lab.outages import ACTIONS
+    from heddle.lab.faults.registry import KEYS
 
-    return [*ACTIONS, *KINDS, "list", "clear", *ports(typed)]
+    return [*dict.fromkeys((*OUTAGES, *KEYS)), "list", "clear", *ports(typed)]
 
 
 def ports_or_switches(typed: Typed) -> list[str]:
     """Switches or hosts after a kind of fault that is for these, else ports."""
     from heddle.lab.faults.registry import KINDS
-    from heddle.lab.outages import DRAINS
 
     of = {kind.at for name, kind in KINDS.items() if name in typed.before}
     if "host" in of:
         return _further(typed, (node.name for fabric in _fabrics_meant(typed) for node in fabric.hosts))
-    return switches(typed) if "switch" in of or set(DRAINS) & set(typed.before) else ports(typed)
+    return switches(typed) if "switch" in of or "undrain" in typed.before else ports(typed)
 
 
 def nics(typed: Typed) -> list[str]:

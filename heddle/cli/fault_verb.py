@@ -16,7 +16,7 @@ from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.cli.verbs import verb
 from heddle.spec.faultsettings import SETTINGS
-from heddle.spec.impairments import KINDS
+from heddle.spec.impairments import DRAIN, KINDS, OUTAGES, PACKETS
 
 if TYPE_CHECKING:
     from heddle.lab.faults.kind import NamedFault
@@ -87,17 +87,19 @@ def fault(
     """
     from heddle.lab.faults.registry import KINDS as NAMED
     from heddle.lab.opening import open_lab
-    from heddle.lab.outages import ACTIONS, DRAINS
 
     given = {key.rstrip("_"): value for key, value in typed.items() if value is not None}
     flags = [*(f"--{key}" for key in given), *["--both"] * both, *["--clear"] * clear]
-    if action in NAMED and action is not None and not clear:
+    named = [name for name in NAMED if name not in (*OUTAGES, PACKETS)]
+    if action in named and action is not None and not clear:
         return _named(out, open_lab(lab), NAMED[action], port, given, both=both, timeout=timeout)
     if action in (LIST, CLEAR) and action is not None:
         if flags or (action == LIST and port):
             what = f"{action} and {[*flags, *port][0]}"
             raise InputError(Problem("", what, "exclude each other", f"write ./inv fault {action}"))
-        return _clear(out, open_lab(lab), port, timeout) if action == CLEAR else _show(out, open_lab(lab))
+        if action == CLEAR:
+            return _clear(out, open_lab(lab), port, timeout)
+        return _impair(out, open_lab(lab), (), {}, both=False, clear=False)
     if action in KINDS and action is not None:
         own = "rate" if KINDS[action].unit == "share" else action
         if action not in given and own not in given:
@@ -105,13 +107,13 @@ def fault(
             raise InputError(Problem("", f"fault {action}", f"needs --{own}", hint))
         given.setdefault(action, given.pop("rate", ""))
         action, port = (port[0] if port else None), port[1:]
-    legal = [*ACTIONS, *NAMED, *KINDS, LIST, CLEAR]
+    legal = [*OUTAGES, *named, *KINDS, LIST, CLEAR]
     if "rate" in given or set(given) - set(KINDS):
         _check_kind(action, port, legal, a_word=False)
         flag = next(key for key in given if key not in KINDS)
         hint = f"write ./inv fault KIND PLACE --{flag} {SETTINGS[flag].example}"
         raise InputError(Problem("", f"--{flag}", "is for a kind of fault", hint))
-    if action is None or action not in ACTIONS:
+    if action is None or action not in OUTAGES:
         ports = [action, *port] if action is not None else []
         where = open_lab(lab)
         if action not in where.fabric.by_name:
@@ -121,7 +123,7 @@ def fault(
         why = "exclude each other"
         raise InputError(Problem("", f"{action} and {flags[0]}", why, f"use two commands: ./inv fault {action} ..."))
     if not port:
-        what = EXAMPLE_SWITCH if action in DRAINS else EXAMPLE_PORT
+        what = EXAMPLE_SWITCH if DRAIN in action else EXAMPLE_PORT
         raise InputError(Problem("", f"fault {action}", "needs a name", f"./inv fault {action} {what}"))
     return _outage(out, open_lab(lab), action, port, _seconds(timeout))
 
@@ -137,7 +139,7 @@ def _check_kind(action: str | None, port: Sequence[str], legal: Sequence[str], *
 
 
 def _seconds(timeout: float | None) -> float:
-    from heddle.lab.outages import SECONDS
+    from heddle.lab.linkstate import SECONDS
 
     if timeout is not None and timeout <= 0:
         hint = "use a positive number of seconds, for example --timeout 60"
@@ -151,6 +153,7 @@ def _named(
 ) -> None:  # fmt: skip
     """Set a fault of a kind, and show the evidence of its effect."""
     from heddle.lab.faults import orders
+    from heddle.lab.faults.kind import undo_of
 
     example = {"switch": EXAMPLE_SWITCH, "node": EXAMPLE_SWITCH, "host": "host1"}.get(kind.at, EXAMPLE_PORT)
     if not words:
@@ -160,19 +163,25 @@ def _named(
         raise InputError(Problem("", "--both", why, f"./inv fault {kind.name} {example}"))
     places = kind.places(where.fabric, words)
     if both:
-        places = list(dict.fromkeys(end for each in places for end in (each, orders.peer_of(where.fabric, each))))
+        places = _both_ends(where, places)
     began = time.monotonic()
     done = orders.set_kind(where, kind.name, places, kind.read(given, lambda key: f"--{key} "), _seconds(timeout))
     seconds = time.monotonic() - began
     rows = [
-        {"kind": each.kind, "where": each.where, "what": orders.text_of(each), "effect": evidence,
-         "undo": orders.undo_of(where, each.where)}
+        {"kind": each.kind, "where": each.where, "what": orders.text_of(where, each), "effect": evidence,
+         "undo": undo_of(where.name, each)}
         for each, evidence in done
     ]  # fmt: skip
     lines = [f"{row['where']}: {row['what']}: {row['effect']}" for row in rows]
     undo = f"{rows[0]['undo']} ends it" if len(rows) == 1 else f"./inv fault clear --lab {where.name} ends all faults"
     document = {"lab": where.name, "action": kind.name, "seconds": round(seconds, 3), "set": rows}
     out.result(document, "\n".join([*lines, f"verified in {seconds:.1f} s; {undo}"]))
+
+
+def _both_ends(where: Lab, refs: Sequence[str]) -> list[str]:
+    """The ports, each followed by that at the other end of its link."""
+    nodes, ends = where.fabric.by_name, (each.partition(":") for each in refs)
+    return list(dict.fromkeys(ref for n, _, p in ends for ref in (f"{n}:{p}", nodes[n].port(p).peer_ref)))
 
 
 def _clear(out: Console, where: Lab, words: Sequence[str], timeout: float | None) -> None:
@@ -183,33 +192,25 @@ def _clear(out: Console, where: Lab, words: Sequence[str], timeout: float | None
     out.result({"lab": where.name, "action": CLEAR, "ended": done}, text)
 
 
-def _show(out: Console, where: Lab) -> None:
-    _impair(out, where, (), {}, both=False, clear=False)
-
-
 def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout: float) -> None:
     """Take links down or up, drain or undrain switches, and wait for the effect."""
-    from heddle.fabric.model import matching_names, split_words
-    from heddle.lab import impairments, outages
-    from heddle.lab.faults.orders import check_free
+    from heddle.lab import outages
+    from heddle.lab.faults.registry import KINDS as NAMED
+    from heddle.lab.linkstate import state_of
+    from heddle.lab.ports import ports_of
 
-    began = time.monotonic()
-    if action in outages.DRAINS:
-        switches = [node.name for node in where.fabric.switches]
-        found = matching_names(split_words(names), switches, f"is not a switch of {where.name}")
-        (outages.drain if action == "drain" else outages.undrain)(where, *found, timeout=timeout)
-    else:
-        ports = impairments.ports_of(where.fabric, names)
-        check_free(where, action, "link", [ref for each in ports for ref in (each.ref, each.peer_ref)])
-        found = [each.ref for each in ports]
-        (outages.link_down if action == "down" else outages.link_up)(where, *found, timeout=timeout)
+    began, fabric = time.monotonic(), where.fabric
+    does = {"down": outages.link_down, "up": outages.link_up, "drain": outages.drain, "undrain": outages.undrain}
+    drains = DRAIN in action
+    found = NAMED[DRAIN].places(fabric, names) if drains else [each.ref for each in ports_of(fabric, names)]
+    does[action](where, *found, timeout=timeout)
     seconds = time.monotonic() - began
-    state = outages.state_of(where)
+    state = state_of(where)
     document = {"lab": where.name, "action": action, "names": found, "seconds": round(seconds, 3)}
     are = "is" if len(found) == 1 else "are"
-    text = f"{some_of(found)} {are} {outages.ACTIONS[action]}; BGP and all kernels followed in {seconds:.1f} s"
+    text = f"{some_of(found)} {are} {OUTAGES[action]}; BGP and all kernels followed in {seconds:.1f} s"
     rest = f"now: {state.text() or 'no link is down, and no switch is drained'}"
-    if action in ("down", "drain"):
+    if action in NAMED:
         rest += f"\n./inv fault clear {','.join(names)} --lab {where.name} ends it"
     out.result({**document, "down": list(state.dead), "drained": list(state.drained)}, f"{text}\n{rest}")
 
@@ -218,9 +219,10 @@ def _impair(
     out: Console, where: Lab, port: Sequence[str], given: Mapping[str, str], *, both: bool, clear: bool
 ) -> None:
     """Set, clear or list what links do to packets."""
-    from heddle.lab import impairments
-    from heddle.lab.faults import orders
-    from heddle.lab.outages import State, state_of
+    from heddle.lab import outages
+    from heddle.lab.faults import orders, packets
+    from heddle.lab.linkstate import State, state_of
+    from heddle.lab.ports import ports_of
     from heddle.spec.impairments import read_fault
     from heddle.views.labtext import faults_text
 
@@ -232,21 +234,20 @@ def _impair(
         raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
     ports = port
     if both:  # the ports at the other ends of the links, too
-        ends = (ref for each in impairments.ports_of(where.fabric, port) for ref in (each.ref, each.peer_ref))
-        ports = list(dict.fromkeys(ends))
+        ports = _both_ends(where, [each.ref for each in ports_of(where.fabric, port)])
     if clear:
-        changed = impairments.clear_faults(where, ports)
+        changed = outages.clear_faults(where, ports)
         out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
     elif given:
         if not port:
             hint = f"./inv fault {example} --loss 1/256"
             raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
         wanted = read_fault(given, f"./inv fault {example} --clear", lambda key, text: ("", f"--{key} {text}"))
-        impairments.set_fault(where, ports, wanted)
+        outages.set_fault(where, ports, wanted)
         out.say(f"./inv fault clear {','.join(ports)} --lab {where.name} ends it")
-    found = impairments.read_faults(where)
+    found = packets.read_faults(where)
     if port and not clear:
-        named = {each.ref for each in impairments.ports_of(where.fabric, ports)}
+        named = {each.ref for each in ports_of(where.fabric, ports)}
         found = [each for each in found if each.port in named]
     k = where.fabric.policy.k
     state = state_of(where) if where.blueprint.rendered else State((), ())

@@ -33,9 +33,9 @@ from heddle.lab.cutlinks import lost_carriers, memory_problems
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
+from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.impairments import Requested, fault_differences, wanted_faults
-from heddle.lab.outages import State, repair_hint
+from heddle.lab.linkstate import State, repair_hint
 from heddle.lab.rehash import hashing_faults
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, spread
@@ -415,21 +415,12 @@ def as_set(lab: Lab, now: Snapshot, found: Sequence[Fact]) -> tuple[Fact, ...]:
 
     A port that has the rate that was set is no fault.
     """
-    recorded, shares = Requested.read(lab.dir), shares_of(orders.each_of(SlowLink, lab), lab)
+    shares = shares_of(orders.each_of(SlowLink, lab), lab)
     slowed = {ref for ref in shares if ref not in port_faults(lab.fabric, now, shares).queues} if shares else set()
     kept = [each for each in found if not (each.kind == "port" and each.problem.where in slowed)]
-    on_purpose = f"./inv fault up {{}} --lab {lab.name} sets it up"
-    lines: list[Problem] = []
-    for each in kept:
-        where = each.problem.where
-        if each.kind == "link" and where in recorded.down:
-            lines.append(replace(each.problem, why="is down on purpose", hint=on_purpose.format(where)))
-        elif each.kind == "link" and where in recorded.run_down:
-            lines.append(replace(each.problem, why="is down for one run"))
-        else:
-            lines.append(each.problem)
-    rows = zip(kept, lines, orders.explained(lab, lines), strict=True)
-    return tuple(Fact(each.kind, meant if each.kind in _MADE else line) for each, line, meant in rows)
+    meant = orders.explained(lab, [each.problem for each in kept])
+    rows = zip(kept, meant, strict=True)
+    return tuple(Fact(each.kind, line) if each.kind in _MADE else each for each, line in rows)
 
 
 def known_facts(lab: Lab, now: Snapshot) -> tuple[Fact, ...]:

@@ -22,20 +22,20 @@ from heddle.base.tables import some_of
 from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
-from heddle.lab import agents, facts, impairments
+from heddle.lab import agents, facts
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
 from heddle.lab.fact import Fact
-from heddle.lab.faults import orders
+from heddle.lab.faults import orders, record
 from heddle.lab.faults.bgpdown import BgpDown
-from heddle.lab.faults.orders import end_all
+from heddle.lab.faults.packets import reinstall_faults, wanted_faults
+from heddle.lab.faults.record import changing
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
-from heddle.lab.impairments import Requested, changing, down_of, in_network, reinstall_faults, restore_faults
 from heddle.lab.lab import Lab
-from heddle.lab.outages import SECONDS, configure_bgp, undo_all
+from heddle.lab.linkstate import SECONDS, configure_bgp
+from heddle.lab.ports import down_of, in_network, set_links
 from heddle.lab.rehash import reapply_hashing, restore_hashing
-from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, restore_queues
@@ -109,14 +109,14 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
         done += [f"{each.where}: {each.what} set again" for each in facts.wrong_sysctls(lab, repair=True).problems]
     done += _addresses(lab)  # a port without IPv6 has none
     with changing(lab):
-        over = orders.finish(lab)
-    done += [f"{each.where}: {orders.text_of(each)} was not finished, undone" for each in over]
-    done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
+        over = orders.finish(lab, runs=True)
+    done += [f"{each.where}: {orders.text_of(lab, each)} was not finished, undone" for each in over if not each.run]
+    done += [f"{each.where}: fault of a run that was killed, undone" for each in over if each.run]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
-    kept = impairments.wanted_faults(lab)
+    kept = wanted_faults(lab)
     done += [f"{ref}: link fault {'set again' if ref in kept else 'removed'}" for ref in reinstall_faults(lab)]
     done += [*_daemons(lab), *_configurations(lab)]
-    done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
+    done += [f"{each.where}: {orders.text_of(lab, each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
 
@@ -160,16 +160,12 @@ def _links(lab: Lab) -> list[str]:
     """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
     if not lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
-    kept, repaired = Requested.read(lab.dir).down | orders.places_of(lab, "link"), []
+    kept, repaired = orders.places_of(lab, "link"), list[str]()
     down = down_of(lab, [node.name for node in lab.fabric.nodes])
     for node in lab.fabric.nodes:
-        ports = [port for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
-        if ports:
-            lines = "".join(f"link set dev {port.name} up\n" for port in ports)
-            if (ran := in_network(lab, node.name, ["ip", "-batch", "-"], lines)).code:
-                raise MachineError(Problem(node.name, "ports up", f"failed: {ran.err.strip()}"))
-            repaired += [f"{port.ref}: link set up" for port in ports]
-    return repaired
+        repaired += [port.ref for port in node.ports if down[node.name].get(port.name) and port.ref not in kept]
+    set_links(lab, repaired, "up")
+    return [f"{ref}: link set up" for ref in repaired]
 
 
 def _addresses(lab: Lab) -> list[str]:
@@ -256,7 +252,7 @@ def _configurations(lab: Lab) -> list[str]:
     """Start FRR again where commands were entered since `up`, except those of drains and recorded faults."""
     if not lab.blueprint.rendered:
         return []
-    refs = (each.where.partition(":") for each in Requested.read(lab.dir).more if each.kind == BgpDown.name)
+    refs = (each.where.partition(":") for each in record.read(lab.dir) if each.kind == BgpDown.name)
     shut = {(node, f"neighbor {port} shutdown") for node, _, port in refs}
     done = []
     for switch, lines in entered(lab).items():
@@ -272,7 +268,7 @@ def _configurations(lab: Lab) -> list[str]:
 
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links, switches and sessions that are down or drained on purpose, in lines."""
-    now, shut = lab.snapshot(facts.parts(lab)), {each.where for each in Requested.read(lab.dir).more}
+    now, shut = lab.snapshot(facts.parts(lab)), {each.where for kind, each in orders.in_force(lab) if kind.listed}
     found = facts.facts(lab, now, ("link", "drained", facts.SESSION))
     meant = [each for each in found if each.kind != facts.SESSION or each.problem.where in shut]
     lines = (each.problem for each in facts.as_set(lab, now, meant))
@@ -283,6 +279,4 @@ def restore_configured(lab: Lab, seconds: float = SECONDS) -> None:
     """Make a lab as its fabric file describes it. seconds: for routes to come back. CheckError when they do not."""
     restore_hashing(lab)
     restore_queues(lab)
-    end_all(lab, seconds)
-    restore_faults(lab)
-    undo_all(lab, seconds)
+    orders.end_all(lab, seconds)

@@ -42,7 +42,7 @@ from heddle.host import delivery, limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
-from heddle.lab import health, outages
+from heddle.lab import health, linkstate
 from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import converged, facts, parts
 from heddle.lab.frr import record_loaded
@@ -186,7 +186,7 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             # After a short link failure the kernel keeps outdated routes until bgpd has noticed it. So after a repair
             # wait for the sessions as well.
             if kept or (done is not None and done.done and lab.blueprint.rendered):
-                outages.wait(lab, outages.SECONDS if timeout is None else timeout)
+                linkstate.wait(lab, linkstate.SECONDS if timeout is None else timeout)
             else:
                 lab.wait(observer, timeout)
         except CheckError as error:

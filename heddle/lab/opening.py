@@ -22,7 +22,7 @@ from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
-from heddle.lab.outages import State
+from heddle.lab.linkstate import State
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name

@@ -1,9 +1,9 @@
-"""Faults of links for one run: all of it, or from one time of it to another, again and again if asked.
+"""Faults for one run: all of it, or from one time of it to another, again and again if asked.
 
 In:  a Lab, and the texts of `./inv run --fault`.
 Out: a FaultClock, which sets and ends each fault at its time; and RunFaultSpan, one for each time that it did.
-Times are wall time since the first barrier of the run. The record of the lab (impairments.py) is written before each
-change. So a run that was killed is undone later: by the next run, `up --repair` or `fault --clear`.
+Times are wall time since the first barrier of the run. The record of the lab (faults/record.py) is written before each
+change. So a run that was killed is undone later: by the next run or fault, `up --repair` or `fault --clear`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.events import Observer
@@ -21,16 +21,16 @@ from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import RouteWatch
-from heddle.lab import outages
-from heddle.lab.faults import orders
+from heddle.lab.faults import orders, record
+from heddle.lab.faults.record import SetFault, changing
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.impairments import Requested, SetFault, changing, down_of, ports_of, require_kernel, write_faults
-from heddle.lab.outages import by_node, set_links, switch_end
+from heddle.lab.linkstate import check_rendered, wait
+from heddle.lab.ports import ends_of
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.shardcalls import Moment
 from heddle.spec.faultsettings import Times
-from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
-from heddle.switch.links.portfaults import file_faults, require_netem
+from heddle.spec.impairments import DOWN, PACKETS, LinkFault, parse_run_faults
+from heddle.switch.links.portfaults import require_netem
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -40,33 +40,22 @@ _POLL_S: Final = 0.002  # until the first barrier
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """What one port gets in a run. fault: None for a link that is down; then `port` is the switch's end.
-
-    kind: the name of another kind, for which `port` is its place, with its values; `fault` is None then.
-    """
+    """What one place gets in a run. values: of the kind."""
 
     port: str
-    fault: LinkFault | None
+    kind: str
     times: Times
-    kind: str = ""
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
     def reroutes(self) -> bool:
         """Whether routes change."""
-        named = KINDS.get(self.kind)
-        return self.fault is None and (named is None or named.routes or named.rendered)
-
-    @property
-    def down(self) -> bool:
-        """Whether it is a link that goes down."""
-        return self.fault is None and not self.kind
+        return KINDS[self.kind].routes or KINDS[self.kind].rendered
 
     def what(self, k: int) -> str:
         """`rtsw1:eth3 down`, `rtsw1:eth3: 1/256 lost`. k: of the fabric."""
-        if self.kind:
-            return f"{self.port}: {KINDS[self.kind].text(SetFault(self.kind, self.port, dict(self.values)))}"
-        return f"{self.port} down" if self.fault is None else f"{self.port}: {self.fault.text(k)}"
+        text = KINDS[self.kind].text(SetFault(self.kind, self.port, dict(self.values)), k)
+        return f"{self.port} {text}" if self.kind == DOWN else f"{self.port}: {text}"
 
 
 @dataclass(slots=True)
@@ -79,60 +68,50 @@ class RunFaultSpan:
 
 
 def faults_on(fabric: Fabric, texts: Sequence[str], *, here: bool = True) -> tuple[PlannedFault, ...]:
-    """What each port gets, from `./inv run --fault`; of several for one port and the whole run, the last counts.
+    """What each place gets, from `./inv run --fault`; of several for one place and the whole run, the last counts.
 
     InputError for a port that the fabric does not have, and for times of one port that overlap. MachineError where a
     fault needs netem and this machine has none. here: whether the packets are on this machine.
     """
-    found: dict[tuple[str, str], list[PlannedFault]] = {}
+    found: dict[tuple[frozenset[str], str], list[PlannedFault]] = {}
     problems: list[Problem] = []
     for text, each in zip(texts, parse_run_faults(texts, KEYS), strict=True):
+        kind = KINDS[each.kind]
         try:
-            if each.kind:
-                some = _named(fabric, each)
-            else:
-                ports = ports_of(fabric, each.ports)
-                # Both ends of a link go down together.
-                meant = {min(port.ref, port.peer_ref) if each.down else port.ref: port.ref for port in reversed(ports)}
-                fault = None if each.down else each.fault
-                refs = {key: switch_end(fabric, ref) if each.down else ref for key, ref in reversed(meant.items())}
-                some = {key: PlannedFault(ref, fault, each.times) for key, ref in refs.items()}
+            values = tuple(kind.read(each.values, lambda key: f"{key}=").items())
+            places = kind.places(fabric, each.places)
         except InputError as error:
             problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
             continue
-        for key, planned in some.items():
-            others = found.setdefault((key, each.kind or ("down" if each.down else "")), [])
+        for where in places:
+            planned = PlannedFault(where, each.kind, each.times, values)
+            ends = ends_of(fabric, where) if each.kind == DOWN else {where}  # both ends of a link go down together
+            others = found.setdefault((frozenset(ends), each.kind), [])
             if not each.times and others and not others[-1].times:
                 others[-1] = planned
                 continue
             if any(each.times.overlap(other.times) for other in others):
                 why = "has another fault at the same time"
-                problems.append(Problem(f"--fault {text}", planned.port, why, "give them times that do not overlap"))
+                problems.append(Problem(f"--fault {text}", where, why, "give them times that do not overlap"))
             others.append(planned)
     if problems:
         raise InputError(*problems)
     every = tuple(each for planned_ones in found.values() for each in planned_ones)
     if here:
-        require_netem(each.fault for each in every if each.fault is not None)
+        require_netem(_links_of(every).values())
     return every
 
 
-def _named(fabric: Fabric, each: RunFault) -> dict[str, PlannedFault]:
-    """Place -> its fault of a kind by name."""
-    kind = KINDS[each.kind]
-    values = tuple(kind.read(each.values, lambda key: f"{key}=").items())
-    return {
-        where: PlannedFault(where, None, each.times, each.kind, values) for where in kind.places(fabric, each.ports)
-    }
+def _links_of(planned: Sequence[PlannedFault]) -> dict[PlannedFault, LinkFault]:
+    return {each: LinkFault.from_json(dict(each.values)) for each in planned if each.kind == PACKETS}
 
 
 def delays_of(planned: Sequence[PlannedFault]) -> dict[str, LinkFault]:
     """Port -> its fault with the longest delay in a run."""
     found: dict[str, LinkFault] = {}
-    for each in planned:
-        if each.fault is not None:
-            last = found.get(each.port, each.fault)
-            found[each.port] = max(last, each.fault, key=lambda fault: fault.delay_ns + fault.jitter_ns)
+    for each, fault in _links_of(planned).items():
+        last = found.get(each.port, fault)
+        found[each.port] = max(last, fault, key=lambda fault: fault.delay_ns + fault.jitter_ns)
     return found
 
 
@@ -150,33 +129,18 @@ class FaultClock:
         self._lab = lab
         self._end = threading.Event()
         self._active: dict[PlannedFault, RunFaultSpan] = {}
-        self._named: dict[PlannedFault, SetFault] = {}
 
-    def begin(self, planned: Sequence[PlannedFault]) -> None:
-        """Set these faults; links that are down already stay as they are."""
-        faults = {each.port: each.fault for each in planned if each.fault is not None}
-        named = [each for each in planned if each.kind]
+    def begin(self, planned: Sequence[PlannedFault]) -> list[SetFault]:
+        """Set these faults; returns them. Links that are down already stay as they are."""
         with changing(self._lab):
             if self._end.is_set():
-                return
-            requested = Requested.read(self._lab.dir)
-            down = _up_now(self._lab, [each.port for each in planned if each.down])
-            before = {ref: requested.links.get(ref) for ref in faults} | dict(requested.before_run)
-            links = {**requested.links, **faults}
-            more = replace(requested, links=links, before_run=before, run_down=requested.run_down | {*down})
+                return []
             now = time.monotonic_ns()  # before the change: packets are lost while it is made
-            write_faults(self._lab, faults, more)
-            set_links(self._lab, down, "down")
-        made = orders.begin(self._lab, [(each.kind, each.port, dict(each.values)) for each in named], run=True)
-        self._named |= zip(named, made, strict=True)
+            made = orders.start(self._lab, [(each.kind, each.port, dict(each.values)) for each in planned], run=True)
         for each in planned:
             self._active[each] = RunFaultSpan(each, now)
             self.spans.append(self._active[each])
-
-    def prove(self) -> None:
-        """Wait for the effects of the faults by name that are set now. CheckError for one that shows none."""
-        for each, fault in self._named.items():
-            KINDS[each.kind].proof(self._lab, fault, outages.SECONDS)
+        return made
 
     def end(self, planned: Sequence[PlannedFault]) -> None:
         """End these faults, unless the user has set others meanwhile."""
@@ -238,7 +202,7 @@ class FaultClock:
     def wait(self) -> None:
         """Wait for the routes that follow from links that are down or up again; a remark when they do not come."""
         try:
-            outages.wait(self._lab)
+            wait(self._lab)
         except HeddleError as error:
             self.remarks.append(f"after a fault of this run: {error.problems[0]}")
 
@@ -300,30 +264,23 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     Those without a beginning are set now, and routes follow. The caller holds the lab's lock. Faults that a killed run
     left are ended first, and routes follow. Where the end cannot undo them, it warns: the next run does.
     """
-    require_kernel(lab, {each.port: each.fault for each in planned if each.fault is not None})
     clock, complete = FaultClock(lab, planned), False
-    down_before = Requested.read(lab.dir).run_down
     with changing(lab):
-        over = orders.finish(lab)
-    if over:
-        left = some_of([f"{each.where}: {orders.text_of(each)}" for each in over])
+        over = orders.finish(lab, runs=True)
+    if left := some_of([f"{each.where}: {orders.text_of(lab, each)}" for each in over if not each.run]):
         observer.warn(f"a fault that was not finished is undone now: {left}")
-    if restored := end_run_faults(lab):
-        observer.warn(f"a run that was killed had left faults on {some_of(restored)}, which are cleared now")
-    if down_before or any(KINDS[each.kind].routes for each in over if each.kind in KINDS):
+    if left := some_of([*dict.fromkeys(each.where for each in over if each.run)]):
+        observer.warn(f"a run that was killed had left faults on {left}, which are cleared now")
+    if any(KINDS[each.kind].routes for each in over if each.kind in KINDS):
         clock.wait()
     whole = [each for each in planned if each.times.begin_ns is None]
     if any(each.reroutes for each in planned):
-        outages.check_rendered(lab)
+        check_rendered(lab)
     for each in planned:
-        if each.kind:
-            KINDS[each.kind].prepared(lab, each.port, dict(each.values))
+        KINDS[each.kind].prepared(lab, each.port, dict(each.values))
     try:
         if whole:
-            clock.begin(whole)
-        if any(each.down for each in whole):
-            outages.wait(lab)
-        clock.prove()
+            orders.prove(lab, clock.begin(whole))
         yield clock
         complete = True
     finally:
@@ -331,37 +288,15 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
             if planned:
                 end_run_faults(lab)
             if complete and any(each.reroutes for each in whole):
-                outages.wait(lab)
+                wait(lab)
         except HeddleError as error:
             why = str(error).partition("\n")[0]
             observer.warn(f"the faults of this run are still set ({why}): clear them with ./inv up --repair {lab.name}")
 
 
-def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> list[str]:
-    """End these faults of a run, or all; returns the ports. The caller holds the lab's lock."""
-    record = Requested.read(lab.dir)
+def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> None:
+    """End these faults of a run, or all, unless the user has set others meanwhile. The caller holds the lab's lock."""
     meant = None if which is None else {(each.kind, each.port) for each in which}
-    named = [each for each in record.more if each.run and (meant is None or each.key in meant)]
-    if named:
-        orders.end(lab, named)
-    if not record.before_run and not record.run_down:
-        return [each.where for each in named]
     with changing(lab):
-        requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
-        every = {(ref, True) for ref in requested.run_down} | {(ref, False) for ref in requested.before_run}
-        ended = every if which is None else every & {(each.port, each.down) for each in which if not each.kind}
-        down = [ref for ref in sorted(requested.run_down) if (ref, True) in ended]
-        before = {ref: each for ref, each in requested.before_run.items() if (ref, False) in ended}
-        set_links(lab, down, "up")
-        own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
-        own |= {ref: fault for ref, fault in before.items() if fault is not None}
-        wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
-        left = {ref: each for ref, each in requested.before_run.items() if ref not in before}
-        write_faults(lab, wanted, replace(requested, links=own, before_run=left, run_down=requested.run_down - {*down}))
-    return [*before, *down, *(each.where for each in named)]
-
-
-def _up_now(lab: Lab, refs: Sequence[str]) -> list[str]:
-    """Those of these ports that are not down at their own end."""
-    down = down_of(lab, [*by_node(refs)])
-    return [f"{node}:{name}" for node, names in by_node(refs).items() for name in names if not down[node].get(name)]
+        known = record.read(lab.dir)
+        orders.undo(lab, [each for each in known if each.run and (meant is None or each.key in meant)])

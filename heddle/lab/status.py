@@ -14,7 +14,8 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab.daemons import MissingSession
 from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, converged, known_facts, parts
-from heddle.lab.faults.orders import ON_PURPOSE, fault_lines
+from heddle.lab.faults.kind import ON_PURPOSE
+from heddle.lab.faults.orders import fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import check_ours, open_lab
 from heddle.lab.snapshot import LabPart

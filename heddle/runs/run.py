@@ -35,7 +35,7 @@ from heddle.host import capacity as machine
 from heddle.lab import agents, health
 from heddle.lab.cutlinks import TunnelSpan, memory_named, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
-from heddle.lab.impairments import extra_delay_ns
+from heddle.lab.faults.packets import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.queues import wait_empty
 from heddle.lab.rehash import label

@@ -20,13 +20,16 @@ from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.units import format_duration, format_share, parse_duration, parse_share
 from heddle.spec.faultsettings import ALWAYS, TIMES, Times, read_times
 
+# What `./inv fault` does to links and switches -> their state then. The others are kinds of faults.
+OUTAGES: Final[Mapping[str, str]] = {"down": "down", "up": "up", "drain": "drained", "undrain": "in use again"}
 LONGEST_NS: Final = 10**6  # of a delay or jitter on hardware: 200 km of fibre
 _EXAMPLE: Final = "PORT,loss=1/256"
 _TIME_HINT: Final = "write the time on hardware, as 500ns or 10us: Heddle multiplies it by k"
 _SHOWN: Final = 40  # letters of a wrong value
-_DOWN: Final = "down"
+DOWN: Final = "down"
+DRAIN: Final = "drain"  # a fault of the verb `fault` alone
+PACKETS: Final = "packets"  # the kind of all faults in LinkFault; its values stand without this word
 _ALIKE: Final = 0.75  # of the letters of a port and of a kind: it is the kind, mistyped
-_DRAIN: Final = "drain"  # a fault of the verb `fault` alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +161,12 @@ COUNTS: Final = (*COUNTED, "waiting")
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """A fault for one run. ports: names and patterns, as typed. down: the links go down, and `fault` is empty.
+    """A fault for one run. places: names and patterns, as typed. kind: its name. values: texts by key."""
 
-    kind: the name of another kind, with the texts of its values by key; `fault` is empty then, too.
-    """
-
-    ports: tuple[str, ...]
-    fault: LinkFault
-    times: Times = ALWAYS
-    down: bool = False
-    kind: str = ""
+    places: tuple[str, ...]
+    kind: str
     values: Mapping[str, str] = field(default_factory=dict)
+    times: Times = ALWAYS
 
 
 def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str], tuple[str, str]]) -> LinkFault:
@@ -196,23 +194,24 @@ def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str],
     return fault
 
 
-def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = None) -> RunFault:
-    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`, or `down` or another kind, and times; InputError with the reason.
+def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]]) -> RunFault:
+    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`, or with the word of a kind, and times; InputError with the reason.
 
-    kinds: names of other kinds, each with the keys of its values.
+    kinds: words of kinds, each with the keys of its values.
     """
     where = f"--fault {text}"
     words = [word.strip() for word in text.split(",") if word.strip()]
-    named = [word for word in words if word in (kinds or ())]
-    ports = tuple(word for word in words if "=" not in word and word not in (_DOWN, _DRAIN, *named))
-    own = [*(kinds or {})[named[0]]] if named else [*KINDS]
+    named = [*dict.fromkeys(word for word in words if word in kinds and word != DRAIN)]
+    kind = named[0] if named else PACKETS
+    places = tuple(word for word in words if "=" not in word and word not in kinds)
+    own = [*KINDS] if kind in (PACKETS, DOWN) else [*kinds[kind]]
     given: dict[str, str] = {}
     problems: list[Problem] = []
     for key, _, value in (word.partition("=") for word in words if "=" in word):
         if key not in own and key not in TIMES:
             near = did_you_mean(key, [*own, *TIMES])
-            why = f"is not for {named[0]}" if named else "is not a fault of a link"
-            if not named and (others := [name for name, keys in (kinds or {}).items() if key in keys]):
+            why = "is not a fault of a link" if kind in (PACKETS, DOWN) else f"is not for {kind}"
+            if not named and (others := [name for name, keys in kinds.items() if key in keys]):
                 why, near = "is a value of a kind of fault", f"name the kind, too: {', '.join(others)}"
             problems.append(Problem(where, key or "=", why, near))
         elif key in given:
@@ -220,30 +219,29 @@ def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = Non
         given[key] = value
     if not words:
         raise InputError(Problem("", "--fault", "has an empty value", f"write --fault {_EXAMPLE}"))
-    problems += _no_drain(where, words)
-    if not ports:
+    if DRAIN in words:
+        hint = "run ./inv fault drain SWITCH before the run, and ./inv fault undrain SWITCH after it"
+        problems.append(Problem(where, DRAIN, "is no fault of a run", hint))
+    if not places:
         problems.append(Problem("", where, "names no port", f"write --fault {_EXAMPLE}"))
-    down, values = _DOWN in words, {key: value for key, value in given.items() if key in own}
-    if len(kind := [*[_DOWN] * down, *named]) > 1:
-        problems.append(
-            Problem(where, " and ".join(kind), "exclude each other", "use two --fault, each with its times")
-        )
+    values = {key: value for key, value in given.items() if key in own}
+    apart = "use two --fault, each with its times"
+    if len(named) > 1:
+        problems.append(Problem(where, " and ".join(named), "exclude each other", apart))
     # A mistyped kind looks like a port, and its values like mistakes.
-    doubtful = ports if not kind and (problems or not values) else ()
-    problems = _mistyped(where, doubtful, [*(kinds or ()), _DOWN, _DRAIN]) or problems
-    if not values and not kind and not problems:
+    doubtful = places if not named and (problems or not values) else ()
+    problems = _mistyped(where, doubtful, [*kinds]) or problems
+    if not values and not named and not problems:
         problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
-    if down and values and not named:
+    if values and named == [DOWN]:
         why = "exclude each other: no packet passes a link that is down"
-        problems.append(Problem(where, f"down and {next(iter(values))}", why, "use two --fault, each with its times"))
+        problems.append(Problem(where, f"{DOWN} and {next(iter(values))}", why, apart))
     if problems:
         raise InputError(*problems)
     times = read_times({key: given[key] for key in TIMES if key in given}, where)
-    if named:
-        return RunFault(ports, NO_FAULT, times, kind=named[0], values=values)
-    if down:
-        return RunFault(ports, NO_FAULT, times, down=True)
-    return RunFault(ports, read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}")), times)
+    if not named:
+        read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}"))  # only for its errors
+    return RunFault(places, kind, values, times)
 
 
 def _mistyped(where: str, ports: Sequence[str], legal: Sequence[str]) -> list[Problem]:
@@ -252,12 +250,7 @@ def _mistyped(where: str, ports: Sequence[str], legal: Sequence[str]) -> list[Pr
     return [Problem(where, each, "is not a kind of fault", did_you_mean(each, legal)) for each in near[:1]]
 
 
-def _no_drain(where: str, words: Sequence[str]) -> list[Problem]:
-    hint = "run ./inv fault drain SWITCH before the run, and ./inv fault undrain SWITCH after it"
-    return [Problem(where, _DRAIN, "is no fault of a run", hint)] if _DRAIN in words else []
-
-
-def parse_run_faults(texts: Sequence[str], kinds: Mapping[str, Collection[str]] | None = None) -> tuple[RunFault, ...]:
+def parse_run_faults(texts: Sequence[str], kinds: Mapping[str, Collection[str]]) -> tuple[RunFault, ...]:
     """All of a run; InputError with every error. kinds: as of parse_run_fault."""
     found: list[RunFault] = []
     problems: list[Problem] = []

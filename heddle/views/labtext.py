@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.host.engine.images import Image
     from heddle.host.engine.setup import SetupStep
-    from heddle.lab.impairments import PortFault
+    from heddle.lab.faults.packets import PortFault
     from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
     from heddle.lab.lifecycle import DownResult, UpResult
     from heddle.lab.status import LabStatus

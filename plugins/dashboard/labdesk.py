@@ -30,7 +30,7 @@ from heddle.base.progname import as_started
 from heddle.endpoints.runoptions import run_options
 from heddle.lab import outages
 from heddle.lab.faults import orders
-from heddle.lab.faults.registry import KINDS
+from heddle.lab.faults.registry import KEYS, KINDS
 from heddle.lab.lab import Lab
 from heddle.lab.opening import check_version, open_lab
 from heddle.lab.queues import rows_of_port
@@ -337,8 +337,8 @@ class Actions:
     def fault(self, asked: Mapping[str, object]) -> Action:
         """Set a fault: kind, where, and `values` as `KEY=VALUE,...`. InputError for anything else."""
         kind, where, values = (asked.get(key, "") for key in ("kind", "where", "values"))
-        if not all(isinstance(each, str) for each in (kind, where, values)) or kind not in KINDS:
-            hint = f"kinds: {', '.join(KINDS)}"
+        if not all(isinstance(each, str) for each in (kind, where, values)) or kind not in KEYS:
+            hint = f"kinds: {', '.join(KEYS)}"
             raise InputError(Problem("", "kind, where and values", "are needed as texts", hint))
         given = dict(each.strip().partition("=")[::2] for each in str(values).split(",") if each.strip())
         found = KINDS[str(kind)].read(given, lambda key: f"{key}=")
@@ -353,7 +353,7 @@ class Actions:
     def _fault(self, action: Action, kind: str, where: str, values: Mapping[str, Any]) -> None:
         lab = open_lab(self._lab)
         done = orders.set_kind(lab, kind, KINDS[kind].places(lab.fabric, [where]), values)
-        action.text = "; ".join(f"{each.where}: {orders.text_of(each)}: {evidence}" for each, evidence in done)
+        action.text = "; ".join(f"{each.where}: {orders.text_of(lab, each)}: {evidence}" for each, evidence in done)
 
     def _clear(self, action: Action, where: str) -> None:
         done = orders.clear(open_lab(self._lab), [where] if where else [])

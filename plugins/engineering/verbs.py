@@ -220,8 +220,8 @@ def _fabric(
         return load_fabric(fabric, overrides=settings).fabric, (), ()
     if settings:
         raise InputError(Problem("", "--set", "needs a fabric", "./inv place FABRIC --set PATH=VALUE"))
+    from heddle.lab.linkstate import state_of
     from heddle.lab.opening import open_lab
-    from heddle.lab.outages import state_of
 
     running = open_lab(lab)
     if not running.fabric.edges:

@@ -16,7 +16,7 @@ from heddle.fabric.hashmodes import MODES
 from heddle.fabric.model import matching_names
 from heddle.lab import outages, rehash, thresholds
 from heddle.lab.health import restore_configured
-from heddle.lab.impairments import ports_of
+from heddle.lab.ports import ports_of
 from heddle.spec.load import settings_of, value_text
 
 if TYPE_CHECKING:

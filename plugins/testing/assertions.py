@@ -226,14 +226,14 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
 
 def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     """Faults after the wait, one line each: first links, daemons and queues, because routes depend on them."""
-    from heddle.lab import facts, outages
+    from heddle.lab import facts, linkstate
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return list(first_lines(lost))
     late: tuple[Problem, ...] = ()
     try:
         if degraded:
-            outages.wait(lab, within)
+            linkstate.wait(lab, within)
         else:
             lab.wait(timeout=within)
     except CheckError as error:

@@ -24,8 +24,8 @@ from heddle.fabric.cutting import cut
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.cutlinks import carriers, tunnels
-from heddle.lab.impairments import down_of, in_network
 from heddle.lab.lab import Lab
+from heddle.lab.ports import down_of, in_network
 from heddle.render.dialects import RenderOptions
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions

@@ -10,8 +10,8 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import impairments
 from heddle.lab import lifecycle as labs
+from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
@@ -61,9 +61,9 @@ def _ran(lab: Lab, observer: Observer, **options: object) -> tuple[RunResult, fl
 def _losses(lab: Lab, observer: Observer) -> Iterator[Figure]:
     found: dict[str, float] = {}
     for name, options in _KINDS.items():
-        impairments.set_fault(lab, [_LOSSY], LinkFault(loss=_LOSS))
+        outages.set_fault(lab, [_LOSSY], LinkFault(loss=_LOSS))
         result, share = _ran(lab, observer, **{**_PAIR, **options})
-        impairments.clear_faults(lab)
+        outages.clear_faults(lab)
         found[name] = share
         again = sum(flow.counters["retransmitted"] for flow in result.flows)
         lost = result[QueueUse].drops.get("fault", 0) if result.part(QueueUse) is not None else 0

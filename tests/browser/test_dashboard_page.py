@@ -13,7 +13,7 @@ from heddle.base.events import Silent
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults import orders
 from heddle.lab.lab import Lab
-from heddle.lab.outages import state_of, undo_all
+from heddle.lab.linkstate import state_of
 from heddle.lab.queues import read_queues
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -151,7 +151,7 @@ def test_a_link_goes_down_and_up_by_the_keyboard(browser: Browser, server: WebCl
         browser.wait_for("document.querySelector('#total-bgp').textContent === '32 of 32'")
         assert state_of(lab).dead == ()
     finally:
-        undo_all(lab, 60)
+        orders.end_all(lab)
 
 
 @pytest.mark.root

@@ -15,8 +15,8 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
 from heddle.lab.cutlinks import cut_counts, tunnels
-from heddle.lab.impairments import down_of
 from heddle.lab.lab import Lab
+from heddle.lab.ports import down_of
 from heddle.lab.status import status
 from heddle_plugins.kubernetes import manifests
 from tests.kube.api import eventually

@@ -18,17 +18,17 @@ from heddle.kernel.fib import read_fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ADMIN_DOWN
-from heddle.lab.faults import orders
+from heddle.lab.faults import orders, record
+from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.frr import on_daemons
-from heddle.lab.impairments import Requested, wanted_faults
 from heddle.lab.lab import Lab
-from heddle.lab.outages import State, state_of
+from heddle.lab.linkstate import State, state_of, wait
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import run
-from heddle.spec.impairments import LinkFault
+from heddle.spec.impairments import PACKETS, LinkFault
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.portqueues import read_closed
 from heddle.traffic.options import RunOptions
@@ -87,7 +87,7 @@ def test_a_session_goes_down_while_its_link_stays_up(tiny: Lab) -> None:
     )
     assert "down is not possible: ctsw1:eth1 has the fault bgp-down" in refused(tiny, "down", "rtsw1:eth1")
     assert fault(tiny, "clear", "rtsw1:eth1")["ended"] == ["ctsw1:eth1: bgp-down"]
-    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"} and Requested.read(tiny.dir) == Requested()
+    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"} and record.read(tiny.dir) == ()
 
 
 def test_a_slow_link_is_a_fault_of_one_direction_and_the_lab_is_converged(tiny: Lab) -> None:
@@ -113,26 +113,39 @@ def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(ti
     usual = rate(tiny, "rtsw1:eth1")
     killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
     assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 2)
+    fault(tiny, "rtsw1:eth3", "--loss", "1/64")
+    assert rate(tiny, "rtsw1:eth1") == usual, "the last command was the next one"
+    also = [("down", "rtsw2:eth1", {}), ("drain", "ctsw2", {}), ("slow-link", "rtsw1:eth1", {"rate": 0.5})]
+    killed_while_setting(tiny, "packets", "rtsw1:eth3", {"corrupt": 0.5}, *also)
+    assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 2)
+    assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(corrupt=0.5)} and state_of(tiny).dead == ("rtsw2:eth1",)
     fault(tiny, "slow-link", "rtsw1:eth2", "--rate", "50%")
     assert rate(tiny, "rtsw1:eth1") == usual
+    assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 64)}, "the port has what it had"
+    assert fault_differences(tiny, wanted_faults(tiny)) == {}
+    wait(tiny)
+    assert state_of(tiny) == State((), ())
+    fault(tiny, "clear", "rtsw1:eth3")
     killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
     done = life.repair_lab(tiny.name).repaired
     assert done is not None
     assert "rtsw1:eth1: slow-link at 50% of its rate was not finished, undone" in done.done
-    assert [each.where for each in Requested.read(tiny.dir).more] == ["rtsw1:eth2"]
+    assert [each.where for each in record.read(tiny.dir)] == ["rtsw1:eth2"]
 
 
-def killed_while_setting(lab: Lab, kind: str, where: str, values: dict[str, Any], *, run: bool = False) -> None:
+def killed_while_setting(
+    lab: Lab, kind: str, where: str, values: dict[str, Any], *also: orders.Order, run: bool = False
+) -> None:
     """A process that makes the change, and ends before it has seen the effect."""
     pid = os.fork()
     if not pid:
         try:
-            orders.begin(lab, [(kind, where, values)], run=run)
+            with record.changing(lab):
+                orders.start(lab, [(kind, where, values), *also], run=run)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    (left,) = [each for each in Requested.read(lab.dir).more if each.where == where]
-    assert left.unfinished
+    assert [each.unfinished for each in record.read(lab.dir) if each.where == where][-1]
 
 
 def test_a_fault_without_an_effect_is_undone_with_exit_code_1(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,22 +155,22 @@ def test_a_fault_without_an_effect_is_undone_with_exit_code_1(tiny: Lab, monkeyp
         "problems"
     ]
     assert problem["why"] == "shows no effect after 0.1 s, so it was undone"
-    assert rate(tiny, "rtsw1:eth1") == usual and Requested.read(tiny.dir).more == ()
+    assert rate(tiny, "rtsw1:eth1") == usual and record.read(tiny.dir) == ()
 
 
 def test_a_link_flaps_until_it_is_cleared_and_a_repair_starts_it_again(tiny: Lab) -> None:
     (row,) = fault(tiny, "flap", "rtsw1:eth1", "--period", "200ms")["set"]
     assert row["what"] == "flap every 200ms, down for 50% of it"
-    (record,) = Requested.read(tiny.dir).more
-    assert record.worker is not None
+    (flap,) = record.read(tiny.dir)
+    assert flap.worker is not None
     assert "down is not possible: rtsw1:eth1 has the fault flap" in refused(tiny, "down", "ctsw1:eth1")
-    os.kill(record.worker[0], signal.SIGKILL)
+    os.kill(flap.worker[0], signal.SIGKILL)
     until(lambda: not orders.fault_rows(tiny)[0]["effect"])
     done = life.repair_lab(tiny.name).repaired
     assert done is not None and "rtsw1:eth1: flap every 200ms, down for 50% of it set again" in done.done
-    (record,) = Requested.read(tiny.dir).more
+    (flap,) = record.read(tiny.dir)
     fault(tiny, "clear", "ctsw1:eth1")
-    assert record.worker is not None and start_of(record.worker[0]) != record.worker[1]
+    assert flap.worker is not None and start_of(flap.worker[0]) != flap.worker[1]
     assert down_ports(tiny.handle("rtsw1")) == {} and hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
 
 
@@ -197,7 +210,7 @@ def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: La
     until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
     assert "--class 0 is not lossless here" in refused(tiny, "pfc-storm", "host3", "--class", "0")
     fault(tiny, "pfc-storm", "host3", "--time", "300ms")
-    until(lambda: Requested.read(tiny.dir).more == ())
+    until(lambda: record.read(tiny.dir) == ())
     until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
 
 
@@ -209,7 +222,7 @@ def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
     fault(tiny, "bit-errors", "rtsw1:eth4", "--rate", "1/8", "--ramp", "300ms")
     until(lambda: wanted_faults(tiny)["rtsw1:eth4"] == LinkFault(loss=1 / 64, corrupt=1 / 8))
     assert orders.fault_rows(tiny)[1]["effect"].startswith("now 1/8; the program has inverted a bit in ")
-    orders.end_all(tiny)
+    orders.end(tiny, [each for each in record.read(tiny.dir) if each.kind != PACKETS])
     assert wanted_faults(tiny) == {"rtsw1:eth4": LinkFault(loss=1 / 64)}, "the port has what it had"
     assert rate(tiny, "host1:eth1") == usual
     assert fault(tiny, "clear")["ended"] == ["rtsw1:eth4: fault of packets"]
@@ -226,13 +239,13 @@ def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: La
     assert (effect.what, effect.settled_s) == ("rtsw1:eth1: slow-link at 50% of its rate", None)
     assert result.fabric_state is not None
     assert result.fabric_state.before.link_faults == ("rtsw1:eth2: bgp-down (one run)",)
-    assert (rate(tiny, "rtsw1:eth1"), Requested.read(tiny.dir), status(tiny.name)[0].converged) == (
-        usual, Requested(), True,
+    assert (rate(tiny, "rtsw1:eth1"), record.read(tiny.dir), status(tiny.name)[0].converged) == (
+        usual, (), True,
     )  # fmt: skip
     killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5}, run=True)
     heard = Listener()
     run(tiny, SHORT, heard)
-    assert heard.warnings[0].startswith("a fault that was not finished is undone now: rtsw1:eth1: slow-link at 50%")
+    assert heard.warnings[0] == "a run that was killed had left faults on rtsw1:eth1, which are cleared now"
     assert rate(tiny, "rtsw1:eth1") == usual
     killed_while_setting(tiny, "bgp-down", "rtsw1:eth2", {}, run=True)
     state = run(tiny, SHORT, Silent()).fabric_state

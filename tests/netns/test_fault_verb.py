@@ -13,8 +13,9 @@ from heddle.base import state
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab.facts import known_facts, parts
+from heddle.lab.faults import orders
 from heddle.lab.lab import Lab
-from heddle.lab.outages import SECONDS, State, state_of, undo_all
+from heddle.lab.linkstate import SECONDS, State, state_of
 from heddle.lab.status import status
 from tests.conftest import Borrow
 from tests.typed import typed
@@ -31,7 +32,7 @@ def tiny(borrow: Borrow) -> Lab:
 def restored(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "tiny" in request.fixturenames:
-        undo_all(request.getfixturevalue("tiny"), SECONDS)
+        orders.end_all(request.getfixturevalue("tiny"))
 
 
 def fault(lab: Lab, *words: str, ends: int = 0) -> dict[str, Any]:

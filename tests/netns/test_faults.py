@@ -18,10 +18,11 @@ from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
-from heddle.lab import outages
 from heddle.lab.convergence import ExpectedRoutes, gaps
+from heddle.lab.faults import kind
 from heddle.lab.lab import Lab
-from heddle.lab.outages import Fault, State, drain, link_down, link_up, state_of, undrain, wait
+from heddle.lab.linkstate import State, state_of, wait
+from heddle.lab.outages import Fault, drain, link_down, link_up, undrain
 from heddle.lab.rehash import set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
@@ -244,7 +245,7 @@ def test_a_fault_that_times_out_or_is_interrupted_is_undone(
         raise error
 
     with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(outages, "wait", ends_early)
+        patch.setattr(kind, "wait", ends_early)
         make(dc, where)
     wait(dc)
     assert state_of(dc) == State((), ())

@@ -12,8 +12,9 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import impairments
 from heddle.lab import lifecycle as life
+from heddle.lab import outages
+from heddle.lab.faults import packets
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
@@ -56,14 +57,14 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     assert done.returncode == 0, done.stderr
     lab = open_lab(name)
     switches, hosts = LinkFault(loss=1 / 32, duplicate=1 / 32), LinkFault(corrupt=1 / 64)
-    found = {each.port: each for each in impairments.read_faults(lab)}
+    found = {each.port: each for each in packets.read_faults(lab)}
     assert {ref: (each.fault, each.by) for ref, each in found.items()} == {
         port.ref: (hosts if "host" in port.ref + port.peer_ref else switches, "file")
         for node in lab.fabric.nodes
         for port in node.ports
     }
     result = run(lab, RunOptions(sizes=(1 << 18,), iters=1, warmup=0, timeout=rc_timeout(14)), Silent())
-    counts = [each.counts for each in impairments.read_faults(lab) if each.counts is not None]
+    counts = [each.counts for each in packets.read_faults(lab) if each.counts is not None]
     assert result.wrong == 0
     assert all(sum(each[key] for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
     assert 0 < result[QueueUse].drops["fault"] <= sum(each["lost"] for each in counts)
@@ -74,11 +75,11 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     assert "(file): set by `link` of the fabric file" in typed("fault", "--lab", name).stdout
     # What the file sets can be cleared, and is there again after a reset.
     fresh = processes_of(lab)
-    assert "rtsw1:eth1" in impairments.clear_faults(lab, ["rtsw1:eth1"])
+    assert "rtsw1:eth1" in outages.clear_faults(lab, ["rtsw1:eth1"])
     (row,) = status(name)
     assert len(row.link_faults) == len(found) - 1
     assert reset(lab, fresh) == ResetResult()
-    assert {each.port for each in impairments.read_faults(lab)} == set(found)
+    assert {each.port for each in packets.read_faults(lab)} == set(found)
 
 
 @pytest.mark.skipif(not NO_NETEM, reason="this kernel has sch_netem")
@@ -98,7 +99,7 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     lab = up(name, *CABLES, "link.jitter.fabric=100ns")
     k = lab.fabric.policy.k
     assert k == 4000
-    found = {each.port: each.fault for each in impairments.read_faults(lab)}
+    found = {each.port: each.fault for each in packets.read_faults(lab)}
     fabric = LinkFault(delay_ns=10_000, jitter_ns=100)
     assert {found["host1:eth1"], found["ctsw1:eth1"]} == {LinkFault(delay_ns=1_000), fabric}
     assert len(found) == sum(len(node.ports) for node in lab.fabric.nodes)
@@ -162,7 +163,7 @@ WRONG: Final = (
 @pytest.fixture(autouse=True)
 def cleared(tiny: Lab) -> Iterator[None]:
     yield
-    impairments.clear_faults(tiny)
+    outages.clear_faults(tiny)
 
 
 def fault(lab: Lab, *words: str) -> list[dict[str, Any]]:
@@ -183,7 +184,7 @@ def test_a_fault_is_set_on_one_direction_listed_with_counters_replaced_and_clear
     assert set(counts) == {"packets", "lost", "corrupted", "duplicated", "delayed", "waiting"}
     assert [each["fault"] for each in fault(tiny, "rtsw1:eth1", "--corrupt", "1/100")] == [{"corrupt": 0.01}]
     assert fault(tiny, "--clear") == []
-    assert impairments.read_faults(tiny) == []
+    assert packets.read_faults(tiny) == []
 
 
 def test_both_sets_and_clears_the_two_directions_of_a_link_and_no_other(tiny: Lab) -> None:
@@ -212,7 +213,7 @@ def test_wrong_words_are_explained_and_nothing_is_set(tiny: Lab, golden: Callabl
         done = typed("fault", *words.split(), "--lab", tiny.name)
         assert (done.returncode, done.stdout) == (2, "")
         said.append(f"./inv fault {words}\n{done.stderr}".replace(tiny.name, "tiny"))
-    assert impairments.read_faults(tiny) == []
+    assert packets.read_faults(tiny) == []
     golden("runs/fault_verb.log", "\n".join(said))
 
 

@@ -17,14 +17,14 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
 from heddle.endpoints.runoptions import run_options
-from heddle.lab import convergence, outages
+from heddle.lab import convergence, linkstate, outages
 from heddle.lab import lifecycle as life
 from heddle.lab.convergence import revive
 from heddle.lab.facts import known_facts, parts
 from heddle.lab.faults.orders import clear, lost_faults, set_kind
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
-from heddle.lab.outages import state_of
+from heddle.lab.linkstate import state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
@@ -297,7 +297,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
         assert done == ["ctsw1:eth1: its route fe80::/64 was missing; added"]
     finally:
         whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
-        outages.wait(whole)
+        linkstate.wait(whole)
 
 
 @pytest.mark.deep

@@ -12,11 +12,11 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
-from heddle.lab import impairments, outages
 from heddle.lab import lifecycle as life
-from heddle.lab.impairments import Requested
+from heddle.lab import linkstate
+from heddle.lab.faults import packets, record
 from heddle.lab.lab import Lab
-from heddle.lab.outages import State, state_of
+from heddle.lab.linkstate import State, state_of
 from heddle.lab.status import status
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
@@ -58,7 +58,7 @@ def test_a_link_that_goes_down_in_a_run_comes_back_and_no_path_is_proven_that_ch
     assert any(proof.why for proof in moved), "packets of a QP took two paths"
     assert all(proof.measured == proof.predicted for proof in paths.flows if not proof.why)
     assert not paths.agree and result.proof is not None and not result.proof.agree
-    assert state_of(tiny) == State((), ()) and Requested.read(tiny.dir) == Requested()
+    assert state_of(tiny) == State((), ()) and record.read(tiny.dir) == ()
     proven_after = run(tiny, SHORT, Silent())
     assert proven_after.proof is not None and proven_after.proof.agree, "the lab is as before"
 
@@ -77,7 +77,7 @@ def test_a_flap_and_a_loss_in_parts_of_a_run_and_a_fault_that_never_comes(tiny: 
     assert {span.port for span in times.spans} == {"rtsw1:eth1", "rtsw2:eth3"}
     assert len(times.missed) == 4
     assert result[QueueUse].drops["fault"] > 0
-    assert impairments.read_faults(tiny) == [] and state_of(tiny).dead == ()
+    assert packets.read_faults(tiny) == [] and state_of(tiny).dead == ()
 
 
 def test_a_link_that_is_down_for_the_whole_run_has_its_routes_before_and_every_path_is_proven(tiny: Lab) -> None:
@@ -93,28 +93,28 @@ def test_a_host_without_its_only_link_ends_the_run_with_the_fault_in_the_error(t
     with pytest.raises(CheckError) as caught:
         run(tiny, dark, Silent())
     assert "--fault  rtsw2:eth3 down was set at that time, as requested" in str(caught.value)
-    assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
-    outages.wait(tiny)
+    assert state_of(tiny).dead == () and record.read(tiny.dir) == ()
+    linkstate.wait(tiny)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_a_run_that_is_ended_in_the_middle_of_a_fault_leaves_the_link_up(tiny: Lab, number: signal.Signals) -> None:
     ended_in_fault(tiny, number)
-    assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
-    outages.wait(tiny)
+    assert state_of(tiny).dead == () and record.read(tiny.dir) == ()
+    linkstate.wait(tiny)
 
 
 def test_the_next_run_sets_a_link_up_that_a_killed_run_left_down(tiny: Lab) -> None:
     ended_in_fault(tiny, signal.SIGKILL)
     assert state_of(tiny).dead == ("rtsw1:eth1",)
-    assert Requested.read(tiny.dir).run_down == {"rtsw1:eth1"}
+    assert [(each.key, each.unfinished) for each in record.read(tiny.dir)] == [(("down", "rtsw1:eth1"), True)]
     (row,) = status(tiny.name)
     assert any("is down for one run" in each for each in row.faults)
     heard = Listener()
     result = run(tiny, SHORT, heard)
     assert result.fabric_state is not None and result.fabric_state.word == "converged"
     assert heard.warnings[0] == "a run that was killed had left faults on rtsw1:eth1, which are cleared now"
-    assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
+    assert state_of(tiny).dead == () and record.read(tiny.dir) == ()
 
 
 @pytest.mark.deep
@@ -122,7 +122,7 @@ def test_repair_sets_such_a_link_up_too(tiny: Lab) -> None:
     ended_in_fault(tiny, signal.SIGKILL)
     done = life.repair_lab(tiny.name).repaired
     assert done is not None and "rtsw1:eth1: fault of a run that was killed, undone" in done.done
-    assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
+    assert state_of(tiny).dead == () and record.read(tiny.dir) == ()
 
 
 def ended_in_fault(lab: Lab, number: signal.Signals) -> None:

@@ -19,8 +19,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.checks.validate import validate
-from heddle.lab import impairments
 from heddle.lab import lifecycle as life
+from heddle.lab import outages
+from heddle.lab.faults import packets
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.parts.queues import QueueUse
@@ -64,27 +65,27 @@ class During:
 
 def now(lab: Lab) -> Set:
     """Port -> its fault, and what has set it."""
-    return {each.port: (each.fault, each.by) for each in impairments.read_faults(lab)}
+    return {each.port: (each.fault, each.by) for each in packets.read_faults(lab)}
 
 
 @pytest.fixture(autouse=True)
 def cleared(tiny: Lab) -> Iterator[None]:
     yield
-    impairments.clear_faults(tiny)
-    assert impairments.read_faults(tiny) == []
+    outages.clear_faults(tiny)
+    assert packets.read_faults(tiny) == []
 
 
 def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> None:
     loss, corrupt, duplicate = "rtsw2:eth3", "rtsw1:eth3", "rtsw2:eth4"  # to three hosts
-    impairments.set_fault(tiny, [loss], LinkFault(loss=1 / 32))
-    impairments.set_fault(tiny, [corrupt], LinkFault(corrupt=1 / 32))
-    impairments.set_fault(tiny, [duplicate], LinkFault(duplicate=1 / 16))
-    impairments.set_fault(tiny, ["host1", "rtsw1:eth1", "rtsw1:eth2"], LinkFault(loss=1 / 128, duplicate=1 / 32))
+    outages.set_fault(tiny, [loss], LinkFault(loss=1 / 32))
+    outages.set_fault(tiny, [corrupt], LinkFault(corrupt=1 / 32))
+    outages.set_fault(tiny, [duplicate], LinkFault(duplicate=1 / 16))
+    outages.set_fault(tiny, ["host1", "rtsw1:eth1", "rtsw1:eth2"], LinkFault(loss=1 / 128, duplicate=1 / 32))
     result = run(tiny, RING, Silent())
     paths = proven(tiny)  # what a link lost or copied is in its counters, and a wrong ICRC is counted by queue pair
     twice = {note.split()[5].rstrip(";") for note in paths.notes if "came twice after" in note}
     assert duplicate in twice and len(twice) > 1, paths.notes
-    counts = {each.port: each.counts for each in impairments.read_faults(tiny) if each.counts is not None}
+    counts = {each.port: each.counts for each in packets.read_faults(tiny) if each.counts is not None}
     assert result.wrong == 0
     assert total(result, "retransmitted") > 0
     assert counts[duplicate]["duplicated"] > 0
@@ -96,7 +97,7 @@ def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> 
 
 @needs_netem
 def test_reordered_packets_cause_naks_and_no_wrong_data(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
+    outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
     result = run(tiny, RING, Silent())
     assert result.wrong == 0
     assert total(result, "out_of_order") > 0
@@ -106,7 +107,7 @@ def test_reordered_packets_cause_naks_and_no_wrong_data(tiny: Lab) -> None:
 @needs_netem
 def test_a_path_of_four_delayed_links_delivers_everything_in_order(tiny: Lab) -> None:
     """Each packet passes up to four delay lines: the kernel must not take that for a loop."""
-    impairments.set_fault(tiny, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
+    outages.set_fault(tiny, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
     result = run(tiny, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
     assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
@@ -114,7 +115,7 @@ def test_a_path_of_four_delayed_links_delivers_everything_in_order(tiny: Lab) ->
 
 
 def test_status_and_validate_name_a_fault(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
+    outages.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
     (row,) = status(tiny.name)
     assert row.converged, "routes do not depend on it"
     assert row.link_faults == ("rtsw1:eth1: 1/256 lost, 1/200 duplicated",)
@@ -124,7 +125,7 @@ def test_status_and_validate_name_a_fault(tiny: Lab) -> None:
 
 
 def test_repair_sets_a_fault_again_that_was_changed_by_hand(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
+    outages.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
     with LabQueues.pinned(tiny.fabric) as live:
         live.links["flags"][live.ids["rtsw1", "eth1"]] ^= LINK_FAULT
     (check,) = [each for each in validate(tiny, ["faults"]) if each.name == "faults"]
@@ -136,14 +137,14 @@ def test_repair_sets_a_fault_again_that_was_changed_by_hand(tiny: Lab) -> None:
 
 
 def test_the_reset_between_two_tests_clears_faults(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
-    assert len(impairments.read_faults(tiny)) == 5
+    outages.set_fault(tiny, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
+    assert len(packets.read_faults(tiny)) == 5
     assert reset(tiny, processes_of(tiny)) == ResetResult()
-    assert impairments.read_faults(tiny) == []
+    assert packets.read_faults(tiny) == []
 
 
 def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_had(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
     faults = (LOSSY, "rtsw1,loss=1/64")
     options = RunOptions(sizes=(1 << 19,), iters=1, warmup=0, timeout=rc_timeout(14), faults=faults)
     table = During(tiny)
@@ -176,11 +177,11 @@ def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:
 
 
 def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(duplicate=1 / 64))
+    outages.set_fault(tiny, ["rtsw1:eth1"], LinkFault(duplicate=1 / 64))
 
     def change() -> None:
-        impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
-        impairments.clear_faults(tiny, ["rtsw1:eth1"])
+        outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
+        outages.clear_faults(tiny, ["rtsw1:eth1"])
 
     options = RunOptions(sizes=(1 << 16, 1 << 17), iters=1, warmup=0, faults=(LOSSY, "rtsw1:eth1,loss=1/64"))
     result = run(tiny, options, Silent(), During(tiny, change))
@@ -213,7 +214,7 @@ def test_a_run_that_is_ended_leaves_no_fault(tiny: Lab, number: signal.Signals) 
 
 
 def test_the_fault_of_a_run_that_was_killed_is_named_and_the_next_run_undoes_it(tiny: Lab) -> None:
-    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
     ended_by(tiny, signal.SIGKILL)
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}
     (row,) = status(tiny.name)
@@ -234,7 +235,7 @@ def test_repair_and_clear_undo_the_fault_of_a_run_that_was_killed_too(tiny: Lab)
     assert done is not None and "rtsw2:eth3: fault of a run that was killed, undone" in done.done
     assert now(tiny) == {}
     ended_by(tiny, signal.SIGKILL)
-    assert impairments.clear_faults(tiny) == ["rtsw2:eth3"]
+    assert outages.clear_faults(tiny) == ["rtsw2:eth3"]
     assert now(tiny) == {}
     heard = Listener()
     run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)

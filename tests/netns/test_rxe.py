@@ -20,7 +20,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.rdma.launching import launch
 from heddle.kernel import rdma
-from heddle.lab import impairments
+from heddle.lab import outages
+from heddle.lab.faults import packets
 from heddle.lab.lab import Lab
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
@@ -112,9 +113,9 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
         assert typed("fault", LOSSY, "--loss", "1/32", "--lab", tiny.name).returncode == 0
         options = RunOptions(sizes=(1 << 19,), iters=2, warmup=0, transport="rxe", timeout=rc_timeout(14))
         result = run(tiny, options, Silent())
-        (fault,) = impairments.read_faults(tiny)
+        (fault,) = packets.read_faults(tiny)
     finally:
-        impairments.clear_faults(tiny)
+        outages.clear_faults(tiny)
     assert result.wrong == 0
     assert fault.counts is not None and 0 < result[QueueUse].drops["fault"] <= fault.counts["lost"]
     assert result[QueueUse].drops.keys() == {"fault"}

@@ -23,12 +23,13 @@ from heddle.endpoints.programruns import ProgramOptions
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.fabric.model import Role
 from heddle.host import capacity
-from heddle.lab import lifecycle, outages, rehash, thresholds
+from heddle.lab import lifecycle, linkstate, outages, rehash, thresholds
 from heddle.lab.capture import Bounds, capture, find_ports
 from heddle.lab.cutlinks import FarTrip, carriers, cut_counts, lost_carriers, tunnels
-from heddle.lab.faults import orders
-from heddle.lab.impairments import Requested, clear_faults, down_of, fault_differences, set_fault, wanted_faults
+from heddle.lab.faults import orders, record
+from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.lab import Lab
+from heddle.lab.ports import down_of, set_links
 from heddle.lab.queues import QueueWatch
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
@@ -149,10 +150,10 @@ def carrier_crosses_a_cut(lab: Lab) -> dict[str, float]:
     took = {}
     for word, gone in (("down", True), ("up", False)):
         began = time.monotonic()
-        outages.set_links(lab, [port.peer_ref], word)
+        set_links(lab, [port.peer_ref], word)
         until(lambda gone=gone: (port.name in down_of(lab, [port.node])[port.node]) == gone)  # type: ignore[misc]
         took[word] = time.monotonic() - began
-    outages.wait(lab)
+    linkstate.wait(lab)
     return took
 
 
@@ -191,12 +192,12 @@ def faults_with_a_process(lab: Lab) -> None:
     orders.set_kind(lab, "bit-errors", [dying], {"rate": 0.5, "ramp": 60 * 10**9})
     assert 0 < wanted_faults(lab)[dying].corrupt < 0.5 and fault_differences(lab, wanted_faults(lab)) == {}
     assert orders.lost_faults(lab) == []
-    (errors,) = (each for each in Requested.read(lab.dir).more if each.kind == "bit-errors")
+    (errors,) = (each for each in record.read(lab.dir) if each.kind == "bit-errors")
     assert errors.worker is not None
     lab.output(dying.partition(":")[0], ["kill", "-9", str(errors.worker[0])])
     until(lambda: [each.where for each in orders.lost_faults(lab)] == [dying])
     orders.clear(lab, [dying])
-    assert Requested.read(lab.dir) == Requested() and fault_differences(lab, {}) == {}
+    assert record.read(lab.dir) == () and fault_differences(lab, {}) == {}
     ((_, effect),) = orders.set_kind(lab, "pfc-storm", ["host4"], {"time": 4 * 10**8})
     assert "pause frame" in effect
     until(lambda: not orders.fault_rows(lab))
@@ -216,11 +217,11 @@ def crafted_and_probed(lab: Lab) -> None:
     assert found.answers and found.responder is not None and found.responder.expected == 1
     assert found.sent[0].at_s == 0 <= found.arrived[0].at_s + 5e-3
     bad = cut_port(lab, "rtsw2")
-    set_fault(lab, [bad], LinkFault(corrupt=0.25))
+    outages.set_fault(lab, [bad], LinkFault(corrupt=0.25))
     try:
         seen = judged(replace(Case.of(lab.fabric, None, lab), traffic=(probe_paths(lab, Silent()),), probed=True))
     finally:
-        clear_faults(lab)
+        outages.clear_faults(lab)
     assert seen.verdict is not None and (seen.verdict.cause, seen.verdict.object) == ("bit-errors", bad)
     assert sum(each.lost for each in seen.case.probes) == 0 and sum(each.packets for each in seen.case.probes) > 1000
 
@@ -476,12 +477,12 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
 @pytest.mark.skipif(bool(portfaults.missing()), reason=portfaults.missing())
 def test_a_cut_link_delays_each_direction_as_a_whole_link_does(lab: Lab) -> None:
     one_way_ns = 5_000
-    set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))
+    outages.set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))
     try:
         found = craft(lab, "host1", "host4")
         assert [each for each in validate(lab) if not each.ok] == []
     finally:
-        clear_faults(lab)
+        outages.clear_faults(lab)
     took_s = found.answers[0].at_s - found.sent[0].at_s
     wanted_s = 2 * one_way_ns * lab.fabric.policy.k / 1e9  # a path crosses one cut in each direction
     assert wanted_s <= took_s < wanted_s + patience(0.1)

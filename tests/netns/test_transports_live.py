@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import CheckError
-from heddle.lab import impairments
+from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.store import load, paths_of
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def lossy(tiny: Lab) -> Iterator[Callable[[float], object]]:
     """Sets the share of packets that the port to host3 loses; none when the test has ended."""
-    yield lambda share: impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(loss=share))
-    impairments.clear_faults(tiny)
+    yield lambda share: outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(loss=share))
+    outages.clear_faults(tiny)
 
 
 def test_each_recovery_delivers_all_data_and_selective_repeat_sends_least_again(

@@ -35,7 +35,7 @@ from tests.objects import bpf as build
 from heddle.switch.links.portfaults import file_faults, line_of
 from heddle.switch.queues.cells import FAULT
 from heddle.views.labtext import faults_text
-from heddle.lab.impairments import PortFault
+from heddle.lab.faults.packets import Packets, PortFault
 
 tiny = load_fabric("tiny", overrides=["link.burst=1/256"]).fabric
 given = LinkFault(burst=1 / 256, slot_ns=1000)
@@ -44,7 +44,7 @@ counts = dict.fromkeys((*FAULT.names, "waiting"), 7)
 print(json.dumps({
     "flags": {each.flag: each.option.help for each in fault.verb.parameters},
     "file": file_faults(tiny)["host1:eth1"].to_json(),
-    "typed": parse_run_fault("rtsw1:eth1,burst=1/256,slot=1us").fault == given,
+    "typed": Packets().read(parse_run_fault("rtsw1:eth1,burst=1/256,slot=1us", {}).values, str) == given.to_json(),
     "words": given.text(4000),
     "netem": line_of(port, 7, given, 4000).netem(),
     "fields": {name: FAULT.fields[name][1] for name in FAULT.names},

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
 from heddle.base.units import format_share, parse_share
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.impairments import PortFault, Requested, SetFault
+from heddle.lab.faults import record
+from heddle.lab.faults.packets import PortFault, wanted_faults
+from heddle.lab.faults.record import SetFault
 from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import DelayLine
 from heddle.views.labtext import faults_text
@@ -72,26 +75,32 @@ def test_only_a_delay_needs_netem_which_keeps_the_order_by_a_rate_above_any_link
     assert DelayLine("eth1", 7, {"delay": 1}).netem() == "netem limit 1000000 delay 1ns rate 100gbit"
 
 
-def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Path) -> None:
-    links = {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT}
-    before = {"rtsw1:eth2": LinkFault(corrupt=0.1), "rtsw1:eth3": None, "rtsw1:eth4": NO_FAULT}
-    for each in (
-        Requested(),
-        Requested(down=frozenset({"rtsw1:eth1", "rtsw2:eth1"})),
-        Requested(frozenset({"rtsw1:eth1"}), links),
-        Requested(frozenset({"rtsw1:eth1"}), links, before, frozenset({"rtsw1:eth2"})),
-        Requested(more=(SetFault("slow-link", "rtsw1:eth1", {"rate": 0.5}, (7, 9)), SetFault("flap", "a", run=True))),
-    ):
-        each.write(tmp_path)
-        assert Requested.read(tmp_path) == each
-
-
-@pytest.mark.parametrize("faults", ["x", [1], {"a": 1}, {"a": {"loss": "1"}}, {"a": {"colour": 1}}])
-def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, faults: object) -> None:
-    (tmp_path / "faults.json").write_text(
-        json.dumps({"down": ["rtsw1:eth1"], "links": faults, "run": faults, "more": faults})
+def test_the_record_is_one_list_of_what_was_set_in_its_order(tmp_path: Path) -> None:
+    assert record.read(tmp_path) == ()
+    some = (
+        SetFault("down", "rtsw1:eth1"),
+        SetFault("packets", "rtsw1:eth2", LinkFault(loss=0.25).to_json()),
+        SetFault("packets", "rtsw1:eth2", LinkFault(loss=0.5).to_json(), (7, 9), run=True),
+        SetFault("packets", "rtsw1:eth3"),
+        SetFault("slow-link", "rtsw1:eth1", {"rate": 0.5}, worker=(7, 9)),
     )
-    assert Requested.read(tmp_path) == Requested(down=frozenset({"rtsw1:eth1"}))
+    record.write(tmp_path, some)
+    assert record.read(tmp_path) == some
+
+
+@pytest.mark.parametrize("damaged", ["x", 1, {}, {"kind": "down"}, {"kind": "a", "where": "b", "maker": [1]}])
+def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, damaged: object) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps({"faults": [damaged, {"kind": "down", "where": "rtsw1:eth1"}]}))
+    assert record.read(tmp_path) == (SetFault("down", "rtsw1:eth1"),)
+    (tmp_path / "faults.json").write_text(json.dumps({"faults": damaged}))
+    assert record.read(tmp_path) == ()
+
+
+@pytest.mark.parametrize("values", [{"loss": "1"}, {"colour": 1}, {"loss": None}])
+def test_a_damaged_fault_of_packets_counts_as_none(tmp_path: Path, values: dict[str, object]) -> None:
+    record.write(tmp_path, [SetFault("packets", "rtsw1:eth1", values), SetFault("packets", "rtsw1:eth2", {"loss": 1})])
+    lab = SimpleNamespace(dir=tmp_path, fabric=TINY, runtime=SimpleNamespace(here=True))
+    assert wanted_faults(lab) == {"rtsw1:eth2": LinkFault(loss=1)}  # type: ignore[arg-type]
 
 
 def test_the_table_names_the_fault_its_source_and_its_counts() -> None:

@@ -19,12 +19,13 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import runfaults
 from heddle.lab.faults import orders
-from heddle.lab.faults.registry import KINDS
+from heddle.lab.faults.registry import KEYS, KINDS
 from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run, plan_workload
 from heddle.spec.faultsettings import SETTINGS, Times
+from heddle.spec.impairments import KINDS as OF_LINKS
 from heddle.spec.impairments import NETEM_KINDS, LinkFault, RunFault, parse_run_fault
 from heddle.switch.links import portfaults
 from heddle.traffic.options import RunOptions
@@ -78,29 +79,29 @@ WRONG: Final = (
 
 
 @pytest.mark.parametrize(
-    ("text", "ports", "fault"),
+    ("text", "ports", "values"),
     [
-        ("rtsw1:eth3,loss=1/256", ("rtsw1:eth3",), LinkFault(loss=1 / 256)),
-        ("rtsw1:eth3, ctsw*, loss=1%, corrupt=0.5%", ("rtsw1:eth3", "ctsw*"), LinkFault(loss=0.01, corrupt=0.005)),
-        ("delay=10us,jitter=1us,reorder=2%,rtsw1", ("rtsw1",), LinkFault(10_000, 1_000, reorder=0.02)),
+        ("rtsw1:eth3,loss=1/256", ("rtsw1:eth3",), {"loss": "1/256"}),
+        ("rtsw1:eth3, ctsw*, loss=1%, corrupt=0.5%", ("rtsw1:eth3", "ctsw*"), {"loss": "1%", "corrupt": "0.5%"}),
+        ("delay=10us,jitter=1us,rtsw1", ("rtsw1",), {"delay": "10us", "jitter": "1us"}),
     ],
 )
-def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...], fault: LinkFault) -> None:
-    assert parse_run_fault(text) == RunFault(ports, fault)
+def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...], values: dict[str, str]) -> None:
+    assert parse_run_fault(text, KEYS) == RunFault(ports, "packets", values)
 
 
 def test_ports_are_resolved_on_the_fabric_and_the_last_fault_of_a_port_counts() -> None:
     found = faults_on(TINY, ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%"])
-    assert {each.port: each.fault for each in found} == {
-        **dict.fromkeys(("rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth4"), LinkFault(loss=0.01)),
-        "rtsw1:eth3": LinkFault(corrupt=0.01),
+    assert {each.port: dict(each.values) for each in found} == {
+        **{f"rtsw1:eth{number}": {"loss": 0.01} for number in (1, 2, 4)},
+        "rtsw1:eth3": {"corrupt": 0.01},
     }
     assert faults_on(TINY, []) == ()
 
 
 def test_a_link_goes_down_once_at_the_end_of_a_switch() -> None:
     (link,) = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,down,from=2s,to=4s,every=5s"])
-    assert link == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9, 4 * 10**9, 5 * 10**9))
+    assert link == PlannedFault("rtsw1:eth1", "down", Times(2 * 10**9, 4 * 10**9, 5 * 10**9))
     assert (link.what(4000), link.times.text()) == ("rtsw1:eth1 down", "from 2s to 4s, every 5s")
     (host,) = faults_on(TINY, ["host1:eth1,down"])
     assert (host.port, bool(host.times)) == ("rtsw1:eth3", False)
@@ -108,12 +109,12 @@ def test_a_link_goes_down_once_at_the_end_of_a_switch() -> None:
 
 def test_a_kind_by_name_has_its_place_its_values_and_times() -> None:
     (slow,) = faults_on(TINY, ["rtsw1:eth1,slow-link,rate=1/4,from=2s"])
-    assert slow == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9), "slow-link", (("rate", 0.25),))
-    assert (slow.what(4000), slow.reroutes, slow.down) == ("rtsw1:eth1: slow-link at 1/4 of its rate", False, False)
+    assert slow == PlannedFault("rtsw1:eth1", "slow-link", Times(2 * 10**9), (("rate", 0.25),))
+    assert (slow.what(4000), slow.reroutes) == ("rtsw1:eth1: slow-link at 1/4 of its rate", False)
     both = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,bgp-down", "rtsw1:eth1,loss=1%", "ctsw*,frozen,to=1s"])
     assert [(each.port, each.kind, each.reroutes) for each in both] == [
         ("rtsw1:eth1", "bgp-down", True),
-        ("rtsw1:eth1", "", False),
+        ("rtsw1:eth1", "packets", False),
         ("ctsw1", "frozen", True),
         ("ctsw2", "frozen", True),
     ]
@@ -121,8 +122,9 @@ def test_a_kind_by_name_has_its_place_its_values_and_times() -> None:
 
 def test_each_kind_takes_values_that_there_are() -> None:
     for name, kind in KINDS.items():
-        assert kind.name == name and kind.does.endswith(".") and kind.settings.keys() <= SETTINGS.keys()
-    assert {key for kind in KINDS.values() for key in kind.settings} == SETTINGS.keys()
+        assert kind.name == name and kind.does.endswith(".")
+    assert {key for keys in KEYS.values() for key in keys} == SETTINGS.keys()
+    assert {*KINDS} - {*KEYS} == {"packets"} and KINDS["packets"].settings.keys() == OF_LINKS.keys()
 
 
 def test_several_faults_of_a_port_may_follow_each_other_and_a_lossy_link_may_go_down() -> None:
@@ -159,10 +161,10 @@ def test_times_overlap_when_one_begins_before_the_other_has_ended(one: Any, othe
 
 def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 10**6
-    flap = PlannedFault("rtsw1:eth1", None, Times(10 * ms, 20 * ms, 30 * ms))
-    lossy = PlannedFault("rtsw2:eth1", LinkFault(loss=0.5), Times(None, 20 * ms))
-    more = PlannedFault("rtsw2:eth1", LinkFault(loss=0.1), Times(20 * ms))
-    whole = PlannedFault("rtsw2:eth2", LinkFault(loss=0.1), Times())
+    flap = PlannedFault("rtsw1:eth1", "down", Times(10 * ms, 20 * ms, 30 * ms))
+    lossy = PlannedFault("rtsw2:eth1", "packets", Times(None, 20 * ms), (("loss", 0.5),))
+    more = PlannedFault("rtsw2:eth1", "packets", Times(20 * ms), (("loss", 0.1),))
+    whole = PlannedFault("rtsw2:eth2", "packets", Times(), (("loss", 0.1),))
     done: list[tuple[str, tuple[PlannedFault, ...]]] = []
     seen = threading.Event()
 
@@ -188,16 +190,13 @@ def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch:
 
 
 def test_a_fault_begins_before_its_links_go_down_since_packets_are_lost_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (down,) = faults_on(TINY, ["rtsw1:eth1,down,from=1s"])
     changed: list[int] = []
     monkeypatch.setattr(runfaults, "changing", lambda lab: nullcontext())
-    monkeypatch.setattr(runfaults, "_up_now", lambda lab, ports: [*ports])
-    monkeypatch.setattr(runfaults, "write_faults", lambda lab, faults, more: None)
-    monkeypatch.setattr(orders, "begin", lambda lab, named, run: [])
-    monkeypatch.setattr(runfaults, "set_links", lambda lab, ports, state: changed.append(time.monotonic_ns()))
-    clock = FaultClock(SimpleNamespace(dir=tmp_path), [down])  # type: ignore[arg-type]
+    monkeypatch.setattr(orders, "start", lambda lab, some, run: changed.append(time.monotonic_ns()))
+    clock = FaultClock(SimpleNamespace(), [down])  # type: ignore[arg-type]
     clock.begin([down])
     assert clock.spans[0].begin_ns <= changed[0]
 

@@ -17,7 +17,7 @@ from heddle.cli import capture_live, nccltests, tuner_verb
 from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
-from heddle.lab import outages
+from heddle.lab import linkstate
 from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle_plugins.experiments import verbs as experiment_verbs
 from heddle_plugins.workshop.catalogue import unit_ids
@@ -90,7 +90,7 @@ WRITTEN: Final = {
     **{(verb, flag): value for verb in (*nccltests.VERBS, "tuner") for flag, value in _OF_RUN.items()},
     ("tuner", "--qps"): tuner_verb._QPS,
     **{(verb, "--tunnel-port"): f"{TUNNEL_PORT}" for verb in ("setup", "up")},
-    ("fault", "--timeout"): f"{outages.SECONDS:g}",
+    ("fault", "--timeout"): f"{linkstate.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
     ("check", "--workload"): experiment_verbs._USUAL,

@@ -9,8 +9,8 @@ from typing import Final
 
 from heddle.lab.faults import orders
 from heddle.lab.faults.kind import KeptFault
+from heddle.lab.faults.record import SetFault, read
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.impairments import Requested, SetFault
 from heddle.lab.opening import open_lab
 
 _SLICE_S: Final = 0.1
@@ -22,7 +22,7 @@ def main(words: Sequence[str]) -> None:
     lab = open_lab(name)
 
     def found() -> SetFault | None:
-        return next((each for each in Requested.read(lab.dir).more if each.key == (kind, where)), None)
+        return next((each for each in read(lab.dir) if each.key == (kind, where)), None)
 
     def going(seconds: float) -> bool:
         end = time.monotonic() + seconds

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import InputError, Problem
 from heddle.lab.daemons import ADMIN_DOWN, ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.impairments import SetFault
-from heddle.lab.outages import configure_bgp
+from heddle.lab.faults.record import SetFault
+from heddle.lab.linkstate import configure_bgp
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.units import format_duration, format_share
 from heddle.lab.faults.kind import Going, KeptFault
-from heddle.lab.impairments import Requested, SetFault, changing, read_faults, wanted_faults, write_faults
+from heddle.lab.faults.packets import read_faults, wanted_faults, write_fault
+from heddle.lab.faults.record import SetFault, changing
 from heddle.spec.impairments import NO_FAULT
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ class BitErrors(KeptFault):
                 break
         return False
 
-    def text(self, fault: SetFault) -> str:
+    def text(self, fault: SetFault, k: int) -> str:
         return f"bit-errors up to {format_share(fault.values['rate'])} within {format_duration(fault.values['ramp'])}"
 
 
 def _set(lab: Lab, ref: str, share: float) -> None:
     """Set the share of corrupt packets of a port; what else its link does stays. The caller holds CHANGES."""
-    requested, now = Requested.read(lab.dir), wanted_faults(lab).get(ref, NO_FAULT)
+    now = wanted_faults(lab).get(ref, NO_FAULT)
     if now.corrupt != share:
-        fault = replace(now, corrupt=share)
-        write_faults(lab, {ref: fault}, replace(requested, links={**requested.links, ref: fault}))
+        write_fault(lab, ref, replace(now, corrupt=share))

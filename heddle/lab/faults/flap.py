@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
 from heddle.lab.faults.kind import Going, KeptFault
-from heddle.lab.impairments import SetFault, down_of
-from heddle.lab.outages import set_links, switch_end
+from heddle.lab.faults.record import SetFault
+from heddle.lab.ports import down_of, set_links, switch_end
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Flap(KeptFault):
             if not going(period_s * (1 - duty)):
                 return False
 
-    def text(self, fault: SetFault) -> str:
+    def text(self, fault: SetFault, k: int) -> str:
         values = fault.values
         return f"flap every {format_duration(values['period'])}, down for {format_share(values['duty'])} of it"
 

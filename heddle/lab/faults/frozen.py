@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from heddle.base.tables import many
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault
 from heddle.lab.frr import CONTINUE, STOP, on_daemons
-from heddle.lab.impairments import SetFault
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:

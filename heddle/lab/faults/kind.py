@@ -15,14 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from heddle.base import owners, resources
-from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.problems import CheckError, InputError, MachineError, Problem
 from heddle.base.process import end_all, start_of
 from heddle.fabric.model import Fabric, Role, matching_names, split_words
-from heddle.lab.impairments import Process, Requested, SetFault, changing, ports_of, runs
-from heddle.lab.outages import check_rendered, wait
+from heddle.lab.faults import record
+from heddle.lab.faults.record import Process, SetFault, changing, runs
+from heddle.lab.linkstate import check_rendered, wait
+from heddle.lab.ports import ends_of, ports_of
 from heddle.lab.spread import nothing, only, spread
 from heddle.spec.faultsettings import SETTINGS
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 _LOOK_S: Final = 0.05
+Source = Literal["file", "fault", "run"]
 
 
 class NamedFault(ABC):
@@ -39,7 +42,9 @@ class NamedFault(ABC):
     one part cannot be on one place. settings: keys of SETTINGS, each with the text that stands for a value that is not
     typed; None where it must be typed, empty where the kind chooses it. rendered: the lab must have been rendered by
     Heddle. routes: that, too, since routes change; no run may be in progress. settles: False where the routes with the
-    fault do not stay, or not yet come. lasting: False where the fault ends by itself.
+    fault do not stay, or not yet come. lasting: False where the fault ends by itself. listed: False where the lab shows
+    the fault also without its record: facts and tables of their own name it, and it excludes no other. cleared: what is
+    reported when it was cleared, if not its text.
     """
 
     name: ClassVar[str]
@@ -51,6 +56,8 @@ class NamedFault(ABC):
     routes: ClassVar[bool] = False
     settles: ClassVar[bool] = True
     lasting: ClassVar[bool] = True
+    listed: ClassVar[bool] = True
+    cleared: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, lab: Lab, fault: SetFault) -> SetFault | None:
@@ -64,20 +71,63 @@ class NamedFault(ABC):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Restore what `apply` changed; it may have been changed in part, or not at all."""
 
-    def text(self, fault: SetFault) -> str:
-        """The fault in words, behind its place: `slow-link at 10% of its rate`."""
+    def text(self, fault: SetFault, k: int) -> str:
+        """The fault in words, behind its place: `slow-link at 10% of its rate`. k: of the fabric."""
         return self.name
+
+    def explained(self, problem: Problem, fault: SetFault, lab: str) -> Problem:
+        """What is wrong at a place that the fault touches, with the fault and what ends it."""
+        why = f"{problem.why}, {ON_PURPOSE} ({self.name} {fault.where})"
+        return replace(problem, why=why, hint=undo_of(lab, fault))
 
     def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as recorded. InputError where they do not fit this place, or the lab cannot have this fault."""
         return dict(values)
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
-        """Nodes and ports at which `status` and `validate` see the effect."""
-        if self.at not in ("link", "session"):
-            return {fault.where}
-        node, _, name = fault.where.partition(":")
-        return {fault.where, fabric.by_name[node].port(name).peer_ref}
+        """Nodes and ports at which `status` and `validate` see the effect, and name this fault."""
+        if not self.listed:
+            return set()
+        return ends_of(fabric, fault.where) if self.at in ("link", "session") else {fault.where}
+
+    def fresh(self, lab: Lab, places: Sequence[str]) -> Sequence[str]:
+        """Those of these places where there is something to change."""
+        return places
+
+    def present(self, lab: Lab, known: Sequence[SetFault]) -> list[SetFault]:
+        """The faults of this kind that the lab has, also those of a run. known: those that are recorded."""
+        return [*known] if lab.runtime.here else [each for each in known if not self.over(lab, each)]
+
+    def seen(self, lab: Lab, faults: Sequence[SetFault]) -> list[tuple[Source, str]]:
+        """What has set each, and its effect that is seen now."""
+        return [("run" if each.run else "fault", self.effect(lab, each)) for each in faults]
+
+    def over(self, lab: Lab, fault: SetFault) -> bool:
+        """Whether a fault that is recorded has ended by itself. A shard cannot say so in the record."""
+        return False
+
+    def start(self, lab: Lab, faults: Sequence[SetFault]) -> list[SetFault]:
+        """Make the changes of faults that are recorded; returns the faults with their workers. CHANGES is held."""
+        made = list(faults)
+        for number, fault in enumerate(faults):
+            if (changed := self.apply(lab, fault)) is not None:
+                record.replaced(lab, [fault], [changed])
+                made[number] = changed
+        return made
+
+    def end(self, lab: Lab, faults: Sequence[SetFault]) -> None:
+        """Undo faults and remove them from the record. CHANGES is held."""
+        for fault in faults:
+            self.undo(lab, fault)
+            record.replaced(lab, [fault], ())
+
+    def clear(self, lab: Lab, faults: Sequence[SetFault]) -> None:
+        """End what `present` returned, as the user wants it. CHANGES is held."""
+        self.end(lab, faults)
+
+    def left(self, lab: Lab, faults: Sequence[SetFault]) -> list[Problem]:
+        """What the lab still has of faults that were cleared."""
+        return []
 
     def places(self, fabric: Fabric, words: Sequence[str]) -> list[str]:
         """The places that names and patterns select; InputError for a word that selects none."""
@@ -133,18 +183,28 @@ class NamedFault(ABC):
             return nullcontext()
         return owners.lock(lab.name, work="fault")
 
-    def proof(self, lab: Lab, fault: SetFault, timeout: float) -> str:
-        """Wait for the effect; returns the evidence. CheckError when it does not come in `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while not (found := self.effect(lab, fault)):
-            if time.monotonic() > end:
-                why = f"shows no effect after {timeout:g} s, so it was undone"
-                raise CheckError(Problem(fault.where, self.name, why, "run ./inv status to see the state of the lab"))
-            time.sleep(_LOOK_S)
+    def proof(self, lab: Lab, faults: Sequence[SetFault], timeout: float) -> list[str]:
+        """Wait for the effect of each; returns the evidence. CheckError when one does not come in `timeout` seconds."""
+        end, shown = time.monotonic() + timeout, []
+        for fault in faults:
+            while not (found := self.effect(lab, fault)):
+                if time.monotonic() > end:
+                    why, hint = f"shows no effect after {timeout:g} s, so it was undone", "run ./inv status"
+                    raise CheckError(Problem(fault.where, self.name, why, f"{hint} to see the state of the lab"))
+                time.sleep(_LOOK_S)
+            shown.append(found)
         if self.routes and self.settles:
-            wait(lab, max(0.001, end - time.monotonic()))
-            found += "; every switch whose BGP answers has the routes that follow"
-        return found
+            wait(lab, min(timeout, max(0.001, end - time.monotonic())))
+            shown = [f"{each}; every switch whose BGP answers has the routes that follow" for each in shown]
+        return shown
+
+
+ON_PURPOSE: Final = "on purpose"
+
+
+def undo_of(lab: str, fault: SetFault) -> str:
+    """The command that ends the faults of a place."""
+    return f"./inv fault clear {fault.where} --lab {lab}"
 
 
 Going = Callable[[float], bool]  # sleeps for these seconds; False when the fault is to end
@@ -164,6 +224,11 @@ class KeptFault(NamedFault):
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         _end(lab, fault, _node_of(fault), copied=not lab.runtime.here)
+
+    def over(self, lab: Lab, fault: SetFault) -> bool:
+        with suppress(MachineError):  # a lost shard is reported elsewhere
+            return not self.lasting and fault.worker is not None and not self.kept(lab, fault)
+        return False
 
     def kept(self, lab: Lab, fault: SetFault) -> bool:
         """Whether the process runs. MachineError when its shard does not answer."""
@@ -212,5 +277,4 @@ def _runs(lab: Lab, worker: Process, node: str) -> bool:
 def _keep_copy(lab: Lab, fault: SetFault, now: tuple[SetFault, ...]) -> None:
     """The record of a shard: what was there of a fault is replaced."""
     with changing(lab):
-        record = Requested.read(lab.dir)
-        replace(record, more=(*(each for each in record.more if each.key != fault.key), *now)).write(lab.dir)
+        record.replaced(lab, [each for each in record.read(lab.dir) if each.key == fault.key], now)

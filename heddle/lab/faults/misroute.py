@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.fabric.model import Role
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.impairments import SetFault, in_network
+from heddle.lab.faults.record import SetFault
+from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Misroute(NamedFault):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         _routes(lab, fault, "del")
 
-    def text(self, fault: SetFault) -> str:
+    def text(self, fault: SetFault, k: int) -> str:
         return f"misroute of packets to {fault.values['host']}"
 
     def touched(self, fabric: Any, fault: SetFault) -> set[str]:

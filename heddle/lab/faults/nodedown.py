@@ -9,9 +9,9 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault
 from heddle.lab.frr import end_daemons, start_daemons
-from heddle.lab.impairments import SetFault, down_of
-from heddle.lab.outages import by_node, set_links, switch_end
+from heddle.lab.ports import by_node, down_of, set_links, switch_end
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -2,41 +2,30 @@
 
 In:  a Lab; kinds, places and values.
 Out: SetFault, recorded before each change, with the evidence of its effect; or errors, and nothing changed.
-Nothing here is for links that are down, drains and what links do to packets (outages.py, impairments.py), but `clear`
-ends these, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle.base import owners
-from heddle.base.problems import InputError, MachineError, Problem
-from heddle.fabric.model import Fabric, split_words
-from heddle.lab.daemons import GRACEFUL_SHUTDOWN
-from heddle.lab.faults.kind import KeptFault, NamedFault
+from heddle.base.problems import CheckError, InputError, Problem
+from heddle.fabric.model import split_words
+from heddle.lab.faults import record
+from heddle.lab.faults.kind import NamedFault, undo_of
+from heddle.lab.faults.record import SetFault, changing
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.impairments import (
-    Requested,
-    SetFault,
-    changing,
-    clear_faults,
-    packet_lines,
-    ports_of,
-    read_faults,
-    wanted_faults,
-)
-from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
+from heddle.lab.linkstate import SECONDS, wait
+from heddle.lab.ports import ends_of, ports_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 K = TypeVar("K", bound=NamedFault)
-ON_PURPOSE: Final = "on purpose"
+Order = tuple[str, str, Mapping[str, Any]]  # kind, place, values
+Found = list[tuple[NamedFault, SetFault]]
 
 
 def set_kind(
@@ -44,138 +33,176 @@ def set_kind(
 ) -> list[tuple[SetFault, str]]:
     """Set a fault of a kind on places; returns each with the evidence of its effect.
 
-    InputError for a place that has such a fault, or that cannot have it. CheckError where no effect is seen within
-    `timeout` seconds. The fault is undone then, and after an interruption.
+    InputError for a place that cannot have it. CheckError where no effect is seen within `timeout` seconds. The fault
+    is undone then, and after an interruption. A link that is down and a switch that is drained stay as they are.
     """
     kind = KINDS[name]
-    with kind.locked(lab):
-        faults = begin(lab, [(name, where, values) for where in places])
+    with kind.locked(lab), changing(lab):
+        faults = start(lab, [(name, where, values) for where in places])
     try:
-        done = [(replace(fault, maker=None), kind.proof(lab, fault, timeout)) for fault in faults]
+        shown = kind.proof(lab, faults, timeout)
+        done = [replace(fault, maker=None) for fault in faults]
         with changing(lab):
-            _write(lab, faults, [fault for fault, _ in done])
+            record.replaced(lab, _same(lab, done), done)
     except BaseException:  # Ctrl-C above all
         end(lab, faults)
         raise
-    return done
+    return list(zip(done, shown, strict=True))
 
 
-def begin(lab: Lab, orders: Sequence[tuple[str, str, Mapping[str, Any]]], *, run: bool = False) -> list[SetFault]:
-    """Record faults and make their changes, without waiting for their effects. orders: kind, place and values of each.
+def start(lab: Lab, orders: Sequence[Order], *, run: bool = False) -> list[SetFault]:
+    """Record faults and make their changes, without waiting for their effects. The caller holds CHANGES.
 
-    run: they are for one run, and need no proof. InputError where a place has a fault that excludes another.
+    run: they are for one run. InputError where a place has a fault that excludes another.
     """
-    faults = [SetFault(name, where, dict(values), run=run).being_set() for name, where, values in orders]
-    with changing(lab):
-        finish(lab)
-        for fault in faults:
-            kind = KINDS[fault.kind]
-            check_free(lab, f"{fault.kind} {fault.where}", kind.part, kind.touched(lab.fabric, fault))
-        faults = [replace(each, values=KINDS[each.kind].prepared(lab, each.where, each.values)) for each in faults]
-        _write(lab, (), faults)
-        try:
-            for number, fault in enumerate(faults):
-                changed = KINDS[fault.kind].apply(lab, fault)
-                if changed is not None:
-                    _write(lab, [fault], [changed])
-                    faults[number] = changed
-        except BaseException:
-            _undo(lab, faults)
-            raise
-    return faults
+    finish(lab)
+    faults = list[SetFault]()
+    for name in dict.fromkeys(name for name, _, _ in orders):
+        kind, values = KINDS[name], {where: each for of, where, each in orders if of == name}
+        faults += [
+            SetFault(name, where, dict(values[where]), run=run).being_set() for where in kind.fresh(lab, [*values])
+        ]
+    _check_free(lab, faults)
+    faults = [replace(each, values=KINDS[each.kind].prepared(lab, each.where, each.values)) for each in faults]
+    record.replaced(lab, (), faults)
+    try:
+        return [made for name, some in _by_kind(faults).items() for made in KINDS[name].start(lab, some)]
+    except BaseException:
+        mine = {each.identity for each in faults}
+        undo(lab, [each for each in record.read(lab.dir) if each.identity in mine])
+        raise
+
+
+def prove(lab: Lab, faults: Sequence[SetFault], timeout: float = SECONDS) -> None:
+    """Wait for the effects of faults. CheckError for one that shows none."""
+    for name, some in _by_kind(faults).items():
+        KINDS[name].proof(lab, some, timeout)
 
 
 def end(lab: Lab, faults: Sequence[SetFault]) -> None:
     """Undo faults and remove them from the record, without waiting for routes."""
     with changing(lab):
-        _undo(lab, faults)
+        undo(lab, faults)
+
+
+def undo(lab: Lab, faults: Sequence[SetFault]) -> None:
+    """The same for a caller that holds CHANGES."""
+    for name, some in _by_kind(faults).items():
+        if name in KINDS:
+            KINDS[name].end(lab, some)
+        else:
+            record.replaced(lab, some, ())
+
+
+def _by_kind(faults: Iterable[SetFault]) -> dict[str, list[SetFault]]:
+    """Kind -> its faults; those that the lab shows come last, since others set them, too."""
+    found: dict[str, list[SetFault]] = {}
+    for each in sorted(faults, key=lambda each: each.kind in KINDS and not KINDS[each.kind].listed):
+        found.setdefault(each.kind, []).append(each)
+    return found
 
 
 def forget(lab: Lab, fault: SetFault) -> None:
     """Remove a fault that has ended by itself from the record."""
     with changing(lab):
-        _write(lab, [fault], ())
+        record.replaced(lab, _same(lab, [fault]), ())
+
+
+def _same(lab: Lab, faults: Iterable[SetFault]) -> list[SetFault]:
+    """What is recorded of the same kinds on the same places."""
+    keys = {each.key for each in faults}
+    return [each for each in record.read(lab.dir) if each.key in keys]
+
+
+def finish(lab: Lab, *, runs: bool = False) -> list[SetFault]:
+    """Undo the faults whose makers were killed; returns them. Those that have ended by themselves are forgotten.
+
+    runs: also all faults of runs: no run is in progress. The caller holds CHANGES.
+    """
+    known = record.read(lab.dir)
+    left = [each for each in known if each.unfinished or (runs and each.run)]
+    undo(lab, [*left, *(each for each in known if each not in left and _over(lab, each))])
+    return left
+
+
+def _over(lab: Lab, fault: SetFault) -> bool:
+    return fault.kind not in KINDS or KINDS[fault.kind].over(lab, fault)
+
+
+def in_force(lab: Lab) -> Found:
+    """The faults that are recorded, but for those that have ended by themselves in a shard: it cannot say so."""
+    known = [(KINDS[each.kind], each) for each in record.read(lab.dir) if each.kind in KINDS]
+    return known if lab.runtime.here else [(kind, each) for kind, each in known if not kind.over(lab, each)]
+
+
+def _listed(lab: Lab) -> Found:
+    return [(kind, each) for kind, each in in_force(lab) if kind.listed]
+
+
+def present(lab: Lab, kind: NamedFault) -> list[SetFault]:
+    """The faults of a kind that the lab has, recorded or not."""
+    return kind.present(lab, [each for each in record.read(lab.dir) if each.kind == kind.name])
 
 
 def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
-    """End all faults of these kinds, and wait for the routes; returns them. A lab without any is not changed."""
-    faults = list(Requested.read(lab.dir).more)
-    if faults:
-        end(lab, faults)
-    if any(KINDS[each.kind].routes for each in faults if each.kind in KINDS):
-        wait(lab, timeout)
-    return faults
+    """End all faults but those of the fabric file, also those made by hand, and wait for the routes; returns them."""
 
+    def every(kind: NamedFault) -> list[SetFault]:
+        known = [each for each in record.read(lab.dir) if each.kind == kind.name]
+        return [*known, *(each for each in kind.present(lab, known) if each not in known)]
 
-def finish(lab: Lab) -> list[SetFault]:
-    """Undo the faults whose makers were killed; returns them. Those that have ended by themselves are forgotten.
-
-    The caller holds CHANGES.
-    """
-    over = [each for each in Requested.read(lab.dir).more if each.unfinished or _ended(lab, each)]
-    _undo(lab, over)
-    return [each for each in over if each.unfinished]
-
-
-def _ended(lab: Lab, fault: SetFault) -> bool:
-    kind = KINDS.get(fault.kind)
-    return kind is None or (
-        isinstance(kind, KeptFault) and not kind.lasting and fault.worker is not None and not kind.kept(lab, fault)
-    )
-
-
-def _in_force(lab: Lab) -> list[SetFault]:
-    """The faults that are recorded, but for those that have ended by themselves in a shard: it cannot say so."""
-    recorded = Requested.read(lab.dir).more
-    if lab.runtime.here:
-        return [*recorded]
-    found = []
-    for each in recorded:
-        with suppress(MachineError):  # a lost shard is reported elsewhere
-            if each.kind in KINDS and _ended(lab, each):
-                continue
-        found.append(each)
-    return found
+    return [each for _, each in _ended(lab, every, timeout, by_user=False)]
 
 
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
-    """End the faults of ports and nodes, or all: also links that are down, drains, and faults of packets.
+    """End the faults of ports and nodes, or all, also those made by hand; returns each in words.
 
-    Returns each in words. Faults of a run stay: its end undoes them. InputError for a word that is no port and no node,
-    and where routes would change during a run; CheckError when routes do not return.
+    Faults of a run stay: its end undoes them. InputError for a word that is no port and no node, and where routes would
+    change during a run; CheckError when routes do not return.
     """
     ports = {port.ref for port in ports_of(lab.fabric, words)} if words else None
     names = [each for each in split_words(words) if ":" not in each]
     nodes = {node.name for node in lab.fabric.nodes if any(fnmatchcase(node.name, each) for each in names)}
 
-    def meant(ref: str, *, by_both_ends: bool = True) -> bool:
-        both = {ref, peer_of(lab.fabric, ref)} if by_both_ends else {ref}
-        return ports is None or bool(both & ports) or ref in nodes
+    def meant(kind: NamedFault, each: SetFault) -> bool:
+        both = ends_of(lab.fabric, each.where) if kind.at in ("link", "session") else {each.where}
+        return ports is None or bool(both & ports) or each.where in nodes
 
-    faults = [
-        (kind, each)
-        for kind, each in each_of(NamedFault, lab)  # type: ignore[type-abstract]
-        if not each.run and meant(each.where, by_both_ends=kind.at in ("link", "session"))
-    ]
-    done = [f"{each.where}: {text_of(each)}" for _, each in faults]
-    rerouted = any(kind.routes for kind, _ in faults)
-    if faults:
-        with owners.lock(lab.name, work="fault") if rerouted else nullcontext():  # not while a run measures
-            end(lab, [each for _, each in faults])
-    links = [ref for ref in wanted_faults(lab) if meant(ref, by_both_ends=False)]
-    if links:
-        clear_faults(lab, links)
-        done += [f"{ref}: fault of packets" for ref in links]
-    if lab.blueprint.rendered:
-        state = state_of(lab)
-        if down := [ref for ref in state.dead if meant(ref)]:
-            link_up(lab, *down, timeout=timeout)
-            done += [f"{ref}: down" for ref in down]
-        if drained := [name for name in state.drained if ports is None or name in nodes]:
-            undrain(lab, *drained, timeout=timeout)
-            done += [f"{name}: drained" for name in drained]
-        if rerouted:
-            wait(lab, timeout)
+    done, k = clear_where(lab, meant, timeout), lab.fabric.policy.k
+    return [f"{each.where}: {kind.cleared or kind.text(each, k)}" for kind, each in done]
+
+
+def clear_where(
+    lab: Lab, meant: Callable[[NamedFault, SetFault], bool], timeout: float = SECONDS, only: str = ""
+) -> Found:
+    """End the faults that are meant, and wait for the routes; returns them. CheckError for one that does not end.
+
+    only: the name of a kind.
+    """
+
+    def some(kind: NamedFault) -> list[SetFault]:
+        if only not in ("", kind.name):
+            return []
+        mine = [each for each in present(lab, kind) if not (kind.listed and each.run and not each.unfinished)]
+        return [each for each in mine if meant(kind, each)]
+
+    done = _ended(lab, some, timeout, by_user=True)
+    by_kind = _by_kind(each for _, each in done)
+    if left := [each for name, faults in by_kind.items() for each in KINDS[name].left(lab, faults)]:
+        raise CheckError(*left)
+    return done
+
+
+def _ended(lab: Lab, chosen: Callable[[NamedFault], list[SetFault]], timeout: float, *, by_user: bool) -> Found:
+    """End the chosen faults of each kind. by_user: also those of the fabric file."""
+    done: Found = []
+    for kind in KINDS.values():
+        if some := chosen(kind):
+            with kind.locked(lab), changing(lab):
+                (kind.clear if by_user else kind.end)(lab, some)
+            done += [(kind, each) for each in some]
+    if any(kind.routes for kind, _ in done):
+        wait(lab, timeout)
     return done
 
 
@@ -184,121 +211,83 @@ def reapply(lab: Lab) -> list[SetFault]:
     with changing(lab):
         lost = lost_faults(lab)
         for fault in lost:
-            changed = KINDS[fault.kind].apply(lab, fault)
-            _write(lab, [fault], [changed or fault])
+            KINDS[fault.kind].start(lab, [fault])
     return lost
 
 
 def lost_faults(lab: Lab) -> list[SetFault]:
     """Faults that are recorded, and of which no effect is seen."""
-    rows = each_of(NamedFault, lab)  # type: ignore[type-abstract]
-    return [each for kind, each in rows if each.maker is None and kind.lasting and not kind.effect(lab, each)]
+    rows = [(kind, each) for kind, each in _listed(lab) if each.maker is None and kind.lasting]
+    return [each for kind, each in rows if not kind.effect(lab, each)]
 
 
-def text_of(fault: SetFault) -> str:
+def text_of(lab: Lab, fault: SetFault) -> str:
     """`slow-link at 10% of its rate`."""
     kind = KINDS.get(fault.kind)
-    return f"{fault.kind if kind is None else kind.text(fault)}{' (one run)' * fault.run}"
+    return f"{fault.kind if kind is None else kind.text(fault, lab.fabric.policy.k)}{' (one run)' * fault.run}"
 
 
 def fault_rows(lab: Lab) -> list[dict[str, Any]]:
-    """The faults in force, with the evidence that is seen now: rows of `./inv fault list --format json`."""
-    return [
-        _row(lab, each.kind, each.where, text_of(each), "run" if each.run else "fault", kind.effect(lab, each))
-        for kind, each in each_of(NamedFault, lab)  # type: ignore[type-abstract]
-    ]
+    """The faults in force, with the evidence that is seen now: rows of `./inv fault list --format json`.
+
+    Without those that have tables of their own: faults of packets, links that are down, and drains.
+    """
+    return [row for kind, each in _listed(lab) for row in _rows(lab, kind, [each])]
 
 
 def all_rows(lab: Lab) -> list[dict[str, Any]]:
-    """The same rows for every fault in force: also faults of packets, links that are down, and drains."""
-    k, found = lab.fabric.policy.k, fault_rows(lab)
-    for each in read_faults(lab):
-        some = [f"{count:,} {name}" for name, count in (each.counts or {}).items() if count]
-        effect = ", ".join(some) or ("no packet has passed" if each.counts is not None else "")
-        found.append(_row(lab, "packets", each.port, each.fault.text(k), each.by, effect))
-    state = state_of(lab) if lab.blueprint.rendered else None
-    on_purpose = places_of(lab, "link")
-    for kind, places in (("down", state.dead), ("drain", state.drained)) if state is not None else ():
-        effect = "no carrier" if kind == "down" else f"its own prefix has the community {GRACEFUL_SHUTDOWN}"
-        found += [_row(lab, kind, ref, kind, "fault", effect) for ref in places if ref not in on_purpose]
+    """The same rows for every fault in force."""
+    found, by_others = fault_rows(lab), places_of(lab, "link", listed=True)
+    for kind in (each for each in KINDS.values() if not each.listed):
+        some = [each for each in present(lab, kind) if kind.at == "port" or each.where not in by_others]
+        found += _rows(lab, kind, some)
     return found
 
 
-def _row(lab: Lab, kind: str, where: str, what: str, by: str, effect: str) -> dict[str, Any]:
-    return {"kind": kind, "where": where, "what": what, "by": by, "effect": effect, "undo": undo_of(lab, where)}
-
-
-def undo_of(lab: Lab, where: str) -> str:
-    """The command that ends the faults of a place."""
-    return f"./inv fault clear {where} --lab {lab.name}"
+def _rows(lab: Lab, kind: NamedFault, faults: Sequence[SetFault]) -> list[dict[str, Any]]:
+    return [
+        {"kind": each.kind, "where": each.where, "what": text_of(lab, each), "by": by, "effect": effect,
+         "undo": undo_of(lab.name, each)}
+        for each, (by, effect) in zip(faults, kind.seen(lab, faults), strict=True)
+    ]  # fmt: skip
 
 
 def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
     """Problems of a lab; where a fault is set on purpose, it is named, with the command that ends it."""
-    faults = [(each, KINDS[each.kind]) for each in _in_force(lab) if each.kind in KINDS]
-    causes: dict[str, SetFault] = {}
-    for each, kind in faults:
-        causes |= dict.fromkeys(kind.touched(lab.fabric, each), each)
-    return [
-        replace(
-            problem, why=f"{problem.why}, {ON_PURPOSE} ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where)
-        )
-        if (cause := causes.get(problem.where)) is not None
-        else problem
-        for problem in problems
-    ]
+    causes: dict[str, tuple[NamedFault, SetFault]] = {}
+    for kind, each in sorted(in_force(lab), key=lambda pair: pair[0].listed):
+        causes |= dict.fromkeys(kind.touched(lab.fabric, each), (kind, each))
+    found = [(problem, causes.get(problem.where)) for problem in problems]
+    return [each if cause is None else cause[0].explained(each, cause[1], lab.name) for each, cause in found]
 
 
 def each_of(kind: type[K], lab: Lab) -> list[tuple[K, SetFault]]:
     """The faults of a class of kinds that are set, each with its kind."""
-    faults = [(KINDS.get(each.kind), each) for each in _in_force(lab)]
-    return [(found, each) for found, each in faults if isinstance(found, kind)]
+    return [(found, each) for found, each in in_force(lab) if isinstance(found, kind)]
 
 
-def places_of(lab: Lab, part: str) -> set[str]:
-    """Nodes and ports of which faults change a part on purpose."""
-    faults = each_of(NamedFault, lab)  # type: ignore[type-abstract]
-    return {ref for kind, each in faults if part in kind.part.split() for ref in kind.touched(lab.fabric, each)}
+def places_of(lab: Lab, part: str, *, listed: bool = False) -> set[str]:
+    """Nodes and ports of which faults change a part on purpose. listed: only by kinds that are listed."""
+    some = [(kind, each) for kind, each in in_force(lab) if part in kind.part.split() and kind.listed >= listed]
+    return {ref for kind, each in some for ref in kind.touched(lab.fabric, each)}
 
 
 def fault_lines(lab: Lab) -> tuple[str, ...]:
-    """A line for each fault of this lab that is set, also for those of packets: `rtsw1:eth3: 1/256 lost`."""
-    return (*packet_lines(lab), *(f"{each.where}: {text_of(each)}" for each in _in_force(lab)))
+    """A line for each fault of this lab that no fact names: `rtsw1:eth3: 1/256 lost`."""
+    packets = sorted(present(lab, KINDS["packets"]), key=lambda each: each.where)
+    return tuple(f"{each.where}: {text_of(lab, each)}" for each in (*packets, *(each for _, each in _listed(lab))))
 
 
-def check_free(lab: Lab, what: str, part: str, refs: Iterable[str]) -> None:
-    """InputError where one of these places has a fault of the same part. what: the new fault."""
-    taken = {
-        ref: each
-        for each in _in_force(lab)
-        if each.kind in KINDS and {*KINDS[each.kind].part.split()} & {*part.split()}
-        for ref in KINDS[each.kind].touched(lab.fabric, each)
-    }
-    if others := {taken[ref].key: taken[ref] for ref in refs if ref in taken}:
-        why = "is not possible: {} has the fault {}"
-        raise InputError(
-            *(
-                Problem("", what, why.format(each.where, text_of(each)), f"{undo_of(lab, each.where)} ends it")
-                for each in others.values()
-            )
-        )
-
-
-def _undo(lab: Lab, faults: Sequence[SetFault]) -> None:
-    for fault in faults:
-        if fault.kind in KINDS:
-            KINDS[fault.kind].undo(lab, fault)
-        _write(lab, [fault], ())
-
-
-def _write(lab: Lab, old: Sequence[SetFault], new: Sequence[SetFault]) -> None:
-    """Replace faults in the record. The caller holds CHANGES."""
-    gone, record = {each.key for each in (*old, *new)}, Requested.read(lab.dir)
-    kept = [each for each in record.more if each.key not in gone]
-    replace(record, more=(*kept, *new)).write(lab.dir)
-
-
-def peer_of(fabric: Fabric, ref: str) -> str:
-    """The port at the other end of a port's link; empty for a node."""
-    node, colon, name = ref.partition(":")
-    return fabric.by_name[node].port(name).peer_ref if colon else ""
+def _check_free(lab: Lab, faults: Sequence[SetFault]) -> None:
+    """InputError where the place of a new fault has another one of the same part."""
+    problems = {}
+    for new in faults:
+        kind = KINDS[new.kind]
+        parts, refs = {*kind.part.split()}, kind.touched(lab.fabric, new)
+        for other, each in _listed(lab) if kind.listed or not new.run else ():
+            if parts & {*other.part.split()} and refs & other.touched(lab.fabric, each):
+                what = f"{new.kind} {new.where}" if kind.listed else new.kind
+                why, hint = f"{each.where} has the fault {text_of(lab, each)}", f"{undo_of(lab.name, each)} ends it"
+                problems[what, each.key] = Problem("", what, f"is not possible: {why}", hint)
+    if problems:
+        raise InputError(*problems.values())

@@ -13,7 +13,7 @@ from heddle.base.tables import many
 from heddle.base.units import format_duration
 from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
 from heddle.lab.faults.kind import Going, KeptFault
-from heddle.lab.impairments import SetFault
+from heddle.lab.faults.record import SetFault
 from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.frame import build, quanta_ns
 from heddle.switch.queues.portids import port_ids, row
@@ -69,7 +69,7 @@ class PfcStorm(KeptFault):
                 return False
         return True
 
-    def text(self, fault: SetFault) -> str:
+    def text(self, fault: SetFault, k: int) -> str:
         of = f" of class {fault.values['class']}" if "class" in fault.values else ""
         return f"pfc-storm{of} for {format_duration(fault.values['time'])}"
 

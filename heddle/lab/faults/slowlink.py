@@ -9,7 +9,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_rate, format_share
 from heddle.fabric.model import Fabric
 from heddle.lab.faults.kind import NamedFault
-from heddle.lab.impairments import SetFault, in_network
+from heddle.lab.faults.record import SetFault
+from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import rate_line
@@ -44,7 +45,7 @@ class SlowLink(NamedFault):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         set_shares(lab, self.ports(lab, fault), 1)
 
-    def text(self, fault: SetFault) -> str:
+    def text(self, fault: SetFault, k: int) -> str:
         return f"{self.name} at {format_share(fault.values['rate'])} of its rate"
 
     def ports(self, lab: Lab, fault: SetFault) -> Sequence[str]:

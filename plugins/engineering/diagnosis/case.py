@@ -3,7 +3,7 @@
 In:  a stored run, and the lab if it is up; or the lab alone, read twice, for a run that is being measured.
 Out: Case: states of ports, routes, hashing and sessions; packets that ports sent and that did not arrive; flows with
 their paths; queues over time; times of ranks and messages.
-Records of faults that Heddle injects are no part of it: no file of impairments, no option `--fault` or `--slow` of the
+Records of faults that Heddle injects are no part of it: no `faults.json`, no option `--fault` or `--slow` of the
 run, no chance that a link program draws from. A diagnosis that read them would find only what Heddle itself broke.
 """
 

@@ -24,9 +24,10 @@ from heddle.base.resources import HERE
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.faults import orders
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
-from heddle.lab.outages import state_of, undo_all
+from heddle.lab.linkstate import state_of
 from heddle.lab.queues import read_queues
 from heddle.lab.rehash import put_in_force, take_out
 from heddle.lab.status import status
@@ -191,7 +192,7 @@ def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
         assert state_of(lab).dead == ()
         assert (lab.daemons.sessions("ctsw1") or {})["eth1"] == ESTABLISHED
     finally:
-        undo_all(lab, 60)
+        orders.end_all(lab)
 
 
 def test_a_fault_is_set_and_cleared_by_buttons_and_shown_with_its_effect(

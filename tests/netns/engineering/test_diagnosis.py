@@ -12,9 +12,9 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.checks.validate import validate
-from heddle.lab import impairments
+from heddle.lab import outages
 from heddle.lab.facts import FACTS
-from heddle.lab.impairments import Requested
+from heddle.lab.faults import packets, record
 from heddle.lab.lab import Lab
 from heddle.lab.queues import wait_empty
 from heddle.runs.runrecord import RECORD
@@ -48,38 +48,38 @@ def refused(*_: Any) -> Any:
 
 
 def test_a_lossy_link_is_named_also_when_every_record_of_it_is_gone(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    impairments.set_fault(tiny, [BAD], LinkFault(loss=1 / 8))
+    outages.set_fault(tiny, [BAD], LinkFault(loss=1 / 8))
     try:
         result = ran(tiny, qps=4, placement="cyclic", sizes=(1 << 17,))
         seen = of_last(tiny)
         assert named(seen) == ("link-lossy", BAD, "established")
         path = History.of(tiny).open(result.run_id).path / RECORD
-        record = json.loads(path.read_text())
-        record["header"]["options"]["faults"] = []
-        record["outcome"] |= dict.fromkeys(HIDDEN)
-        path.write_text(json.dumps(record))
-        kept = Requested.read(tiny.dir)
-        Requested().write(tiny.dir)
+        stored = json.loads(path.read_text())
+        stored["header"]["options"]["faults"] = []
+        stored["outcome"] |= dict.fromkeys(HIDDEN)
+        path.write_text(json.dumps(stored))
+        kept = record.read(tiny.dir)
+        record.write(tiny.dir, ())
         with monkeypatch.context() as hiding:
-            hiding.setattr(Requested, "read", refused)
-            hiding.setattr(impairments, "wanted_faults", refused)
+            hiding.setattr(record, "read", refused)
+            hiding.setattr(packets, "wanted_faults", refused)
             again = of_last(tiny)
-        kept.write(tiny.dir)
+        record.write(tiny.dir, kept)
         assert [each.to_json() for each in again.findings] == [each.to_json() for each in seen.findings]
     finally:
-        impairments.clear_faults(tiny)
+        outages.clear_faults(tiny)
 
 
 def test_what_the_run_did_not_use_is_found_by_probes(tiny: Lab) -> None:
     ran(tiny, ranks=2, sizes=(1 << 14,))  # both are in the first rack
-    impairments.set_fault(tiny, ["ctsw2:eth2"], LinkFault(loss=1 / 8))
+    outages.set_fault(tiny, ["ctsw2:eth2"], LinkFault(loss=1 / 8))
     try:
         assert not of_last(tiny, probes=False).fault
         found = of_last(tiny)
         assert named(found) == ("link-lossy", "ctsw2:eth2", "established")
         assert found.case.probed
     finally:
-        impairments.clear_faults(tiny)
+        outages.clear_faults(tiny)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from heddle.base.problems import Problem
 from heddle.base.process import run
 from heddle.checks.validate import CHECKS, validate
 from heddle.kernel import inorder
-from heddle.lab import agents, fabricstate, facts, outages
+from heddle.lab import agents, fabricstate, facts, linkstate
 from heddle.lab import status as statuses
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.facts import FACTS
+from heddle.lab.faults import record
 from heddle.lab.health import repair
-from heddle.lab.impairments import Requested, set_fault
 from heddle.lab.lab import Lab
+from heddle.lab.outages import set_fault
 from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -51,7 +52,7 @@ def repaired(lab: Lab, node: str, words: str) -> Iterator[None]:
         yield
     finally:
         repair(lab, Silent())
-        outages.wait(lab)
+        linkstate.wait(lab)
 
 
 def by_command(node: str, words: str) -> Break:
@@ -131,7 +132,7 @@ def without_gro(lab: Lab) -> Iterator[None]:
 def unrecorded_loss(lab: Lab) -> Iterator[None]:
     """A link loses packets, and the file with its fault was removed."""
     set_fault(lab, [PORT], LinkFault(loss=0.01))
-    Requested().write(lab.dir)
+    record.write(lab.dir, ())
     try:
         yield
     finally:

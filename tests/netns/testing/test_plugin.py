@@ -84,7 +84,8 @@ def note(request):
 SHARED = """
 import os, signal, subprocess, pytest
 from heddle.checks.validate import validate
-from heddle.lab.outages import drain, link_down, state_of
+from heddle.lab.linkstate import state_of
+from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import live_hashing, set_hashing
 from heddle.lab.thresholds import own_queues, set_queues
 from heddle.runs.store import has_run
