@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import plugins
 from heddle.base.extras import how_installed
@@ -24,7 +24,9 @@ from heddle.base.userfiles import write_texts
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
-from heddle.host.doctor import Check
+
+if TYPE_CHECKING:
+    from heddle.host.doctor import Check
 
 NEW: Final = "new"
 KINDS: Final = ("collective", "transport", "congestion", "shape", "fault", "check", "verb")  # with a skeleton
@@ -72,8 +74,8 @@ _TRIES: Final[Mapping[str, str]] = {
     "collective": "./inv run --collective {name} --fabric tiny",
     "transport": "./inv run --transport {name} --fabric tiny",
     "congestion": "./inv run --cc {name} --fabric tiny",
-    "shape": "./inv predict FILE, with shape: {name} and racks: 2 in the fabric file",
-    "fault": "./inv fault {name} rtsw1:eth1, in a running lab",
+    "shape": "./inv up FILE --dry-run, with shape: {name} and pods: 2 in the fabric file",
+    "fault": "./inv fault {name} NODE:PORT, in a running lab",
     "check": "./inv validate, in a running lab",
     "verb": "./inv {name}",
 }
@@ -119,6 +121,8 @@ def _parts(some: list[tuple[plugins.PluginPart, Problem | None]]) -> str:
 
 def doctor_check() -> Check:
     """The plugins of others: their versions, or the first problem."""
+    from heddle.host.doctor import Check
+
     others = plugins.other_plugins()
     own = many(len(plugins.own_plugins()), "plugin")
     if problems := plugins.refused():

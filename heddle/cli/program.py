@@ -150,7 +150,7 @@ def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
     after = sorted(each for each in verbs if name in verbs[each].flags)
     near = nearest(name, [*_FLAGS, *_SHORT, _COMPLETION])
     hint = f"did you mean {near}?" if near else "./inv --help lists the flags"
-    if after:
+    if after and name not in _FLAGS:
         hint = f"write flags of a verb after it: ./inv {after[0] if len(after) == 1 else 'VERB'} {name}"
     raise InputError(Problem("", word if name in _FLAGS else name, "is not a flag of ./inv", hint))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from heddle.base import plugins
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.cli.argv import Option, Verb, parameters_of, parse, wants_json, words_of
 from heddle.cli.console import Console
@@ -182,7 +183,7 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ([""], ["fail", "work"]),
+        ([""], ["fail", "work", *plugins.parts("verb")]),
         (["--"], ["--help", "--list", "--version"]),
         (["work", "--"], ["--format", "--place", "--word"]),
         (["work", "--format", ""], ["text", "json"]),

@@ -28,8 +28,8 @@ from heddle.cli.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
-    "predict", "proof", "offline", "runs", "checks", "views", "places", "cli", "testing",
+    "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "shards",
+    "traffic", "endpoints", "predict", "proof", "offline", "runs", "checks", "views", "places", "cli", "testing",
 )  # fmt: skip
 PLUGINS = "heddle_plugins"
 Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line

@@ -77,7 +77,7 @@ def test_the_plugin_is_loaded_once_however_often_it_is_named(tmp_path: Path, how
     text = "def test_mine(request):\n    assert request.config.getoption('--heddle-runtime') == 'netns'\n"
     place = UserPlace.below(tmp_path, test_mine=text)
     if how != "option":
-        place.write(conftest="pytest_plugins = ['heddle_plugins.testing.plugin']\n")
+        place.write(conftest="pytest_plugins = ['heddle.testing.plugin']\n")
     site = tmp_path / "site"
     if installed:  # with the metadata of a wheel
         meta = site / "heddle_fabric-0.1.0.dist-info"
