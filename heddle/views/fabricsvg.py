@@ -45,6 +45,7 @@ svg.fabric .box {{ fill: var(--box); stroke: var(--box-edge); }}
 svg.fabric .area {{ fill: none; stroke: var(--area-edge); stroke-dasharray: 6 5; }}
 svg.fabric .node rect {{ stroke: var(--picture-ink); }}
 svg.fabric .reach {{ stroke: transparent; }}
+svg.fabric .half {{ pointer-events: none; }}
 svg.fabric .link {{ cursor: pointer; outline: none; }}
 svg.fabric .link:hover .reach, svg.fabric .link:focus .reach, svg.fabric .link.chosen .reach {{
   stroke: var(--mark); stroke-opacity: 0.45; }}
@@ -135,5 +136,5 @@ class _Page:
         head = Markup(
             '<g class="link" id="{}link-{}-{}" data-a="{}" data-b="{}" tabindex="{}" role="img" aria-label="{}">'
         ).format(prefix, *refs, *refs, tab, label)
-        lines = [*map(self.half, halves), *(self._line("reach", half, 12) for half in halves)]
+        lines = [*(self._line("reach", half, 12) for half in halves), *map(self.half, halves)]
         return head + Markup("").join(lines) + Markup("</g>")

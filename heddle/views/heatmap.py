@@ -62,7 +62,7 @@ def draw(kind: PictureKind, result: Prediction) -> bytes:
 def _panels(result: Prediction) -> list[_Panel]:
     wires, mode = result.wires, result.modes[0]
     per = result.roofline.seconds or 1.0
-    load = mode.bytes * 8 / wires.rate / per
+    load = np.round(mode.bytes * 8 / wires.rate / per, 9)
     load = np.where([port in result.trouble.dead for port in wires.ports], np.nan, load)
     drained = [index for index, name in enumerate(wires.switches) if name in result.trouble.drained]
     panels = []
@@ -176,7 +176,7 @@ def _panel(axes: Axes, panel: _Panel, width: float, tall: float) -> AxesImage:
     if rows <= _WRITTEN and columns <= _WRITTEN:
         for (row, column), value in np.ndenumerate(panel.values):
             if not np.isnan(value):
-                ink = "white" if 0.5 < value <= 1 else INK
+                ink = "white" if 0.4 < value <= 1 else INK
                 axes.text(column, row, f"{value:.0%}", ha="center", va="center", fontsize=7, color=ink)
     return image
 

@@ -237,13 +237,13 @@ def legend() -> tuple[list[Line], list[Text]]:
     """The scale of loads with its meaning, for every picture: lines by step, and words."""
     y, part = 0.28, 0.26
     lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(STEPS)]
-    texts = [Text((0.0, 0.5), MEANING, anchor="start")]
+    texts = [Text((0.0, 0.5), MEANING, 9.0, "start")]
     texts += [
-        Text((STEPS * part * share, 0.07), words, 7.5, "middle" if share else "start") for share, words in MARKS.items()
+        Text((STEPS * part * share, 0.08), words, 9.0, "middle" if share else "start") for share, words in MARKS.items()
     ]
     x = STEPS * part + 0.5
     for name, words in BESIDE.items():
         lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, 2.0 if name == "idle" else 7.0))
-        texts.append(Text((x + 0.48, y), words, 7.5, "start"))
+        texts.append(Text((x + 0.48, y), words, 9.0, "start"))
         x += 1.7
     return lines, texts

@@ -36,7 +36,7 @@ def report(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     page.write_text(report_html([whole]), encoding="utf-8")
     browser.open(page)
     browser.wait_for("document.documentElement.dataset.ready === 'yes'")
-    browser.hover(".link[data-b='rtsw1:eth5'] .reach")
+    browser.hover(".reach[data-port='rtsw1:eth5']")
     yield browser.screenshot("report-fabric", f"#{whole.name}-fabric")
     yield browser.screenshot("report-queue", f"#{whole.name}-queues figure.chart:first-of-type")
 
