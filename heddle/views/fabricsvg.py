@@ -11,6 +11,7 @@ colours those of loadscale.py, as in picture.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from markupsafe import Markup
 
@@ -20,15 +21,15 @@ from heddle.views.loadscale import BESIDE, COLOURS, MARKS, MEANING
 from heddle.views.picture import LEVELS
 from heddle.views.picturelayout import KEY, Box, Line, PictureLayout, Point, Text, legend
 
-_UNIT = 100  # of the picture, an inch
-POINT = _UNIT / 72  # of a font or a line
+_UNIT: Final = 100  # of the picture, an inch
+POINT: Final = _UNIT / 72  # of a font or a line
 
 
 def _variables(dark: int) -> str:
     return " ".join(f"--load-{name}: {colours[dark]};" for name, colours in COLOURS.items())
 
 
-_ON_DARK = f"""{_variables(1)} --node-0: #1b2128; --node-1: #2b3541; --node-2: #3b4755; --node-3: #4c5a6b;
+_ON_DARK: Final = f"""{_variables(1)} --node-0: #1b2128; --node-1: #2b3541; --node-2: #3b4755; --node-3: #4c5a6b;
   --box: #171c22; --box-edge: #343d48; --area-edge: #7d8a99; --picture-ink: #e6ebf0; --mark: #ff8fa3;"""
 
 
@@ -118,7 +119,7 @@ class _Page:
         rect = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="6"/>').format(
             "" if kind else box.kind, x, y, box.size[0] * _UNIT, box.size[1] * _UNIT
         )
-        words = self.text(box.text) if box.text else Markup("")
+        words = self.text(box.text) if box.text else Markup("<title>{}</title>").format(box.name.partition("-")[2])
         head = Markup('<g class="{}" id="{}{}">').format(kind or "frame", prefix, box.name)
         return head + rect + words + Markup("</g>")
 

@@ -31,7 +31,7 @@ class Text:
 
     at: Point
     words: str
-    points: float = 8.0
+    points: float = 9.0
     anchor: Literal["start", "middle"] = "middle"
 
 
@@ -109,7 +109,7 @@ class PictureLayout:
         """Boxes with their number below, then areas."""
         word, area_word = self.fabric.box, self.fabric.area
         low, high = self.bottom + 0.3, self.box_top + 0.32
-        room = self.box_width * 72 / (0.62 * 8 * len(f"{word} {len(self.box)}"))
+        room = self.box_width * 72 / (0.62 * 9 * len(f"{word} {len(self.box)}"))
         for number, (x, width) in self.box.items():
             text = None
             if not number or (number - 1) % (1 if room >= 1 else 4) == 0:
@@ -209,7 +209,7 @@ class PictureLayout:
         """The font size in points at which the level's longest name fits its box; 0 when that is too small to read."""
         longest = max(len(node.name) for node in self.members[level])
         fits = self.size(level)[0] * 72 / (0.66 * longest)
-        return min(9.0, fits) if fits >= 5.5 else 0.0
+        return min(11.0, fits) if fits >= 5.5 else 0.0
 
     def ends(self, link: Link) -> tuple[Point, Point]:
         """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
@@ -230,20 +230,21 @@ def _most(boxes: Iterable[Sequence[Node]], level: int) -> int:
     return max((sum(node.level == level for node in nodes) for nodes in boxes), default=1) or 1
 
 
-KEY: Final[Point] = (7.2, 0.62)  # inches of the legend, from (0, 0), its lower left corner
+KEY: Final[Point] = (5.6, 0.62)  # inches of the legend, from (0, 0), its lower left corner
 
 
 def legend() -> tuple[list[Line], list[Text]]:
     """The scale of loads with its meaning, for every picture: lines by step, and words."""
     y, part = 0.28, 0.26
     lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(STEPS)]
-    texts = [Text((0.0, 0.5), MEANING, 9.0, "start")]
+    texts = [Text((0.0, 0.5), MEANING, anchor="start")]
     texts += [
-        Text((STEPS * part * share, 0.08), words, 9.0, "middle" if share else "start") for share, words in MARKS.items()
+        Text((STEPS * part * share, 0.08), words, anchor="middle" if share else "start")
+        for share, words in MARKS.items()
     ]
     x = STEPS * part + 0.5
     for name, words in BESIDE.items():
         lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, 2.0 if name == "idle" else 7.0))
-        texts.append(Text((x + 0.48, y), words, 9.0, "start"))
-        x += 1.7
+        texts.append(Text((x + 0.48, y), words, anchor="start"))
+        y -= 0.2
     return lines, texts

@@ -1,7 +1,7 @@
 // The server's drawing of the fabric: colours of halves of links (each is what that end sends), queues at their ends.
 
 const NS = "http://www.w3.org/2000/svg";
-const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in plugins/dashboard/livefigures.py
+const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in plugins/dashboard/reading.py
 
 export function svg(name, attributes = {}, text = "") {
   const made = document.createElementNS(NS, name);
