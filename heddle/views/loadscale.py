@@ -19,7 +19,6 @@ from heddle.views.style import ON_DARK, QUIET
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
 
-STEPS: Final = 10
 _LIGHT: Final = (
     "#93d741", "#5cc863", "#32b67a", "#1fa187", "#228c8d",
     "#2a778e", "#34618d", "#3e4989", "#472e7c", "#471164",
@@ -28,6 +27,7 @@ _DARK: Final = (
     "#33638d", "#2b758e", "#24868e", "#1f988b", "#23a983",
     "#3aba76", "#5cc863", "#86d549", "#b8de29", "#e7e419",
 )  # fmt: skip
+LOAD_STEPS: Final = len(_LIGHT)
 # Name of a step -> its colours on white and on dark. The name is also the CSS class.
 COLOURS: Final[Mapping[str, tuple[str, str]]] = {
     "idle": (QUIET, ON_DARK[QUIET]),
@@ -43,7 +43,7 @@ def step(share: float | None) -> str:
     """The name of a share's step. None: not known."""
     if not share:
         return "idle"
-    return "over" if round(share, 9) > 1 else f"u{min(STEPS - 1, int(share * STEPS + 1e-9))}"
+    return "over" if round(share, 9) > 1 else f"u{min(LOAD_STEPS - 1, int(share * LOAD_STEPS + 1e-9))}"
 
 
 def colormap() -> Colormap:

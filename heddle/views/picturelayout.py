@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Link, Node
-from heddle.views.loadscale import BESIDE, MARKS, MEANING, STEPS, step
+from heddle.views.loadscale import BESIDE, LOAD_STEPS, MARKS, MEANING, step
 
 if TYPE_CHECKING:
     from heddle.views.linkloads import LinkLoad
@@ -236,13 +236,13 @@ KEY: Final[Point] = (5.6, 0.62)  # inches of the legend, from (0, 0), its lower 
 def legend() -> tuple[list[Line], list[Text]]:
     """The scale of loads with its meaning, for every picture: lines by step, and words."""
     y, part = 0.28, 0.26
-    lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(STEPS)]
+    lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(LOAD_STEPS)]
     texts = [Text((0.0, 0.5), MEANING, anchor="start")]
     texts += [
-        Text((STEPS * part * share, 0.08), words, anchor="middle" if share else "start")
+        Text((LOAD_STEPS * part * share, 0.08), words, anchor="middle" if share else "start")
         for share, words in MARKS.items()
     ]
-    x = STEPS * part + 0.5
+    x = LOAD_STEPS * part + 0.5
     for name, words in BESIDE.items():
         lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, 2.0 if name == "idle" else 7.0))
         texts.append(Text((x + 0.48, y), words, anchor="start"))
