@@ -2,8 +2,9 @@
 
 In:  Prediction. Out: SVG, PNG or PDF of its first mode; the same input gives the same bytes.
 Rows are switches of one level, columns the switches above them. When rows have different switches above them, a column
-is the index of a switch in its area. Colour is the time that a link needs, as a multiple of the roofline. Links that
-are down are black, links of drained switches are hatched; the legend names both.
+is the index of a switch in its area. Colour is the load as a share of line rate (loadscale.py), if the workload took
+the time of the roofline: a link above 100 % makes it slower. Links that are down are black, links of drained switches
+are hatched; the legend names both.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import InputError, Problem
 from heddle.offline.result import Prediction
 from heddle.offline.wires import Wires
+from heddle.views.loadscale import BESIDE, MARKS, MEANING, colormap
 from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ _DRAINED: Final[Mapping[str, Any]] = {"facecolor": "none", "edgecolor": "#c2185b
 
 @dataclass(frozen=True)
 class _Panel:
-    """One direction between two levels. values: (rows, columns), nan where there is no link or it is down.
+    """One direction between two levels. values: (rows, columns), shares; nan where there is no link or it is down.
 
     dead, drained: (rows, columns), the links that are down and those of drained switches.
     """
@@ -60,7 +62,7 @@ def draw(kind: PictureKind, result: Prediction) -> bytes:
 def _panels(result: Prediction) -> list[_Panel]:
     wires, mode = result.wires, result.modes[0]
     per = result.roofline.seconds or 1.0
-    load = mode.bytes * 8 / wires.rate / per
+    load = np.round(mode.bytes * 8 / wires.rate / per, 9)
     load = np.where([port in result.trouble.dead for port in wires.ports], np.nan, load)
     drained = [index for index, name in enumerate(wires.switches) if name in result.trouble.drained]
     panels = []
@@ -121,19 +123,19 @@ def _figure(result: Prediction) -> Figure:
     across = max(6.5, left + sum(widths) + gap * (len(panels) - 1) + right)
     down = bottom + height + top
     figure = Figure(figsize=(across, down), dpi=DPI, facecolor="white")
-    most = max((float(np.nanmax(p.values)) for p in panels if not np.isnan(p.values).all()), default=1.0) or 1.0
     x = left
     image = None
     for panel, width in zip(panels, widths, strict=True):
         # A level with fewer rows gets a lower panel.
         tall = min(height, max(_SHORT, height * len(panel.rows) / rows))
         axes = figure.add_axes((x / across, (bottom + height - tall) / down, width / across, tall / down))
-        image = _panel(axes, panel, most, width, tall)
+        image = _panel(axes, panel, width, tall)
         x += width + gap
     assert image is not None  # noqa: S101  (there is at least one panel)
     bar = figure.add_axes(((x - gap + 0.25) / across, (bottom + height - _SHORT) / down, 0.16 / across, _SHORT / down))
-    figure.colorbar(image, cax=bar, label="time / roofline")
-    bar.tick_params(labelsize=8)
+    figure.colorbar(image, cax=bar, extend="max", label=f"{MEANING} in the roofline's time")
+    bar.set_yticks([*MARKS], [*MARKS.values()], fontsize=8)
+    bar.set_title(BESIDE["over"], fontsize=8, color=INK, loc="left", pad=16)
     if legend:
         figure.legend(handles=legend, loc="lower left", bbox_to_anchor=(0.15 / across, 0.04 / down), fontsize=8.5,
                       frameon=False, borderpad=0, labelcolor=INK)  # fmt: skip
@@ -149,11 +151,11 @@ def _figure(result: Prediction) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
+def _panel(axes: Axes, panel: _Panel, width: float, tall: float) -> AxesImage:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
+    image = axes.imshow(panel.values, aspect="auto", cmap=colormap(), vmin=0, vmax=1, interpolation="nearest")
     axes.set_facecolor("#d8dce1")  # squares without a link
     for mask, look in ((panel.dead, _DEAD), (panel.drained, _DRAINED)):
         cells = [Rectangle((column - 0.5, row - 0.5), 1, 1) for row, column in np.argwhere(mask).tolist()]
@@ -174,8 +176,8 @@ def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) ->
     if rows <= _WRITTEN and columns <= _WRITTEN:
         for (row, column), value in np.ndenumerate(panel.values):
             if not np.isnan(value):
-                ink = "white" if value > 0.55 * most else INK
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=ink)
+                ink = "white" if 0.4 < value <= 1 else INK
+                axes.text(column, row, f"{value:.0%}", ha="center", va="center", fontsize=7, color=ink)
     return image
 
 

@@ -52,18 +52,21 @@ class LinkLoad:
         """The time that the bytes of each end need at the link's rate: of a, of b."""
         return self.a_bytes * 8 / self.rate_bps, self.b_bytes * 8 / self.rate_bps
 
-    def _use(self, seconds: float) -> float | None:
-        return round(seconds / self.run_s, 6) if self.run_s else None
+    @property
+    def shares(self) -> tuple[float | None, float | None]:
+        """The mean load of each direction over the run, 0 to 1: of a, of b. None when the run's time is not known."""
+        a, b = self.seconds
+        return (a / self.run_s, b / self.run_s) if self.run_s else (None, None)
 
     def to_json(self) -> dict[str, Any]:
         """One row of `links`; `packets` and `bytes` are of both directions, `utilisation` is the larger one of both."""
+        a, b = (None if share is None else round(share, 6) for share in self.shares)
         return {
             "a": self.a, "b": self.b, "packets": self.a_packets + self.b_packets, "bytes": self.a_bytes + self.b_bytes,
             "share": round(self.share, 6), "a_packets": self.a_packets, "a_bytes": self.a_bytes,
             "b_packets": self.b_packets, "b_bytes": self.b_bytes, "rate_bps": self.rate_bps, "ranked": self.ranked,
             "a_seconds": round(self.seconds[0], 9), "b_seconds": round(self.seconds[1], 9),
-            "utilisation": self._use(max(self.seconds)),
-            "a_utilisation": self._use(self.seconds[0]), "b_utilisation": self._use(self.seconds[1]),
+            "utilisation": None if a is None or b is None else max(a, b), "a_utilisation": a, "b_utilisation": b,
         }  # fmt: skip
 
 
@@ -100,7 +103,7 @@ class Spread:
 
 
 def use_text(seconds: float, run_s: float | None) -> str:
-    """The use of a port for a picture: `83 %` of the run, or `0.32 s` at its rate when the run's time is not known."""
+    """The load of a port: `83%` of line rate; or `0.32 s` at line rate, when the run's time is not known."""
     return f"{seconds / run_s:.0%}" if run_s else f"{seconds:.3g} s"
 
 

@@ -1,21 +1,63 @@
-"""Where the parts of a fabric's picture stand: levels in rows, boxes of racks or pods, areas around them.
+"""The one layout of a fabric's drawing: levels in rows, boxes of racks or pods, areas around them, links in two halves.
 
-In:  Fabric. Out: PictureLayout, in inches; y grows upwards. picture.py draws it by matplotlib, fabricsvg.py as SVG.
+In:  Fabric, and the LinkLoads of a run if there is one.
+Out: boxes, words and halves of links in inches; y grows upwards. picture.py draws them by matplotlib, fabricsvg.py as
+SVG for the report and for the dashboard.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Link, Node
+from heddle.views.loadscale import BESIDE, LOAD_STEPS, MARKS, MEANING, step
+
+if TYPE_CHECKING:
+    from heddle.views.linkloads import LinkLoad
 
 Point = tuple[float, float]
 WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
 _HOST_SIZE: Final[Point] = (0.62, 0.3)
 _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words. at: their middle, or with `start` their left end. points: the font size."""
+
+    at: Point
+    words: str
+    points: float = 9.0
+    anchor: Literal["start", "middle"] = "middle"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle. name: `rack-1`, `node-host1`. corner: the lower left one. text: None where words do not fit."""
+
+    kind: Literal["box", "area", "node"]
+    name: str
+    corner: Point
+    size: Point
+    text: Text | None
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The half of a link at `port`, which shows what that port sent; or a part of the legend.
+
+    ends: from the port to the middle of the link. step: of the scale of loads. points: the width.
+    """
+
+    port: str
+    ends: tuple[Point, Point]
+    step: str
+    points: float
 
 
 class PictureLayout:
@@ -58,6 +100,67 @@ class PictureLayout:
         self.crowd = {level: self._crowd(level) for level in self.members}
         self.left, self.right = -0.75, self.width + 0.25
         self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
+        # Width of lines in points: thinner when many links cross, but never invisible.
+        crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
+        self.thick = max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
+        self.thin = max(1.0, 0.12 * self.thick)
+
+    def frames(self) -> Iterator[Box]:
+        """Boxes with their number below, then areas."""
+        word, area_word = self.fabric.box, self.fabric.area
+        low, high = self.bottom + 0.3, self.box_top + 0.32
+        room = self.box_width * 72 / (0.62 * 9 * len(f"{word} {len(self.box)}"))
+        for number, (x, width) in self.box.items():
+            text = None
+            if not number or (number - 1) % (1 if room >= 1 else 4) == 0:
+                text = Text((x + width / 2, self.bottom + 0.12), f"{word} {number}" if number else f"in no {word}")
+            yield Box("box", f"{word}-{number}", (x, low), (width, high - low), text)
+        for number, (x, width, whole) in self.areas.items():
+            beside = 0.04 if whole else -0.08
+            low, high = (self.bottom + 0.22 if whole else self.area_row - 0.42), self.area_row + 0.42
+            text = Text((x - beside + 0.1, high - 0.12), f"{area_word} {number}", anchor="start")
+            yield Box("area", f"{area_word}-{number}", (x - beside, low), (width + 2 * beside, high - low), text)
+
+    def titles(self) -> list[Text]:
+        """The name of each level, at the left."""
+        rows = ((level, y) for level, y in self.rows.items() if self.members[level])
+        return [Text((self.left + 0.2, y), self.fabric.levels[level].title, anchor="start") for level, y in rows]
+
+    def nodes(self) -> Iterator[Box]:
+        """Every node. Where a level's names do not fit, every n-th one stands for all, below hosts."""
+        for level, members in self.members.items():
+            if members:
+                width, height = self.size(level)
+                font = self._font(level)
+                every = 1 if font else max(2, -(-len(members) // max(1, int(self.width / 0.8))))
+                below = 0.0 if font or level != self.hosts else height / 2 + 0.08
+                for place, node in enumerate(members):
+                    x, y = self.at[node.name]
+                    text = None if place % every else Text((x, y - below), node.name, font or 6.5)
+                    yield Box(
+                        "node", f"node-{node.name}", (x - width / 2, y - height / 2), (width, height), text, level
+                    )
+
+    def links(self, loads: Sequence[LinkLoad] = ()) -> list[tuple[Link, LinkLoad | None, tuple[Line, Line]]]:
+        """Each link with its two halves; those with more load are last, and so drawn above the others."""
+        by_ports = {(load.a, load.b): load for load in loads}
+        found = []
+        for link in self.fabric.links:
+            refs = ":".join(link.a), ":".join(link.b)
+            load = by_ports.get(refs)
+            shares = load.shares if load else (None, None)
+            ends = self.ends(link)
+            middle = (ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2
+            a, b = (
+                Line(ref, (end, middle), step(share), self.points(share or 0.0))
+                for ref, end, share in zip(refs, ends, shares, strict=True)
+            )
+            found.append((max(share or 0.0 for share in shares), link, load, (a, b)))
+        return [(link, load, halves) for _, link, load, halves in sorted(found, key=lambda each: each[0])]
+
+    def points(self, share: float) -> float:
+        """The width of a half with this share of its line rate."""
+        return self.thin + min(1.0, share) * (self.thick - self.thin)
 
     def _top(self, level: int, members: Sequence[Node]) -> None:
         """A row above the boxes: over the boxes of its area, or over all boxes when there are no areas."""
@@ -102,11 +205,11 @@ class PictureLayout:
         ups = [(sum((node.name, port.name) in self.up for port in node.ports), len(node.ports)) for node in nodes]
         return max((max(up, every - up) for up, every in ups), default=1)
 
-    def font(self, level: int) -> float:
+    def _font(self, level: int) -> float:
         """The font size in points at which the level's longest name fits its box; 0 when that is too small to read."""
         longest = max(len(node.name) for node in self.members[level])
         fits = self.size(level)[0] * 72 / (0.66 * longest)
-        return min(9.0, fits) if fits >= 5.5 else 0.0
+        return min(11.0, fits) if fits >= 5.5 else 0.0
 
     def ends(self, link: Link) -> tuple[Point, Point]:
         """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
@@ -127,18 +230,21 @@ def _most(boxes: Iterable[Sequence[Node]], level: int) -> int:
     return max((sum(node.level == level for node in nodes) for nodes in boxes), default=1) or 1
 
 
-def thinned(members: int, width: float) -> int:
-    """n, where every n-th node is named: a name needs 0.8 inches."""
-    return max(2, -(-members // max(1, int(width / 0.8))))
+KEY: Final[Point] = (5.6, 0.62)  # inches of the legend, from (0, 0), its lower left corner
 
 
-def thickest_of(fabric: Fabric) -> float:
-    """Line width of the busiest port's half, in points: thinner when many links cross."""
-    crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
-    return max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
-
-
-def width_of(part: float, thickest: float) -> float:
-    """Line width in points; a port with little load is thin but visible."""
-    thinnest = 0.12 * thickest
-    return thinnest + part * (thickest - thinnest)
+def legend() -> tuple[list[Line], list[Text]]:
+    """The scale of loads with its meaning, for every picture: lines by step, and words."""
+    y, part = 0.28, 0.26
+    lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(LOAD_STEPS)]
+    texts = [Text((0.0, 0.5), MEANING, anchor="start")]
+    texts += [
+        Text((LOAD_STEPS * part * share, 0.08), words, anchor="middle" if share else "start")
+        for share, words in MARKS.items()
+    ]
+    x = LOAD_STEPS * part + 0.5
+    for name, words in BESIDE.items():
+        lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, 2.0 if name == "idle" else 7.0))
+        texts.append(Text((x + 0.48, y), words, anchor="start"))
+        y -= 0.2
+    return lines, texts

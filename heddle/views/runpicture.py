@@ -1,7 +1,7 @@
 """A picture of a run, or of several side by side: bandwidth over size, load of each uplink, iterations over time.
 
 In:  StoredRuns. Out: SVG, PNG or PDF; the same input gives the same bytes.
-The load of an uplink is the time of its bytes at its rate, as a share of the run. The timeline has a row for each rank
+The load of an uplink is the share of its line rate, the mean of the run. The timeline has a row for each rank
 and a bar for each timed iteration; below it is the queue where packets waited longest. All timelines have one scale.
 """
 
@@ -219,7 +219,7 @@ def _uplinks(axes: Axes, shown: Sequence[Drawn]) -> None:
     axes.set_xticks(range(0, len(ports), step), ports[::step], rotation=90 if len(ports) > 4 else 0)
     axes.set_xlim(-0.6, max(1, len(ports)) - 0.4)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-    axes.set_ylabel("time of its bytes, % of the run" if in_time else "MB sent", fontsize=8.5, color=INK)
+    axes.set_ylabel("load, % of line rate (mean of the run)" if in_time else "MB sent", fontsize=8.5, color=INK)
     axes.grid(axis="y", color=QUIET, linewidth=0.4, zorder=0)
     lines = (textwrap.shorten(text, 78, placeholder="...") for text in said)
     _look(axes, "\n".join(["Load of each uplink", *lines]), font=8.5)

@@ -30,6 +30,7 @@ from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.base.version import VERSION
 from heddle.lab.faults.orders import all_rows
 from heddle.lab.faults.registry import KEYS
+from heddle.views.fabricsvg import style
 from heddle_plugins.dashboard.access import HEADERS, PageAccess
 from heddle_plugins.dashboard.labdesk import MOST_STREAMS, LabDesk, port_answer, problems_of
 
@@ -44,6 +45,7 @@ _ENDING_S: Final = 3  # for connections that are open when the server ends
 _REQUEST_S: Final = 10.0  # for a whole request, from the connection or the last answer on
 _CONNECTIONS: Final = 200  # at once: their descriptors must fit beside those of readers and runs
 _PAGE: Final = "index.html"
+_COLOURS: Final = "fabric.css"  # of drawings of fabrics, as in reports
 ASSETS: Final[Mapping[str, str]] = {
     _PAGE: "text/html; charset=utf-8",
     "dashboard.css": "text/css; charset=utf-8",
@@ -123,6 +125,8 @@ def _answered(handler: _Handler) -> _Handler:
 
 async def _asset(request: Request) -> Response:
     name = request.path_params.get("name", _PAGE)
+    if name == _COLOURS:
+        return Response(style(':root[data-theme="dark"]'), media_type="text/css; charset=utf-8")
     if name not in ASSETS:
         return JSONResponse({"error": f"there is no file {name}", "problems": []}, 404)
     return Response((folder("dashboard") / "templates" / name).read_bytes(), media_type=ASSETS[name])

@@ -36,7 +36,7 @@ def report(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     page.write_text(report_html([whole]), encoding="utf-8")
     browser.open(page)
     browser.wait_for("document.documentElement.dataset.ready === 'yes'")
-    browser.hover(".link[data-b='rtsw1:eth5'] .reach")
+    browser.hover(".reach[data-port='rtsw1:eth5']")
     yield browser.screenshot("report-fabric", f"#{whole.name}-fabric")
     yield browser.screenshot("report-queue", f"#{whole.name}-queues figure.chart:first-of-type")
 
@@ -47,11 +47,11 @@ def live_page(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
         browser.size(1600, 1000)
         browser.open(server.page.replace("#", f"?lab={lab.name}#"))
         browser.wait_for("document.querySelectorAll('#drawing .half').length > 0")
-        link = "document.querySelector('.hit[data-port=\"rtsw1:eth1\"]')"
+        link = "document.querySelector('.reach[data-port=\"rtsw1:eth1\"]')"
         browser.run(f"{link}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
         asked = {"collective": "all-to-all", "size": "4M", "iters": 8}
         assert server.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
-        browser.wait_for("document.querySelectorAll('#drawing .use3').length > 4")
+        browser.wait_for("document.querySelectorAll('#drawing .half:not(.idle)').length > 4")
         time.sleep(_PLAY_S)
         yield browser.screenshot("dashboard")
         server.post(f"/api/labs/{lab.name}/stop", {})

@@ -78,7 +78,11 @@ def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     both = inv("plot", "run", "1", "2", "--lab", tiny.name, "--out", str(tmp_path / "r.svg"), "--format", "json")
     assert [each["run_id"] for each in json.loads(both.stdout)["runs"]] == ["0001", "0002"]
     picture = (tmp_path / "r.svg").read_text()
-    assert "run 0002: worst " in picture and "3 host4:eth1" in picture and "time of its bytes, % of the run" in picture
+    assert (
+        "run 0002: worst " in picture
+        and "3 host4:eth1" in picture
+        and "load, % of line rate (mean of the run)" in picture
+    )
     drawn = inv("graph", tiny.name, "--run", "1", "--out", str(tmp_path / "g.svg"), "--format", "json")
     assert json.loads(drawn.stdout)["run_id"] == "0001"
     qpn = min({row.sent.flow.qpn for row in first.flows} - {row.sent.flow.qpn for row in ran[1].flows})

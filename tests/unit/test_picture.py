@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
@@ -22,8 +23,11 @@ from heddle.fabric.wiring import Link, Node, Port
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
+from heddle.views.fabricsvg import fabric_svg, legend_svg, style
 from heddle.views.graph import drawing, kind_of, write_file
 from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
+from heddle.views.loadscale import COLOURS, colormap
+from heddle.views.picturelayout import PictureLayout
 from tests.marks import deep
 from tests.unit.run_samples import header, sent
 
@@ -40,7 +44,7 @@ FABRICS = {
 
 @dataclass(frozen=True)
 class Stroke:
-    """A half of a link as it is drawn: points of width, colour, and both ends."""
+    """A half of a link as it is drawn: points of width, colour, and both ends. x and y grow to the right and down."""
 
     width: float
     colour: str
@@ -148,7 +152,7 @@ def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
 
 def test_halves_of_a_link_are_as_wide_as_what_each_end_sent_and_as_dark_as_its_time() -> None:
     fabric = FABRICS["tiny"]
-    sent = {"rtsw1:eth1": 4000, "ctsw1:eth1": 1000, "rtsw1:eth2": 2000}
+    sent = {"rtsw1:eth1": 12_500_000, "ctsw1:eth1": 3_125_000, "rtsw1:eth2": 6_250_000}  # 100 %, 25 % and 50 %
     drawn = Drawn(drawing("svg", fabric, loads_of(fabric, sent), "a run"))
     most, half, quarter, none = (drawn.half(port) for port in ("rtsw1:eth1", "rtsw1:eth2", "ctsw1:eth1", "ctsw2:eth1"))
     assert most.width > half.width > quarter.width > none.width > 0
@@ -171,6 +175,41 @@ def test_halves_of_a_link_are_as_wide_as_what_each_end_sent_and_as_dark_as_its_t
     assert (row["a_seconds"], row["utilisation"], row["b_utilisation"]) == (0.64, 0.64, 0.0)
 
 
+def test_every_drawing_has_the_same_scale_and_the_same_places() -> None:
+    """File, report and heat map: colours by share of line rate, and links of one layout."""
+    fabric = FABRICS["tiny"]
+    full = 12_500_000  # bytes in a second at 100 Mb/s
+    shares = {"rtsw1:eth1": 0.04, "rtsw1:eth2": 0.55, "rtsw2:eth1": 1.0, "rtsw2:eth2": 1.2}
+    steps = {"rtsw1:eth1": "u0", "rtsw1:eth2": "u5", "rtsw2:eth1": "u9", "rtsw2:eth2": "over", "ctsw1:eth1": "idle"}
+    loads = loads_of(fabric, {port: round(share * full) for port, share in shares.items()})
+    file, layout = Drawn(drawing("svg", fabric, loads, "a run")), PictureLayout(fabric)
+    page = ET.fromstring(fabric_svg(layout, loads, title="x"))
+    halves = {each.get("data-port", ""): each for each in page.iter(f"{SVG}line") if "half" in each.get("class", "")}
+    css = {dark: style(dark) for dark in ("", ":root[data-theme='dark']")}
+    for port, step in steps.items():
+        light, dark = COLOURS[step]
+        assert file.half(port).colour == light
+        assert halves[port].get("class") == f"half {step}"
+        assert all(text.count(f"--load-{step}: {each};") == 1 for text in css.values() for each in (light, dark))
+    # A run of unknown time has no shares.
+    unknown = Drawn(drawing("svg", fabric, [replace(load, run_s=None) for load in loads], "a run"))
+    assert {unknown.half(port).colour for port in steps} == {COLOURS["idle"][0]}
+    # Places: an inch is 72 units of matplotlib's SVG, and 100 of a page's; both count from their own corner.
+    assert halves.keys() == file.named("sent-")
+    ends = {port: (file.half(port).ends, [float(each.get(key, "")) for key in ("x1", "y1", "x2", "y2")])
+            for port, each in halves.items()}  # fmt: skip
+    files, pages = ends["rtsw1:eth1"]
+    for one, other in ends.values():
+        for at in range(4):
+            assert (one[at] - files[at % 2]) / 72 == pytest.approx((other[at] - pages[at % 2]) / 100, abs=0.01)
+    # The legend has the same words everywhere.
+    words = ["".join(each.itertext()) for each in ET.fromstring(legend_svg()).iter(f"{SVG}text")]
+    assert words == ["load: share of line rate", "0 %", "50 %", "100 %", "above 100 %", "nothing sent, or not known"]
+    assert set(words) <= set(file.texts)
+    heat = colormap()
+    assert all(to_hex(heat(share)) == COLOURS[steps[port]][0] for port, share in shares.items())
+
+
 def test_the_legend_has_the_run_and_the_numbers() -> None:
     fabric = FABRICS["tiny"]
     sent = {"rtsw1:eth1": 4_000_000, "rtsw2:eth2": 2_000_000, "host1:eth1": 500}
@@ -181,7 +220,7 @@ def test_the_legend_has_the_run_and_the_numbers() -> None:
     rest = "max 500 B (host1:eth1), mean 125 B, max/mean 4.00, 3 of 4 ports idle"
     assert f"hosts to RTSW: busiest host1:eth1 0%; {rest}" in texts
     assert "CTSW to RTSW: nothing" in texts
-    assert "32% (max)" in texts
+    assert {"load: share of line rate", "0 %", "50 %", "100 %", "above 100 %"} <= set(texts)
 
 
 def test_without_a_run_the_picture_says_so() -> None:

@@ -31,7 +31,7 @@ def test_one_run_shows_bandwidth_uplinks_iterations_and_the_hottest_queue(tmp_pa
     picture = draw("svg", [kept(tmp_path, 3)]).decode()
     assert "worst 120 % at rtsw1:eth3, mean 80 % (dashed), max/mean 1.50" in picture
     for words in (
-        "run zone-0003", "64 KiB", "busbw, GB/s (emulated)", "time of its bytes, % of the run", "0 host1:eth1",
+        "run zone-0003", "64 KiB", "busbw, GB/s (emulated)", "load, % of line rate (mean of the run)", "0 host1:eth1",
         "run 0003: timed iterations of each rank, without the warm-up", "emulated, k = 4000",
         "run 0003: rtsw1:eth3, class 3: egress queue, at most 108 KB", "seconds of wall time since the run began",
     ):  # fmt: skip

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.tables import Table
 from heddle.base.units import format_bytes, format_rate
 from heddle.views import queuepicture
-from heddle.views.fabricsvg import fabric_svg, legend
+from heddle.views.fabricsvg import fabric_svg, legend_svg
 from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
+from heddle.views.picturelayout import PictureLayout
 from heddle.views.report.section import Chart, NotCarriedError, Values, counted, figure
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def fabric(run: StoredRun) -> Values:
     if built is None:
         raise NotCarriedError(run.fabric.why)
     loads = loads_of(run)
+    described, layout = describe_run(run.record.header), PictureLayout(built)
     title = f"Fabric {built.name}: {len(built.switches)} switches, {len(built.hosts)} hosts, {len(built.links)} links"
     rows = tuple(
         (load.a, load.b, format_rate(load.rate_bps), *_end(load, 0), *_end(load, 1))
@@ -46,17 +48,17 @@ def fabric(run: StoredRun) -> Values:
         ">rate (emulated)",
         ">sent up",
         ">packets",
-        ">use",
+        ">load",
         ">sent down",
         ">packets",
-        ">use",
+        ">load",
     )
-    note = "use: the time that the bytes need at the link's rate, as a share of the run"
+    note = "load: share of line rate, the mean of the run" if loads and loads[0].run_s else "load: seconds at line rate"
     return {
         "title": title,
-        "caption": describe_run(run.record.header),
-        "svg": fabric_svg(built, loads, title=f"{title}; {describe_run(run.record.header)}", prefix=f"{run.name}-"),
-        "legend": legend(loads),
+        "caption": described,
+        "svg": fabric_svg(layout, loads, title=f"{title}; {described}", prefix=f"{run.name}-"),
+        "legend": legend_svg(),
         "spreads": [spread.text() for spread in spreads(built, loads)],
         "without": "" if loads else run.proof.why,
         "links": Table("Every link, the busiest first", columns, rows, note) if rows else None,

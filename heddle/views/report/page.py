@@ -19,7 +19,7 @@ from heddle.base import resources
 from heddle.base.plugins import Registry
 from heddle.base.progname import as_started
 from heddle.base.version import VERSION
-from heddle.views.fabricsvg import STYLE
+from heddle.views.fabricsvg import style
 from heddle.views.linkloads import describe_run
 from heddle.views.report import fabricparts, runparts
 from heddle.views.report.section import Chapter, NotCarriedError, Section, palette
@@ -76,7 +76,7 @@ def report_html(
         version=VERSION,
         runs=[_run(run, shown) for run in runs],
         chapters=above,
-        fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
+        fabric_style=Markup(style()),  # noqa: S704 - Heddle's own
         palette=palette(),
     )
 

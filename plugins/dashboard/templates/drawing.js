@@ -1,7 +1,7 @@
-// The fabric as SVG: nodes, links in two halves (each half is what that end sends), queues at their ends.
+// The server's drawing of the fabric: colours of halves of links (each is what that end sends), queues at their ends.
 
 const NS = "http://www.w3.org/2000/svg";
-const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in plugins/dashboard/livefigures.py
+const PAUSED = 1, DOWN = 2; // flags of a port, PortFlag in plugins/dashboard/reading.py
 
 export function svg(name, attributes = {}, text = "") {
   const made = document.createElementNS(NS, name);
@@ -24,9 +24,8 @@ export function bytes(value) {
   return `${value >= 100 || at === 0 ? Math.round(value) : value.toPrecision(3)} ${units[at]}`;
 }
 
-export function level(use) { // thousandths -> the class of its colour and width
-  if (use < 1) return "idle";
-  return `use${Math.min(6, 1 + Math.floor(use / 170))}`;
+function parsed(text) {
+  return document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
 }
 
 export class Drawing {
@@ -41,42 +40,22 @@ export class Drawing {
   }
 
   plan(plan) {
-    this.ports = plan.ports;
-    this.halves = [null]; this.dots = [null]; this.titles = [null]; this.rows = []; this.marked = new Set();
-    this.grow = Math.max(1, plan.width / 400); // queues and names of a large fabric, so that they are seen
-    const room = 9 * this.grow;
-    const top = svg("svg", { viewBox: `${-room} 0 ${plan.width + room + 1} ${plan.height}`, role: "img", "aria-label":
-      `Fabric ${plan.lab}: ${plan.nodes.length} nodes, ${plan.links.length} links` });
-    top.setAttribute("width", Math.max(900, plan.width * (plan.width > 400 ? 3.5 : 6)));
-    const [hosts, leaves] = plan.rows; // hosts and the switches that they are connected to
-    for (const [left, width, label] of plan.boxes) {
-      const y = (leaves || hosts)[0] - 4.5, end = hosts[0] + 8;
-      top.append(svg("rect", { class: "box", x: left, y, width, height: end - y, rx: 1 }));
-      if (label) top.append(svg("text", { class: "label", x: left + width / 2, y: end - 2, "font-size": 2.2 }, label));
+    Object.assign(this, { ports: plan.ports, loads: plan.loads, widths: plan.widths, halves: [], titles: [], rows: [], marked: new Set() });
+    const top = parsed(plan.svg), dots = svg("g");
+    const place = new Map(plan.ports.map((port, at) => [port.ref, at + 1]));
+    for (const link of top.querySelectorAll(".link")) link.removeAttribute("tabindex"); // the list of ports has them
+    for (const half of top.querySelectorAll(".half")) this.halves[place.get(half.dataset.port)] = half;
+    for (const reach of top.querySelectorAll(".reach")) {
+      this.titles[place.get(reach.dataset.port)] = reach.appendChild(svg("title", {}, reach.dataset.port));
+      reach.addEventListener("click", () => this.pick(reach.dataset.port));
     }
-    for (const [y, title] of plan.rows) top.append(svg("text", { class: "row", x: 1 - room, y, "font-size": (2.2 * this.grow).toFixed(2) }, title));
-    const lines = svg("g"), hits = svg("g"), dots = svg("g");
-    for (const port of plan.ports) {
-      const far = plan.ports[port.peer - 1], middle = { x: (port.x + far.x) / 2, y: (port.y + far.y) / 2 };
-      const at = { x1: port.x, y1: port.y, x2: middle.x, y2: middle.y };
-      const half = svg("line", { ...at, class: "half idle" });
-      const hit = svg("line", { ...at, class: "hit", "data-port": port.ref });
-      const title = svg("title", {}, port.ref);
-      hit.append(title);
-      const dot = svg("circle", { class: "queue", cx: port.x, cy: port.y, r: 0 });
-      lines.append(half); hits.append(hit); dots.append(dot);
-      this.halves.push(half); this.dots.push(dot); this.titles.push(title);
-    }
-    hits.addEventListener("click", (event) => this.pick(event.target.dataset.port));
-    top.append(lines, hits);
-    for (const node of plan.nodes) {
-      top.append(svg("rect", { class: `node ${node.role}`, x: node.x - node.width / 2, y: node.y - node.height / 2,
-        width: node.width, height: node.height, rx: .6 }));
-      const font = Math.min(.52 * node.height, 1.5 * node.width / node.name.length);
-      top.append(svg("text", { x: node.x, y: node.y, "font-size": font.toFixed(2) }, node.name));
-    }
+    this.dots = this.halves.map((half) => dots.appendChild(
+      svg("circle", { class: "queue", cx: half.getAttribute("x1"), cy: half.getAttribute("y1"), r: 0 })));
     top.append(dots);
+    const least = Math.min(...[...top.querySelectorAll(".node rect")].map((rect) => rect.getAttribute("width")));
+    top.setAttribute("width", top.viewBox.baseVal.width * Math.max(.8, 40 / least)); // names of nodes are readable
     this.box.replaceChildren(top);
+    document.getElementById("loads").replaceChildren(parsed(plan.legend));
   }
 
   update(rows) { // port id -> [use in thousandths, depth, high water, flags]
@@ -85,9 +64,12 @@ export class Drawing {
       const [use, depth, , flags] = row, port = this.ports[id - 1];
       this.rows[id] = row;
       const chosen = this.marked.has(Number(id)) ? " chosen" : "";
-      this.halves[id].setAttribute("class", `half ${flags & DOWN ? "down" : level(use)}${chosen}`);
+      const load = Math.min(1000, use); // a burst may be counted in the next interval; no link sends above its rate
+      const [, step] = this.loads.findLast(([least]) => load >= least), [thin, thick] = this.widths;
+      this.halves[id].setAttribute("class", `half ${flags & DOWN ? "down" : step}${chosen}`);
+      this.halves[id].setAttribute("stroke-width", (thin + load / 1000 * (thick - thin)).toFixed(1));
       const dot = this.dots[id];
-      dot.setAttribute("r", depth || flags & PAUSED ? (this.grow * (.5 + 1.3 * Math.min(1, depth / port.scale))).toFixed(2) : 0);
+      dot.setAttribute("r", depth || flags & PAUSED ? (4 + 10 * Math.min(1, depth / port.scale)).toFixed(1) : 0);
       dot.setAttribute("class", flags & PAUSED ? "queue paused" : "queue");
       this.titles[id].textContent = `${port.ref} to ${this.ports[port.peer - 1].ref}: ${flags & DOWN ? "down" :
         `${(use / 10).toFixed(0)} % of ${bits(port.rate)}`}, queue ${bytes(depth)}${flags & PAUSED ? ", paused" : ""}`;

@@ -25,8 +25,11 @@ from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.queuestate import QueueState
+from heddle.views.fabricsvg import fabric_svg, legend_svg
+from heddle.views.loadscale import step
+from heddle.views.picturelayout import PictureLayout
 from heddle_plugins.dashboard.labdesk import Actions, Viewers, _run_flags, message
-from heddle_plugins.dashboard.labwatch import plan_json, plan_page
+from heddle_plugins.dashboard.labwatch import plan_json
 from heddle_plugins.dashboard.metrics import METRICS, NAMES, MonotonicCounters
 from heddle_plugins.dashboard.news import NewsDesk
 from heddle_plugins.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
@@ -183,16 +186,16 @@ def test_metrics_follow_the_conventions_of_prometheus_and_are_documented() -> No
 @pytest.mark.parametrize("preset", ["tiny", "zone", "rail", "dc"])
 def test_nothing_is_drawn_over_something_else(preset: str) -> None:
     fabric = load_fabric(preset).fabric
-    plan = plan_page(fabric, tuple(port for _, port in numbered_ports(fabric)))
-    assert set(plan.spots) == {node.name for node in fabric.nodes}
-    spots = list(plan.spots.values())
-    for at, one in enumerate(spots):
-        assert one.width / 2 <= one.x <= plan.width - one.width / 2
-        assert one.height / 2 <= one.y <= plan.height - one.height / 2
-        for other in spots[at + 1 :]:
-            apart = abs(one.x - other.x) >= (one.width + other.width) / 2 or abs(one.y - other.y) >= one.height
-            assert apart, (one, other)
-    assert len(set(plan.ends)) == len(plan.ends)
+    layout = PictureLayout(fabric)
+    boxes = [(*box.corner, *box.size) for box in layout.nodes()]
+    assert len(boxes) == len(fabric.nodes)
+    for at, (x, y, width, height) in enumerate(boxes):
+        assert layout.left <= x <= layout.right - width
+        assert layout.bottom <= y <= layout.top - height
+        for left, low, wide, high in boxes[at + 1 :]:
+            assert x + width <= left or left + wide <= x or y + height <= low or low + high <= y
+    ends = [half.ends[0] for *_, halves in layout.links() for half in halves]
+    assert len(set(ends)) == len(ends) == 2 * len(fabric.links)
 
 
 def test_the_drawing_is_plain_data_and_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
@@ -201,8 +204,13 @@ def test_the_drawing_is_plain_data_and_history_keeps_two_minutes(fabric: Fabric,
     for each, port in zip(found["ports"], ports, strict=True):
         assert found["ports"][each["peer"] - 1]["ref"] == port.peer_ref
         assert each["scale"] > 0
-    assert len(found["links"]) == len(fabric.links)
-    assert [title for _, title in found["rows"]] == ["hosts", *(level.title for level in fabric.levels[1:3])]
+    # The drawing, its colours and its legend are those of a report.
+    assert found["svg"].splitlines()[1:] == fabric_svg(PictureLayout(fabric), title="").splitlines()[1:]
+    assert found["svg"].count('class="half idle"') == len(ports)
+    assert found["legend"] == legend_svg()
+    for use in range(1300):
+        assert [name for least, name in found["loads"] if use >= least][-1] == step(use / 1000)
+    assert all(f">{level.title}</text>" in found["svg"] for level in fabric.levels[:3])
     # History keeps two minutes.
     history = LiveHistory()
     before = None
