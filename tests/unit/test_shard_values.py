@@ -199,7 +199,7 @@ def test_an_agent_calls_only_what_is_open() -> None:
     assert stdin is not None and stdout is not None
     try:  # as another coordinator would ask
         for name in ("os:getcwd", "heddle.base.state:labs", "heddle.runtimes.netns:NetnsRuntime", "labs"):
-            request = {"call": name, "lab": "x", "live": {}, "args": [], "kwargs": {}, "number": 99}
+            request: dict[str, Any] = {"call": name, "lab": "x", "live": {}, "args": [], "kwargs": {}, "number": 99}
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
             answer = json.loads(stdout.readline())
