@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,7 +30,7 @@ from heddle.spec.impairments import LinkFault
 from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
 from heddle.wire.layout import DSCP_DATA
-from tests.machine import until
+from tests.machine import meanwhile, until
 
 _DATA: Final = 3  # the class of data packets
 _QUANTA: Final = 2000  # 20 ms at 50 Mbit/s
@@ -289,24 +288,13 @@ def _shaped(lab: Lab, rate_bps: int, *ports: Port) -> Iterator[None]:
 
 @contextmanager
 def _pausing(lab: Lab, port: Port) -> Iterator[None]:
-    frame, stop = build(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA}), threading.Event()
+    frame = build(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA})
     with inside(lab.handle(port.node).netns):
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         raw.setsockopt(SOL_PACKET, _QDISC_BYPASS, 1)  # a NIC's pauses do not pass its queues
         raw.bind((port.name, 0))
-
-    def pause() -> None:
-        while not stop.wait(_PAUSE_EVERY_S):
-            raw.send(frame)
-
-    thread = threading.Thread(target=pause)
-    thread.start()
-    try:
+    with raw, meanwhile(lambda: raw.send(frame), _PAUSE_EVERY_S):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        raw.close()
 
 
 @contextmanager

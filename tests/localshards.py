@@ -11,16 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
+
+import pytest
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
+from heddle.runtimes import registry
 from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
 from tests.objects.shared import ROOT
@@ -187,3 +190,13 @@ class LocalShards(ShardedRuntime):
     def cut_of(self, fabric: Fabric, options: Mapping[str, str]) -> Cut:
         """What the test wants."""
         return cut(fabric, self.shards_wanted)
+
+
+def registered(directory: Path) -> Iterator[LocalCluster]:
+    """For a fixture: the runtime of shards on this machine, until the fixture ends."""
+    made = LocalCluster(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.RUNTIMES.core, NAME, LocalShards)
+        patch.setattr(LocalShards, "on", made)
+        yield made
+    made.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
+from threading import Event, Thread
 from typing import Any, Final
 
 import pytest
@@ -54,6 +55,24 @@ def child(argv: Sequence[str], **options: Any) -> Iterator[Popen[Any]]:
         except BaseException:
             process.kill()
             raise
+
+
+@contextmanager
+def meanwhile(step: Callable[[], object], every: float = 0.0) -> Iterator[None]:
+    """Call a function again and again in a thread, for a with block, whose end waits for it. every: seconds between."""
+    ended = Event()
+
+    def go_on() -> None:
+        while not ended.wait(every):
+            step()
+
+    thread = Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def rc_timeout(exponent: int) -> int:

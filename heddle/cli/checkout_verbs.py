@@ -204,6 +204,7 @@ _FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
     **{suite: (suite,) for suite in SUITES},
     "clab": ("clab", "netns"),
 }
+_BY_WORD: Final = frozenset({"deep", "long"})  # suites of single tests: each stands in its file with this mark
 _AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "fuzz", "vm"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
@@ -271,20 +272,37 @@ def marked_needs(suites: Sequence[str], extra: Sequence[str], absent: Sequence[s
         return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
 
 
+def _tests_in(place: Path) -> list[Path]:
+    """The test files of a folder, or a file of tests."""
+    return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+
+
 def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
     """The test files with a mark `needs` that may name one of these packages; tests/sshd.py has the mark NEEDS."""
-    for path in sorted(folder.rglob("test_*.py")):
+    for path in _tests_in(folder):
         text = path.read_text(encoding="utf-8")
         if "NEEDS" in text or ("mark.needs(" in text and any(f'"{name}"' in text for name in absent)):
             yield path
 
 
 def _folders(root: Path, suites: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """The folders of the suites; none where files are typed, which replace them."""
+    """The folders of the suites; none where files are typed, which replace them.
+
+    Of a folder from which `deep` and `long` alone choose: its files that have the word. To collect all takes longer
+    than most of these tests.
+    """
     if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
         return []
-    chosen = {folder for suite in suites for folder in _FOLDERS[suite]}
-    return [f"tests/{suite}" for suite in SUITES if suite in chosen]
+    found = []
+    for folder in SUITES:
+        asking = {suite for suite in suites if folder in _FOLDERS[suite]}
+        if asking <= _BY_WORD:
+            mark = re.compile(rf"\b({'|'.join(asking)})\b")
+            files = _tests_in(root / "tests" / folder) if asking else []
+            found += [str(path.relative_to(root)) for path in files if mark.search(path.read_text(encoding="utf-8"))]
+        else:
+            found.append(f"tests/{folder}")
+    return found
 
 
 def _compiling() -> dict[str, str]:

@@ -19,7 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.pfc import control as pfc
 from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
-from tests.machine import until
+from tests.machine import meanwhile, until
 from tests.netns.port_pair import first_in_line
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -152,20 +152,9 @@ class PfcLab:
     @contextlib.contextmanager
     def pausing(self, at: str, quanta: int = 65535, every: float = 0.05) -> Iterator[None]:
         """A port that pauses its peer for ever; `at` as in `pause`."""
-        stop = threading.Event()
-
-        def go_on() -> None:
-            while not stop.wait(every):
-                self.pause(at, quanta)
-
         self.pause(at, quanta)
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        try:
+        with meanwhile(lambda: self.pause(at, quanta), every):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 @contextlib.contextmanager

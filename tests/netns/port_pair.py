@@ -17,6 +17,7 @@ from pathlib import Path
 
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
+from tests.machine import meanwhile
 from tests.netns.claimed import claimed, namespace_of
 
 MTU = 4028
@@ -80,7 +81,7 @@ class PortPair:
     @contextlib.contextmanager
     def listening(self) -> Iterator[Arrivals]:
         """Take down what comes to `pb`. The second byte of a frame's payload is its class."""
-        found, stop = Arrivals(), threading.Event()
+        found = Arrivals()
         with inside(self.b):
             taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B6))
         taker.bind(("pb", 0x88B6))
@@ -89,22 +90,15 @@ class PortPair:
         taker.settimeout(0.1)
 
         def take() -> None:
-            while not stop.is_set():
-                try:
-                    data, more, _, _ = taker.recvmsg(16, 64)
-                except TimeoutError:
-                    continue
-                seconds, nanoseconds = _SPEC.unpack(more[0][2])
-                found.rows.append((seconds * 10**9 + nanoseconds, data[15]))
+            try:
+                data, more, _, _ = taker.recvmsg(16, 64)
+            except TimeoutError:
+                return
+            seconds, nanoseconds = _SPEC.unpack(more[0][2])
+            found.rows.append((seconds * 10**9 + nanoseconds, data[15]))
 
-        thread = threading.Thread(target=take)
-        thread.start()
-        try:
+        with taker, meanwhile(take):
             yield found
-        finally:
-            stop.set()
-            thread.join()
-            taker.close()
 
     @contextlib.contextmanager
     def loading(self, *classes: int) -> Iterator[dict[int, int]]:

@@ -19,7 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
-from tests.machine import patience, until
+from tests.machine import meanwhile, patience, until
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -106,24 +106,18 @@ class Rack:
     @contextlib.contextmanager
     def listening(self) -> Iterator[Arrivals]:
         """Take down what comes to the target, behind the programs at its ingress."""
-        found, ended = Arrivals(), threading.Event()
+        found = Arrivals()
         with self._socket(self.target, _ETH_P_IP, _SO_RCVBUFFORCE) as taker:
             taker.settimeout(0.05)
 
             def take() -> None:
-                while not ended.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        frame, origin = taker.recvfrom(65536)
-                        if origin[2] != socket.PACKET_OUTGOING and frame[23] == 17:
-                            found.frames.append(frame)
+                with contextlib.suppress(TimeoutError):
+                    frame, origin = taker.recvfrom(65536)
+                    if origin[2] != socket.PACKET_OUTGOING and frame[23] == 17:
+                        found.frames.append(frame)
 
-            thread = threading.Thread(target=take)
-            thread.start()
-            try:
+            with meanwhile(take):
                 yield found
-            finally:
-                ended.set()
-                thread.join()
 
     def backlog(self) -> int:
         """Bytes that the kernel says wait at the switch's port, in all classes: what `tc -s` prints, by netlink."""

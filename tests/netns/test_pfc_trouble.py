@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from tests.conftest import Up
-from tests.machine import until
+from tests.machine import meanwhile, until
 from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
@@ -266,7 +265,6 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def listening(watched: PfcLab, host: str) -> Iterator[list[int]]:
     """The sizes of IPv4 packets that come to a host, behind the programs at its port."""
     found: list[int] = []
-    ended = threading.Event()
     with inside(watched.lab.handle(host).netns):
         taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     with taker:
@@ -274,17 +272,11 @@ def listening(watched: PfcLab, host: str) -> Iterator[list[int]]:
         taker.settimeout(0.05)
 
         def take() -> None:
-            while not ended.is_set():
-                with contextlib.suppress(TimeoutError):
-                    found.append(len(taker.recv(65536)))
+            with contextlib.suppress(TimeoutError):
+                found.append(len(taker.recv(65536)))
 
-        thread = threading.Thread(target=take)
-        thread.start()
-        try:
+        with meanwhile(take):
             yield found
-        finally:
-            ended.set()
-            thread.join()
 
 
 def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched: PfcLab) -> None:

@@ -39,7 +39,6 @@ from heddle.runs.program import run_program
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
-from heddle.runtimes import registry
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
@@ -65,12 +64,7 @@ PAUSING = ("queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.LocalCluster]:
     """The runtime of shards on this machine, registered for this module."""
-    made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RUNTIMES.core, localshards.NAME, localshards.LocalShards)
-        patch.setattr(localshards.LocalShards, "on", made)
-        yield made
-    made.close()
+    yield from localshards.registered(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture(scope="module")

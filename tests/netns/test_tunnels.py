@@ -15,7 +15,6 @@ from heddle.lab import lifecycle
 from heddle.lab.cutlinks import lost_carriers, tunnels, wait_for_carriers
 from heddle.lab.lab import Lab
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes import registry
 from heddle.switch.links.cuts import TUNNEL_PORT
 from tests import localshards
 from tests.machine import patience, until
@@ -29,12 +28,7 @@ OTHER = 24789
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localshards.LocalCluster]:
     """The runtime of shards on this machine, registered for a test."""
-    made = localshards.LocalCluster(tmp_path_factory.mktemp("shards"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.RUNTIMES.core, localshards.NAME, localshards.LocalShards)
-        patch.setattr(localshards.LocalShards, "on", made)
-        yield made
-    made.close()
+    yield from localshards.registered(tmp_path_factory.mktemp("shards"))
 
 
 class Blocking(localshards.LocalCluster):

@@ -6,6 +6,8 @@ import html
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,17 +52,31 @@ def test_a_wrong_page_or_section_is_an_error_with_a_hint(page: str, said: str) -
         page_text(page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_anchors_exist(page: Path) -> None:
+def broken_links(page: Path, anchors: Callable[[Path], set[str]]) -> Iterator[str]:
     for target, anchor, picture in _LINK.findall(without_code(page.read_text(encoding="utf-8"))):
         if "://" in (target or picture):
             continue
         path = (page.parent / (picture or target)).resolve() if picture or target else page
-        assert path.exists(), f"{target or picture}: no such file"
-        if anchor:
-            text = path.read_text(encoding="utf-8")
-            there = {slug(title) for _, _, title in headings(text)} | set(re.findall(r'id="([^"]+)"', text))
-            assert anchor in there, f"{target}#{anchor}: no such heading"
+        if not path.exists():
+            yield f"{target or picture}: no such file"
+        elif anchor and anchor not in anchors(path):
+            yield f"{target}#{anchor}: no such heading"
+
+
+def anchors_of(path: Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    return {slug(title) for _, _, title in headings(text)} | set(re.findall(r'id="([^"]+)"', text))
+
+
+def test_links_and_anchors_exist(tmp_path: Path) -> None:
+    anchors = cache(anchors_of)
+    wrong = [f"{page.relative_to(ROOT)}: {each}" for page in PAGES for each in broken_links(page, anchors)]
+    assert len(PAGES) > 50 and not wrong, "\n".join(wrong)
+    # The test sees what is wrong.
+    (page := tmp_path / "page.md").write_text("# One\n[a](#one) [b](#two) [c](none.md) ![d](none.svg) `[e](none)`\n")
+    assert list(broken_links(page, anchors)) == [
+        "#two: no such heading", "none.md: no such file", "none.svg: no such file",
+    ]  # fmt: skip
 
 
 def test_every_page_that_the_code_names_exists() -> None:
@@ -111,22 +127,22 @@ NEW = [
 NEW += [f"docs/for-{reader}.md" for reader in ("engineers", "researchers", "ci", "instructors")]
 
 
-@pytest.mark.parametrize("page", NEW)
-def test_commands_of_a_page_are_taken_by_the_parser(page: str) -> None:
+def test_commands_of_pages_are_taken_by_the_parser() -> None:
     import tasks
 
     verbs = {name: command.verb for name, command in commands_in(vars(tasks)).items()}
-    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
-    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    lines = [part for line in blocks.splitlines() for part in re.split(r"&&|\|\|| > ", line)]
-    inline = [
-        found for found in re.findall(r"`(\./inv [^`]+)`", text) if not re.search(r"\b[A-Z]{3,}\b|\b[AB]\b", found)
-    ]
-    typed = [shlex.split(line, comments=True) for line in [*lines, *inline] if "./inv " in line]
-    for words in typed:
-        name, *rest = words[words.index("./inv") + 1 :]
-        assert name in verbs, words
-        assert not rest or parse(verbs[name], rest) is not None
+    for page in NEW:
+        text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+        blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        lines = [part for line in blocks.splitlines() for part in re.split(r"&&|\|\|| > ", line)]
+        inline = [
+            found for found in re.findall(r"`(\./inv [^`]+)`", text) if not re.search(r"\b[A-Z]{3,}\b|\b[AB]\b", found)
+        ]
+        typed = [shlex.split(line, comments=True) for line in [*lines, *inline] if "./inv " in line]
+        for words in typed:
+            name, *rest = words[words.index("./inv") + 1 :]
+            assert name in verbs, (page, words)
+            assert not rest or parse(verbs[name], rest) is not None, page
 
 
 def test_the_readme_is_short_and_its_result_is_that_of_the_picture() -> None:

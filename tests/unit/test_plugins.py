@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple
@@ -67,35 +68,71 @@ class Said(NamedTuple):
     err: str
 
 
-# Runs lines in one process; each has its own streams.
-_DRIVER = """
-import contextlib, io, json, sys
+# Answers each request in a child of its own: what a plugin changes ends with it. Modules that know nothing of plugins
+# are imported once, here: that takes most of the time of a line.
+_SERVER = """
+import contextlib, importlib, io, json, os, sys
 sys.path.insert(0, sys.argv[1])
-import tasks
-from heddle.cli.program import main
-found = []
-for words in json.loads(sys.argv[2]):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main(vars(tasks), ["inv", *words])
-        except SystemExit as end:
-            code = end.code or 0
-    found.append((code, out.getvalue(), err.getvalue()))
-print(json.dumps(found), file=sys.__stdout__)
+for name in ("jinja2", "rich.table", "heddle.cli.program", "heddle.fabric.fabricfile", "heddle.offline.forecast"):
+    importlib.import_module(name)
+from heddle.base import plugins
+assert not plugins._found.cache_info().currsize and "heddle_plugins" not in sys.modules
+
+def answer(there, lines):
+    sys.path.insert(1, there)
+    os.environ["PYTHONPATH"] = there
+    os.chdir(there)
+    import tasks
+    from heddle.cli.program import main
+    found = []
+    for words in lines:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = main(vars(tasks), ["inv", *words])
+            except SystemExit as end:
+                code = end.code or 0
+        found.append((code, out.getvalue(), err.getvalue()))
+    print(json.dumps(found), file=sys.__stdout__)
+
+for line in sys.stdin:
+    there, lines, out, err = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        answer(there, lines)  # an exception ends this process, as it ends a program
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+Lines = Callable[..., list[Said]]
 
 
-def lines(there: Path, *typed: str, root: Path = ROOT) -> list[Said]:
-    """./inv with the plugins of a folder, once for each line of words."""
-    environment = {**os.environ, "PYTHONPATH": str(there)}
-    words = json.dumps([each.split() for each in typed])
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(root), words],
-        capture_output=True, text=True, env=environment, check=False, cwd=there,
-    )  # fmt: skip
-    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
-    return [Said(*each) for each in json.loads(done.stdout)]
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lines]:
+    """./inv with the plugins of a folder, once for each line of words, in one process a call."""
+    pipe, scratch, numbers = subprocess.PIPE, tmp_path_factory.mktemp("said"), count()
+    servers: dict[Path, subprocess.Popen[str]] = {}
+
+    def ask(there: Path, *typed: str, root: Path = ROOT) -> list[Said]:
+        if root not in servers:
+            argv = [sys.executable, "-c", _SERVER, str(root)]
+            servers[root] = subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, cwd=scratch)
+        server = servers[root]
+        assert server.stdin is not None and server.stdout is not None
+        said = scratch / f"{next(numbers)}.out"
+        wrong = said.with_suffix(".err")
+        server.stdin.write(json.dumps([str(there), [each.split() for each in typed], str(said), str(wrong)]) + "\n")
+        server.stdin.flush()
+        ended = server.stdout.readline()
+        text, errors = said.read_text(), wrong.read_text()
+        assert ended == "0\n" and "Traceback" not in text + errors, ended + text + errors
+        return [Said(*each) for each in json.loads(text)]
+
+    yield ask
+    for server in servers.values():
+        server.communicate(timeout=30)
+        assert server.returncode == 0
 
 
 def inv(there: Path, *words: str) -> Said:
@@ -118,7 +155,7 @@ LIST = "plugin --format json"
 ASK = "run --fabric tiny --cc mine"
 
 
-def test_a_part_is_offered_with_its_help_and_its_version(made: Made, tmp_path: Path) -> None:
+def test_a_part_is_offered_with_its_help_and_its_version(made: Made, tmp_path: Path, lines: Lines) -> None:
     made("their-cc", {"congestion": "mine = their_cc:Mine"}, CONTROL, version="0.3")
     said, words, near, found, doctor = lines(
         tmp_path,
@@ -137,7 +174,7 @@ def test_a_part_is_offered_with_its_help_and_its_version(made: Made, tmp_path: P
     assert check["ok"] and "their-cc 0.3" in check["detail"]
 
 
-def test_a_verb_is_listed_explained_completed_and_run(made: Made, tmp_path: Path) -> None:
+def test_a_verb_is_listed_explained_completed_and_run(made: Made, tmp_path: Path, lines: Lines) -> None:
     made("their-verb", {"verb": "hello = their_verb:run_it"}, VERB.format(name="hello"))
     (tmp_path / "examples.txt").write_text("./inv hello\n  say hello\n")
     listed, text, data, said, words = lines(
@@ -151,7 +188,7 @@ def test_a_verb_is_listed_explained_completed_and_run(made: Made, tmp_path: Path
     assert inv(tmp_path, "hello").out == "hello\n"
 
 
-def test_of_two_with_one_name_both_are_named_and_neither_is_used(made: Made, tmp_path: Path) -> None:
+def test_of_two_with_one_name_both_are_named_and_neither_is_used(made: Made, tmp_path: Path, lines: Lines) -> None:
     for name in ("a-cc", "b-cc", "c-cc"):
         made(name, {"congestion": f"mine = {name.replace('-', '_')}:Mine"}, CONTROL)
     found, asked = lines(tmp_path, LIST, ASK)
@@ -176,7 +213,7 @@ def test_of_two_with_one_name_both_are_named_and_neither_is_used(made: Made, tmp
     ],
 )
 def test_a_part_that_cannot_be_used_costs_itself_only(
-    made: Made, tmp_path: Path, module: str | None, said: str
+    made: Made, tmp_path: Path, lines: Lines, module: str | None, said: str
 ) -> None:
     made("their-cc", {"congestion": "mine = their_cc:Mine"}, module)
     found, asked, other, text = lines(tmp_path, LIST, ASK, "predict tiny --workload ring", "run --help")
@@ -198,7 +235,7 @@ def test_a_part_that_cannot_be_used_costs_itself_only(
     ],
 )
 def test_another_contract_is_refused_with_one_sentence(
-    made: Made, tmp_path: Path, contract: str | None, said: str
+    made: Made, tmp_path: Path, lines: Lines, contract: str | None, said: str
 ) -> None:
     made("their-cc", {"congestion": "mine = their_cc:Mine"}, CONTROL, contract)
     found, asked = lines(tmp_path, LIST, ASK)
@@ -220,7 +257,7 @@ def test_another_contract_is_refused_with_one_sentence(
     ],
 )
 def test_wrong_entry_points_are_named_and_heddles_own_parts_stay(
-    made: Made, tmp_path: Path, points: Mapping[str, str], said: str
+    made: Made, tmp_path: Path, lines: Lines, points: Mapping[str, str], said: str
 ) -> None:
     made("their-cc", points, CONTROL)
     found, text = lines(tmp_path, LIST, "run --help")
@@ -246,7 +283,7 @@ def test_entry_points_that_are_no_text_are_left_out(made: Made, tmp_path: Path) 
     assert inv(tmp_path, "predict", "tiny", "--workload", "ring").code == 0  # pydantic reads no plugins of its own
 
 
-def test_a_shape_of_a_plugin_that_is_not_here_is_one_sentence(tmp_path: Path) -> None:
+def test_a_shape_of_a_plugin_that_is_not_here_is_one_sentence(tmp_path: Path, lines: Lines) -> None:
     (tmp_path / "f.yml").write_text("name: f\nshape: torus\nracks: 2\n")
     (said,) = lines(tmp_path, "up f.yml --dry-run")
     assert said.code == 2
@@ -304,7 +341,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_core_works_without_a_plugin_and_names_it(checkout: Path, tmp_path: Path, name: str) -> None:
+def test_the_core_works_without_a_plugin_and_names_it(checkout: Path, tmp_path: Path, lines: Lines, name: str) -> None:
     verbs = [part.name for part in plugins.parts("verb").values() if part.plugin == name]
     away = checkout / "plugins" / name
     away.rename(checkout / "away")
@@ -320,7 +357,9 @@ def test_the_core_works_without_a_plugin_and_names_it(checkout: Path, tmp_path: 
         assert each.err.startswith(f"verb {verb} is a part of the plugin {name}, which is not in this installation")
 
 
-def test_a_skeleton_of_each_kind_is_installed_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skeleton_of_each_kind_is_installed_and_used(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     places = [str(skeleton(kind, f"my-{kind}")) for kind in KINDS]
     there = tmp_path / "installed"
@@ -354,7 +393,7 @@ WRONG = {
 }
 
 
-def test_wrong_words_of_plugin_new_are_named(tmp_path: Path) -> None:
+def test_wrong_words_of_plugin_new_are_named(tmp_path: Path, lines: Lines) -> None:
     for said, text in zip(lines(tmp_path, *WRONG), WRONG.values(), strict=True):
         assert said.code in (2, 3) and said.out == ""
         assert text in said.err

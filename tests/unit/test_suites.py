@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli.checkout_verbs import WORDS, _pytest_ended, _workers, needed_packages, suites_of
+from heddle.cli.checkout_verbs import WORDS, _folders, _pytest_ended, _workers, needed_packages, suites_of
 from heddle.host import packages
 from tests.again import MOST
 from tests.workers import BESIDE, CONTAINERS, LIVE, rank_of, unit_of
@@ -61,6 +61,15 @@ def test_words_choose_suites_and_workers(monkeypatch: pytest.MonkeyPatch) -> Non
         assert _workers(["all"], words) == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert _workers(["all"], []) == []
+
+
+def test_of_folders_from_which_deep_alone_chooses_only_files_with_the_word_are_collected() -> None:
+    assert _folders(ROOT, ["quick"], []) == ["tests/unit", "tests/golden", "tests/netns", "tests/fuzz"]
+    assert _folders(ROOT, ["quick"], ["tests/unit/test_load.py::test_x"]) == []
+    found = _folders(ROOT, ["deep", "vm"], [])
+    assert {"tests/unit/test_fronts.py", "tests/netns/test_order.py", "tests/vm"} <= set(found)
+    assert not {"tests/unit", "tests/unit/test_load.py"} & set(found)
+    assert "tests/netns" in _folders(ROOT, ["deep", "clab"], []), "clab chooses by another mark"
 
 
 def _ends(number: int, _frame: FrameType | None) -> NoReturn:

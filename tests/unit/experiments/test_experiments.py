@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -539,17 +540,25 @@ def test_a_folder_is_a_publication(tmp_path: Path) -> None:
         load_folder(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", experiments_shipped())
-def test_every_shipped_experiment_is_right_and_says_what_it_shows(name: str) -> None:
-    found = load_experiment(*find_experiment(name))
-    assert found.checks and found.spec.reads
-    assert f"./inv experiment {name}" in find_experiment(name)[0].read_text()
+@pytest.fixture(scope="module")
+def shipped() -> Mapping[str, Sequence[Experiment]]:
+    """The experiments that Heddle ships by their folder; "" for those without one. They take seconds to read."""
+    alone = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
+    return {"": alone, **{name: load_folder(name).experiments for name in folders_shipped()}}
+
+
+def test_every_shipped_experiment_is_right_and_says_what_it_shows(shipped: Mapping[str, Sequence[Experiment]]) -> None:
+    assert [each.name for each in shipped[""]] == experiments_shipped()
+    for each in shipped[""]:
+        assert each.checks and each.spec.reads, each.name
+        assert f"./inv experiment {each.name}" in find_experiment(each.name)[0].read_text()
 
 
 @pytest.mark.parametrize("name", ["", *folders_shipped()])
-def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_lab(name: str) -> None:
-    alone = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
-    for each in load_folder(name).experiments if name else alone:
+def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_lab(
+    name: str, shipped: Mapping[str, Sequence[Experiment]]
+) -> None:
+    for each in shipped[name]:
         assert each.checks
         for check in each.checks:
             assert check.spec.bounds is None or check.broken is not None, f"{each.name}: {check.name} cannot fail"
@@ -582,12 +591,10 @@ def leaves(group: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield f"{before}{key}", value
 
 
-def test_what_breaks_a_shipped_claim_is_one_change() -> None:
+def test_what_breaks_a_shipped_claim_is_one_change(shipped: Mapping[str, Sequence[Experiment]]) -> None:
     """An exchange of two runs has one key with two values: it shows the order of a comparison, and not a cause."""
-    shipped = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
-    shipped += [each for name in folders_shipped() for each in load_folder(name).experiments]
     several = {}
-    for each in shipped:
+    for each in chain(*shipped.values()):
         for check in each.checks:
             found = set() if check.spec.broken_by is None else things(check.spec.broken_by)
             if len(found) > 1 and not ({key for key, _ in found} == RAMP and len(found) == 2):
@@ -599,12 +606,10 @@ def test_what_breaks_a_shipped_claim_is_one_change() -> None:
     assert len(things(BreakSpec(runs={"a": {"hashing": "flow", "run": {"sport": "fixed"}}}))) == 2
 
 
-def test_a_shipped_value_over_hash_seeds_has_an_interval_over_them() -> None:
-    shipped = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
-    shipped += [each for name in folders_shipped() for each in load_folder(name).experiments]
+def test_a_shipped_value_over_hash_seeds_has_an_interval_over_them(shipped: Mapping[str, Sequence[Experiment]]) -> None:
     seeded = {
         f"{each.name}: {check.name}": check.spec.draws
-        for each in shipped for check in each.checks
+        for each in chain(*shipped.values()) for check in each.checks
         if any("routing.seed" in each.axes_of(call) for call in check.expression.calls)
     }  # fmt: skip
     assert len(seeded) > 10 and set(seeded.values()) == {"routing.seed"}, seeded

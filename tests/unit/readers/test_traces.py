@@ -17,6 +17,7 @@ from heddle.traffic.sequence import PartSequence, note_of
 from heddle.traffic.traces import Reading, read_trace
 from heddle.traffic.workload import Job
 from heddle_plugins.readers.traces import goal
+from tests.machine import patience
 from tests.traces import (
     COLL,
     COMP,
@@ -274,27 +275,29 @@ def packed(path: Path, data: bytes) -> str:
 
 
 MIB = 1 << 20
+SOME = 1 << 17  # the limit of fields in these tests; that of dependencies is a quarter of it
 BOMBS: Mapping[str, tuple[str, Callable[[], bytes], str]] = {
     "lists": ("a.0.json.gz", lambda: b"[" + b"[]," * (60 * MIB // 3) + b"0]", "larger than 16 MiB"),
     "values": ("a.0.json", lambda: b"[" + b"0," * (6 * MIB) + b"0]", "too many values"),
     "values of messages": ("a.0.json", lambda: b"{} " * (5 * MIB), "too many values"),
     "objects": ("a.0.json", lambda: b"[" + b'{"a":1},' * (3 * MIB) + b"0]", "too many values"),
     "zeros": ("a.0.et.gz", lambda: bytes(80 * MIB), "larger than 16 MiB"),
-    "fields": ("a.0.et", lambda: b"\0" + 3 * block(0, b"\x08\x01" * (MIB // 2))[1:], "fields"),
-    "fields of attributes": ("a.0.et", lambda: b"\0" + 3 * block(0, block(10, b"\x08\x01" * (MIB // 2)))[1:], "fields"),
+    "fields": ("a.0.et", lambda: b"\0" + 3 * block(0, b"\x08\x01" * (SOME // 2))[1:], "fields"),
+    "fields of attributes": ("a.0.et", lambda: b"\0" + 3 * block(0, block(10, b"\x08\x01" * (SOME // 2)))[1:],
+                             "fields"),
     "a wide operation": ("wide.goal", lambda: b"num_ranks 2\nrank 0 {\na: calc 1\nb: calc 1\n" +
-                         b"b requires a\n" * 300_000 + b"}", "dependencies"),
+                         b"b requires a\n" * 40_000 + b"}", "dependencies"),
     "dependencies that double": ("twice.goal", lambda: b"num_ranks 2\nrank 0 {\n" + b"".join(
-        b"a%d: calc 1\n" % n for n in range(500)) + b"".join(
-        b"a%d requires a%d\na%d irequires a%d\n" % (n, m, n, n - 1) for n in range(1, 500) for m in range(n)) +
+        b"a%d: calc 1\n" % n for n in range(178)) + b"".join(
+        b"a%d requires a%d\na%d irequires a%d\n" % (n, m, n, n - 1) for n in range(1, 178) for m in range(n)) +
         b"}\nrank 1 {}", "dependencies"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_trace_cannot_take_minutes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle_plugins.readers.traces.chakra.Counted.left", MIB)
-    monkeypatch.setattr(goal, "_MOST_DEPS", MIB // 4)
+    monkeypatch.setattr("heddle_plugins.readers.traces.chakra.Counted.left", SOME)
+    monkeypatch.setattr(goal, "_MOST_DEPS", SOME // 4)
     name, data, why = BOMBS[kind]
     typed = packed(tmp_path / name, data()) if name.endswith(".gz") else str(tmp_path / name)
     if not name.endswith(".gz"):
@@ -302,14 +305,14 @@ def test_a_small_trace_cannot_take_minutes(kind: str, tmp_path: Path, monkeypatc
     before = time.process_time()
     with pytest.raises(InputError, match=why):
         read_trace([typed], Reading(ranks=2))
-    assert time.process_time() - before < 60
+    assert time.process_time() - before < patience(10)
 
 
 def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(tmp_path: Path) -> None:
-    rows = "".join(f"a{n}: calc 1\nlast requires a{n}\n" for n in range(60_000))
+    rows = "".join(f"a{n}: calc 1\nlast requires a{n}\n" for n in range(30_000))
     (tmp_path / "w.goal").write_text(
         f"num_ranks 2\nrank 0 {{\nlast: send 8b to 1\n{rows}}}\nrank 1 {{ recv 8b from 0 }}\n"
     )
     before = time.process_time()
     assert read_trace([str(tmp_path / "w.goal")], Reading(ranks=2)).ranks == 2
-    assert time.process_time() - before < 60
+    assert time.process_time() - before < patience(15)  # a step of 30 ns for each pair of orders takes as long
