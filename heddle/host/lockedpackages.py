@@ -99,7 +99,7 @@ def provide(
         return []
     new = [extra for extra in extras if not extra.present]
     for extra in new:
-        say(f"missing: {extra.package} ({extra.serves} need it)")
+        say(f"missing: {extra.package}, which {extra.serves} need")
     count = f"{len(words)} package{'' if len(words) == 1 else 's'} of {lock.name}"
     say(f"pip {'would install' if new else 'installs'} {count} in {how.prefix}, and nowhere else: {', '.join(words)}")
     if new and not allowed(", ".join(extra.package for extra in new), yes=bool(yes), ask=ask, say=say):
@@ -145,7 +145,8 @@ def _pip(file: Path) -> int:
     # -P: the working directory may have a folder `pip`. Its output goes to stderr: stdout is the verb's result.
     argv = [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-deps"]
     argv += [*([] if sys.stderr.isatty() else ["-q"]), "--only-binary", ":all:", "--require-hashes", "-r", str(file)]
-    env = {**os.environ, "PIP_USER": "0"}
+    # Compiled modules belong beside the packages, also where root keeps its own elsewhere (tasks.py).
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"} | {"PIP_USER": "0"}
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=env, check=False).returncode
 
 
