@@ -39,7 +39,7 @@ def cloned(place: Path) -> Path:
 
 
 def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON")}
+    base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON", "HEDDLE_VENV")}
     return subprocess.run(
         [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**base, **env},
         cwd="/", check=False,
