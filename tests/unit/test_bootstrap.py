@@ -39,11 +39,15 @@ def cloned(place: Path) -> Path:
 
 
 def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON", "HEDDLE_VENV")}
     return subprocess.run(
-        [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**base, **env},
+        [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=own_env(**env),
         cwd="/", check=False,
     )  # fmt: skip
+
+
+def own_env(**more: str) -> dict[str, str]:
+    """The environment without what chooses a Python, or confirms questions, for the tests themselves."""
+    return {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON", "HEDDLE_VENV")} | more
 
 
 def test_set_up_is_skipped_when_the_stamp_is_right_also_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_a_stale_stamp_sets_up_again(clone: Path, first: tuple[Path, subprocess.
 def test_two_first_calls_at_once_both_take_up_an_interrupted_set_up(clone: Path) -> None:
     (clone / ".venv/bin").mkdir(parents=True)
     (clone / ".venv/bin/python").symlink_to("/nowhere/python3.11")
-    env = {**os.environ, "HEDDLE_PYTHON": sys.executable}
+    env = own_env(HEDDLE_PYTHON=sys.executable)
     argv = [str(clone / "inv"), "x"]
     both = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [p.communicate(timeout=120) for p in both]
