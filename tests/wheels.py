@@ -10,12 +10,14 @@ The environment sees the packages that these tests run with, by a .pth file: onl
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,10 +82,31 @@ def install(wheel: Path, place: Path, *, python: str = sys.executable, without: 
     """
     made = _environment(place, python)
     _pip_install(made, "--no-deps", str(wheel))
-    for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if each.name.partition(".")[0] not in without:
-            _link(made, each)
+    _link_others(made, without)
     return made
+
+
+def environment_without(modules: Sequence[str], place: Path) -> InstalledWheel:
+    """A virtual environment at `place` without Heddle, with pip and the other packages of these tests but for some."""
+    made = _environment(place, sys.executable)
+    _link_others(made, modules)
+    return made
+
+
+def small_wheel(into: Path, name: str, version: str) -> str:
+    """Write the wheel of a package that has its version and nothing else; the SHA-256 of the file."""
+    about = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": f"__version__ = {version!r}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{about}/RECORD"] = "".join(f"{file},,\n" for file in (*files, f"{about}/RECORD"))
+    path = into / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def install_with(extras: Sequence[str], wheel: Path, place: Path) -> InstalledWheel:
@@ -107,6 +130,13 @@ def _environment(place: Path, python: str) -> InstalledWheel:
     (place / _OTHERS).mkdir()
     (made.packages / "of-the-tests.pth").write_text(f"{place / _OTHERS}\n")
     return made
+
+
+def _link_others(made: InstalledWheel, without: Sequence[str]) -> None:
+    """Link the packages of these tests, with what describes them: pip must not find a package that is left out."""
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if re.split(r"[-.]", each.name, maxsplit=1)[0] not in without:
+            _link(made, each)
 
 
 def _link(made: InstalledWheel, path: Path) -> None:

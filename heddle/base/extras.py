@@ -1,6 +1,7 @@
 """Python packages that only some verbs need: the extras of the distribution `heddle-fabric` (see pyproject.toml).
 
-`./inv` installs all of them. `pip install heddle-fabric` installs none, and runs the main job (up, run, paths, down).
+Neither `./inv` nor `pip install heddle-fabric` installs one: up, run, paths and down need none. In a checkout, a verb
+installs an extra at its first use, after a question (host/lockedpackages.py).
 HowInstalled has the command that adds one to this installation, as a line to type or a short instruction. It is found
 from the environment of the running interpreter: sys.prefix, files that its installer left there, and direct_url.json
 of the distribution (PEP 610):
@@ -18,7 +19,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -27,7 +30,7 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.resources import FRONT_DOOR, HERE
+from heddle.base.resources import EXTRAS_LOCK, FRONT_DOOR, HERE
 
 DISTRIBUTION: Final = "heddle-fabric"
 _NOT_IN_DEBIAN: Final = "install the wheel with pip, pipx or uv: Debian's packages do not have this one"
@@ -78,11 +81,13 @@ class HowInstalled:
         return f"{tool} install --force {shlex.quote(self._located(both))}"
 
     def _again(self, checkout: Path) -> str:
-        """For a checkout: ./inv installs all extras, so either it was not used, or its environment is damaged."""
-        own = checkout / ".venv"
-        if self.prefix == own:
-            return f"rm -r {shlex.quote(str(own))}, then start ./{FRONT_DOOR}: it installs all extras again"
-        return f"start {shlex.quote(str(checkout / FRONT_DOOR))}: it installs all extras, in .venv"
+        """For a checkout: .venv gets an extra by a verb. Other environments are the user's, and Heddle changes none."""
+        if self.prefix == checkout / ".venv":
+            return f"run ./{FRONT_DOOR} setup extras: it installs all extras in .venv"
+        if not self.pip:
+            return f"start {shlex.quote(str(checkout / FRONT_DOOR))}: it makes .venv, and installs extras there"
+        lock = shlex.quote(str(checkout / EXTRAS_LOCK))
+        return f"{self._pip()} install --no-deps --require-hashes -r {lock}"
 
     def _pip(self) -> str:
         """`pip` of the environment: by its path, because another one may come first in PATH."""
@@ -175,8 +180,24 @@ EXTRAS: Final[Mapping[str, Extra]] = {
 }
 
 
+Provider = Callable[[Extra], object]
+_PROVIDER: ContextVar[Provider | None] = ContextVar("provider", default=None)
+
+
+@contextmanager
+def provided_by(provider: Provider) -> Iterator[None]:
+    """In the block, `require` calls this function first, which may install the extra. Only a verb has one."""
+    token = _PROVIDER.set(provider)
+    try:
+        yield
+    finally:
+        _PROVIDER.reset(token)
+
+
 def require(name: str) -> None:
     """Return when the extra is installed; else MachineError with the command that installs it."""
+    if provider := _PROVIDER.get():
+        provider(EXTRAS[name])
     if not EXTRAS[name].present:
         raise MachineError(EXTRAS[name].problem)
 

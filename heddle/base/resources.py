@@ -33,8 +33,10 @@ BUNDLED: Final = "_content"  # of a wheel, in its package
 PLUGINS: Final = "heddle_plugins"
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
+CORE_LOCK: Final = "requirements.lock"
+EXTRAS_LOCK: Final = "requirements-extras.lock"
 # With these, the content and the package, a wheel makes a checkout on a lab server (plugins/places/sync.py).
-BESIDE: Final = (_VERBS, FRONT_DOOR, "pyproject.toml", "requirements.lock", "LICENSE")
+BESIDE: Final = (_VERBS, FRONT_DOOR, "pyproject.toml", CORE_LOCK, EXTRAS_LOCK, "LICENSE")
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 
 

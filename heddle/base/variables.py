@@ -38,10 +38,14 @@ VARIABLES: Final = (
     Variable(
         "HEDDLE_PYTHON", "the interpreter of which `./inv` makes `.venv`", "`python3`, else a newer name in `PATH`"
     ),
-    Variable("HEDDLE_VENV", "a complete environment that `./inv` uses and never changes", "`.venv` in the checkout"),
+    Variable(
+        "HEDDLE_VENV",
+        "an environment with the packages of `requirements.lock`: `./inv` uses it, and does not change it",
+        "`.venv` in the checkout",
+    ),
     Variable("HEDDLE_CONTAINERLAB", "path of the program containerlab", "the one that `setup` installed, or in `PATH`"),
     Variable("KUBECONFIG", "files with the contexts of Kubernetes", "`~/.kube/config`"),
     Variable("HEDDLE_DEBUG", "print the traceback of a defect, for any value", "a file with the traceback is written"),
-    Variable("CI", "`true`: install missing system packages without a question", "Heddle asks"),
+    Variable("CI", "`true`: install missing packages without a question", "Heddle asks"),
     Variable("NO_COLOR", "print without colours, for any value", "colours on a terminal"),
 )

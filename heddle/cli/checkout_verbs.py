@@ -21,12 +21,13 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.files import real
 from heddle.base.plugins import function
-from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.base.process import left_to_child
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
+from heddle.host.lockedpackages import ensure_locked
 
 _MORE: Final = {
     "place": ("openssh-server",),
@@ -78,7 +79,7 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
 def lint(out: Console) -> None:
     """Run ruff and mypy --strict over the whole tree; install them from requirements-dev.lock when needed."""
     root = resources.HERE.checkout("./inv lint")
-    ensure_tools(out, root / "requirements-dev.lock", ("mypy", "ruff", "types-PyYAML"), "the linters")
+    ensure_locked(root / "requirements-dev.lock", "the linters", out.say)
     out.close()
     complained = []
     for tool in _LINTERS:
@@ -116,7 +117,7 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
     if site.exists() and not (site / _OF_A_SITE).is_file() and (not site.is_dir() or any(site.iterdir())):
         hint = "name a new or an empty directory: the old content is removed"
         raise InputError(Problem("", f"--out {site}", "has something else than an older site", hint))
-    ensure_tools(out, root / "requirements-docs.lock", ("mkdocs", "mkdocs-material", "pymdown-extensions"), "mkdocs")
+    ensure_locked(root / "requirements-docs.lock", "mkdocs", out.say)
     out.close()
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     # The first variable silences the theme's note about another program; docs/ gets no compiled hooks.
@@ -133,7 +134,7 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
         raise CheckError(*[Problem(str(page), url, "is loaded from another server", hint) for page, url in far])
     pictures: list[str] = []
     if screenshots is not None:
-        ensure_tools(out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), _DRIVER)
+        ensure_locked(root / "requirements-browser.lock", _DRIVER, out.say)
         from tests.browser.screenshots import main as written
 
         pictures = [str(path) for path in written(real(screenshots).absolute(), site)]
@@ -144,37 +145,6 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
 def loaded_from_elsewhere(page: str) -> list[str]:
     """The addresses on other servers that a browser loads by itself when it shows this HTML."""
     return _LOADED.findall(page)
-
-
-# `./inv` installs requirements.lock; each other group of pyproject.toml has a lock file, installed when a verb asks.
-_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
-
-
-def ensure_tools(out: Console, lock: Path, tools: Sequence[str], what: str) -> None:
-    """Return when the environment has these tools as the lock file pins them; install the file where it does not.
-
-    tools: names of packages in the file. what: what the file has, for a sentence ("the linters").
-    MachineError when pip fails.
-    """
-    pins = _PINNED.findall(lock.read_text(encoding="utf-8"))
-    if all(_installed(tool) in {pin for name, pin in pins if name.lower() == tool.lower()} for tool in tools):
-        return
-    out.say(f"installing {what} of {lock.name}")
-    # The file has all that is needed, and leaves out what a tool asks for and does not use: see pyproject.toml.
-    argv = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    argv += ["--only-binary", ":all:", "--require-hashes", "-r", str(lock)]
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
-        hint = "this needs the network once; run the same line again"
-        raise MachineError(Problem("", lock.name, "could not be installed", hint))
-
-
-def _installed(tool: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(tool)
-    except PackageNotFoundError:
-        return None
 
 
 # Cheap to expensive. clab also needs a container engine and containerlab, browser needs Chromium, vm needs QEMU and an
@@ -324,9 +294,7 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or several; CheckError when a test fails."""
     root, suites = resources.HERE.checkout("./inv test"), suites_of(suite)
     if "browser" in suites:
-        ensure_tools(
-            out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
-        )
+        ensure_locked(root / "requirements-browser.lock", _DRIVER, out.say)
     # pytest's text is the result; with --format json it is progress.
     argv = [*_pytest(suites, extra, _folders(root, suites, extra)), *_workers(suites, extra)]
     env = _compiling()

@@ -33,16 +33,17 @@ def doctor(out: Console) -> None:
     group="Start",
     help={
         "what": Option(
-            "containerlab; fabric: FRR and the other system packages of runtime netns; kubernetes: check a cluster",
-            ("containerlab", "fabric", "kubernetes"),
+            "containerlab; fabric: FRR and the other system packages of runtime netns; kubernetes: check a cluster; "
+            "extras: the Python packages that only some verbs need",
+            ("containerlab", "fabric", "kubernetes", "extras"),
         ),
         "stop": "stop the container engine that Heddle started, and do nothing else",
-        "yes": "install missing system packages without asking",
+        "yes": "install missing packages without asking",
         **KUBERNETES,
         "out": "kubernetes: also write the manifests for an administrator into this directory",
     },
     positional=["what"],
-    root=lambda typed: typed["what"] != "kubernetes",
+    root=lambda typed: typed["what"] not in ("kubernetes", "extras"),
     lasting=True,
     files_in=["pod"],
     files_out=["out_"],
@@ -63,7 +64,8 @@ def setup(
 ) -> None:
     """Install the missing parts of runtime containerlab: Docker, its daemon, containerlab, images.
 
-    ./inv setup fabric installs the system packages that `up` needs without containers. Both ask before they install.
+    ./inv setup fabric installs the system packages that `up` needs without containers. ./inv setup extras installs the
+    Python packages of all extras. All three ask before they install.
     ./inv setup kubernetes installs nothing: it checks what a cluster allows, by two pods, which it removes.
     """
     from heddle.base.problems import InputError, Problem
@@ -82,10 +84,11 @@ def setup(
     if named := next(iter([*given, *(["out"] if out_ else [])]), None):
         flag = f"--{named.replace('_', '-')}"
         raise InputError(Problem("", flag, "is only for kubernetes", f"run ./inv setup kubernetes {flag} ..."))
-    if what == engine.FABRIC:
+    if what in (engine.FABRIC, engine.EXTRAS):
         if stop:
             raise InputError(Problem("", "--stop", "is only for containerlab", "run ./inv setup --stop"))
-        done = engine.setup_fabric(out.observer, yes=yes, ask=out.confirm)
+        install = engine.setup_fabric if what == engine.FABRIC else engine.setup_extras
+        done = install(out.observer, yes=yes, ask=out.confirm)
         return out.result({"steps": [each.to_json() for each in done]}, views.steps_text(done))
     steps = [engine.stop_engine()] if stop else engine.setup_containerlab(out.observer, yes=yes, ask=out.confirm)
     return out.result({"steps": [each.to_json() for each in steps]}, views.steps_text(steps))

@@ -1,8 +1,9 @@
 """`@verb`: make a verb of a function, with the common behaviour of all verbs.
 
 A verb's function gets a Console first, then the typed values. The decorator adds `--format` and `--place`. If the
-verb needs them, it also gets root (through sudo) and system packages (`--yes` installs them). A verb for another
-place is sent there as it was typed; then nothing of this machine is checked. `Command.task` is the same for invoke.
+verb needs them, it also gets root (through sudo), system packages, and extras (`--yes` installs both). A verb for
+another place is sent there as it was typed; then nothing of this machine is checked. `Command.task` is the same for
+invoke.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from heddle.base import progname, resources
 from heddle.base.declared import OUTPUT
-from heddle.base.extras import require
+from heddle.base.extras import Extra, provided_by, require
 from heddle.base.problems import MachineError, Problem
-from heddle.base.resources import HERE
+from heddle.base.resources import EXTRAS_LOCK, HERE
 from heddle.cli.argv import (
     Option,
     Options,
@@ -63,6 +64,7 @@ _YES: Final = Parameter(
     positional=False,
     option=Option("install missing system packages without asking", group=OUTPUT),
 )
+_YES_EXTRAS: Final = replace(_YES, option=replace(_YES.option, help="install missing packages without asking"))
 
 
 class LateParameters(Sequence[Parameter]):
@@ -155,7 +157,8 @@ def verb(
     def decorate(function: Callable[..., None]) -> Command:
         called = name or function.__name__
         own = parameters_of(function, positional, help or {}, SHARED)
-        common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
+        asks = bool(packages or extras)
+        common = [_FORMAT, _PLACE, *([_YES_EXTRAS] if extras else [_YES] if packages else [])]
         defaults = {p.name: p.default for p in own if not p.required}
 
         def with_options() -> list[Parameter]:
@@ -170,6 +173,10 @@ def verb(
 
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
+            if checkout:
+                from heddle.host.lockedpackages import ensure_locked
+
+                ensure_locked(HERE.beside(EXTRAS_LOCK), "the packages of all extras", out.say)
             for extra in extras(full) if callable(extras) else extras:
                 require(extra)
             if needs_root(typed):
@@ -196,16 +203,19 @@ def verb(
 
         def run(**typed: Any) -> None:
             out = Console(check_format(typed.get("format", "text")))
+            yes = bool(typed.get("yes"))
             try:
                 if checkout:
                     HERE.checkout(f"./inv {called}")
-                place = choice.place_for(typed.pop("place", None))
-                if place is not None:
-                    out.exit_code = place.run(call_of(typed), out)
-                else:
-                    typed.pop("format", None)
-                    yes = typed.pop("yes", False) if packages else False  # else it belongs to the function
-                    here(out, yes, typed)
+                with provided_by(_installer(out, yes, parameters)):
+                    place = choice.place_for(typed.pop("place", None))
+                    if place is not None:
+                        out.exit_code = place.run(call_of(typed), out)
+                    else:
+                        typed.pop("format", None)
+                        if asks:
+                            typed.pop("yes", None)  # else it belongs to the function
+                        here(out, yes, typed)
             finally:
                 out.close()
             if out.exit_code:
@@ -214,6 +224,18 @@ def verb(
         return Command(spec, run, function, needs_root)
 
     return decorate
+
+
+def _installer(out: Console, yes: bool, parameters: Sequence[Parameter]) -> Callable[[Extra], object]:
+    """What installs a missing extra for a verb: with `--yes`, if the verb has that flag, else after a question."""
+
+    def install(extra: Extra) -> object:
+        from heddle.host.lockedpackages import provide
+
+        has_flag = any(each.name == "yes" for each in parameters)
+        return provide([extra], yes=yes if has_flag else None, ask=out.confirm, say=out.say)
+
+    return install
 
 
 def _named(typed: Arguments, names: Sequence[str]) -> list[str]:

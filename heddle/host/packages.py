@@ -331,13 +331,18 @@ def ensure(
     for name, service in SERVICES.items():
         if any(part.name == name for part in absent) and not service.pid_file.exists():
             say(f"{name} has a service of its own: it is neither started nor enabled, because {service.why}")
-    allowed = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
-    if sudo is not None and allowed:
-        say(f"{allowed} allows this without a question")
-    if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
+    if sudo is None or not allowed(", ".join(words), yes=yes, ask=ask, say=say):
         hint = f"{line}\nor let Heddle install it: {again}"
         raise _missing(absent, hint)
     _install(absent, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
+
+
+def allowed(what: str, *, yes: bool, ask: Callable[[str], bool], say: Callable[[str], None]) -> bool:
+    """Whether `what` may be installed: `yes`, or CI=true in the environment, or `ask` returns True."""
+    by = "--yes" if yes else "CI=true" if os.environ.get("CI", "").lower() in ("1", "true", "yes") else ""
+    if by:
+        say(f"{by} allows this without a question")
+    return bool(by) or ask(f"Install {what} now?")
 
 
 def _missing(absent: Sequence[Need], hint: str) -> MachineError:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,15 @@ def cloned(place: Path) -> Path:
 
 
 def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON")}
     return subprocess.run(
-        [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**base, **env},
+        [str(tree / "inv"), *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=own_env(**env),
         cwd="/", check=False,
     )  # fmt: skip
+
+
+def own_env(**more: str) -> dict[str, str]:
+    """The environment without what chooses a Python, or confirms questions, for the tests themselves."""
+    return {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON", "HEDDLE_VENV")} | more
 
 
 def test_set_up_is_skipped_when_the_stamp_is_right_also_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_a_stale_stamp_sets_up_again(clone: Path, first: tuple[Path, subprocess.
 def test_two_first_calls_at_once_both_take_up_an_interrupted_set_up(clone: Path) -> None:
     (clone / ".venv/bin").mkdir(parents=True)
     (clone / ".venv/bin/python").symlink_to("/nowhere/python3.11")
-    env = {**os.environ, "HEDDLE_PYTHON": sys.executable}
+    env = own_env(HEDDLE_PYTHON=sys.executable)
     argv = [str(clone / "inv"), "x"]
     both = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [p.communicate(timeout=120) for p in both]
@@ -105,6 +110,24 @@ def test_packages_that_cannot_be_had_are_no_traceback(
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
     assert not (clone / ".venv/heddle-stamp").exists()
+
+
+def test_an_environment_of_the_user_is_used_when_it_has_the_packages_of_the_lock(clone: Path, tmp_path: Path) -> None:
+    given = tmp_path / "an env"
+    (given / "bin").mkdir(parents=True)
+    (given / "bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (given / "bin/python").chmod(0o755)
+    pins = f"pytest==0.0.1 ; python_version < '3'\npytest=={version('pytest')} ; python_version > '3'\n"
+    (clone / "requirements.lock").write_text(pins)
+    done = inv(clone, "x", HEDDLE_VENV=str(given))
+    assert (done.stdout, done.stderr) == ("['x'] /\n", "")
+    for other in ("pytest==0.0.1\n", "heddle-has-no-such-package==1\n"):
+        (clone / "requirements.lock").write_text(other)
+        done = inv(clone, "x", HEDDLE_VENV=str(given), HEDDLE_PYTHON="/bin/true")
+        assert done.returncode == 3, "it makes .venv, of an interpreter that is none"
+    (given / "heddle-stamp").write_text(hashlib.sha256((clone / "requirements.lock").read_bytes()).hexdigest() + "\n")
+    assert inv(clone, "x", HEDDLE_VENV=str(given)).stderr == "", "its stamp is for this file"
+    assert sorted(path.name for path in given.iterdir()) == ["bin", "heddle-stamp"]
 
 
 @pytest.mark.parametrize("named", ["/nowhere/python3", "/bin/true", "no-such-python"])

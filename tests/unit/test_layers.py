@@ -15,16 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import heddle
-from heddle.base.problems import MachineError
-from heddle.cli.checkout_verbs import ensure_tools
-from heddle.cli.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -256,17 +253,17 @@ def normal(name: str) -> str:
 
 
 def declared() -> set[str]:
-    """The packages of the project, of its extras, of the build backend, and of the model tests: what ./inv installs."""
+    """The packages of the project, of its extras, of the build backend, and of the model tests."""
     file = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = file["project"]["optional-dependencies"].values()
-    groups = [
-        file["project"]["dependencies"],
-        *extras,
-        file["dependency-groups"]["build"],
-        file["dependency-groups"]["models"],
-    ]
+    groups = [*extras, file["dependency-groups"]["build"], file["dependency-groups"]["models"]]
     assert file["dependency-groups"]["build"] == file["build-system"]["requires"]
-    return {_name(each) for group in groups for each in group}
+    return core() | {_name(each) for group in groups for each in group}
+
+
+def core() -> set[str]:
+    """The packages of the project: what ./inv installs."""
+    return {_name(each) for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]}
 
 
 def browsers() -> set[str]:
@@ -296,11 +293,11 @@ def _modules() -> Iterator[str]:
                 yield node.module
 
 
-def locked() -> dict[str, set[str]]:
-    """Package -> what asks for it, by the comments of requirements.lock."""
+def locked(lock: str) -> dict[str, set[str]]:
+    """Package -> what asks for it, by the comments of a lock file."""
     found: dict[str, set[str]] = {}
     name = ""
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
+    for line in (ROOT / lock).read_text().splitlines():
         if match := re.match(r"([A-Za-z0-9_.-]+)==", line):
             name = normal(match[1])
             found.setdefault(name, set())
@@ -314,41 +311,22 @@ def test_every_declared_package_is_imported_and_every_imported_one_declared() ->
     assert declared() >= LOADED
 
 
-def test_the_lock_has_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
-    packages = locked()
-    assert {name for name, askers in packages.items() if OURSELVES in askers} == declared()
-    for name, askers in packages.items():
-        assert askers, name
-        assert askers <= {OURSELVES, *packages}, name
+def test_the_locks_have_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
+    always, extras = locked("requirements.lock"), locked("requirements-extras.lock")
+    assert not always.keys() & extras.keys()
+    both = {**always, **extras}
+    for packages, asked, known in ((always, core(), always), (both, declared(), both)):
+        assert {name for name, askers in packages.items() if OURSELVES in askers} == asked
+        for name, askers in packages.items():
+            assert askers, name
+            assert askers <= {OURSELVES, *known}, name
 
 
 def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:
     names = sorted(path.name for path in ROOT.glob("requirements*.lock"))
-    assert names == [f"requirements{group}.lock" for group in ("-browser", "-dev", "-docs", "")]
+    assert names == [f"requirements{group}.lock" for group in ("-browser", "-dev", "-docs", "-extras", "")]
     for name in names:
         lock = (ROOT / name).read_text()
         assert "://" not in lock and "--index" not in lock
         for stanza in re.split(r"\n(?=[^\s#])", lock.partition("# The following packages were excluded")[0].strip()):
             assert re.search(r"--hash=sha256:[0-9a-f]{64}", stanza), stanza.splitlines()[0]
-
-
-MISSING = f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n"
-
-
-def test_tools_that_are_as_pinned_need_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lock = tmp_path / "requirements-some.lock"
-    lock.write_text(f"pytest=={version('pytest')} ; python_version > '3' \\\n    --hash=sha256:00\n{MISSING}")
-    ensure_tools(Console(), lock, ["pytest"], "the tools")
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("pin", ["pytest==0.0.1 --hash=sha256:00\n", MISSING])
-def test_another_version_or_none_is_installed_and_a_failure_is_named(
-    tmp_path: Path, pin: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    lock = tmp_path / "requirements-some.lock"
-    lock.write_text(pin)
-    with pytest.raises(MachineError, match=r"requirements-some\.lock could not be installed"):
-        ensure_tools(Console(), lock, [pin.partition("==")[0]], "the tools")
-    assert "installing the tools of requirements-some.lock" in capfd.readouterr().err

@@ -152,12 +152,15 @@ def test_an_environment_of_uv_or_of_the_image_has_its_own_command(prefix: Path) 
     assert HowInstalled(prefix, None, pip=True).installer == "pip"
 
 
-def test_a_checkout_has_all_extras_in_its_own_environment(tmp_path: Path) -> None:
+def test_a_checkout_names_the_verb_for_its_own_environment_and_pip_for_another(tmp_path: Path) -> None:
     root = tmp_path / "a clone"
     own = HowInstalled(root / ".venv", root, pip=True)
-    assert own.add("plot", [], PLOT) == f"rm -r '{root}/.venv', then start ./inv: it installs all extras again"
+    assert own.add("plot", [], PLOT) == "run ./inv setup extras: it installs all extras in .venv"
     other = HowInstalled(tmp_path, root, pip=True, url=URL)
-    assert other.add("plot", [], PLOT) == f"start '{root}/inv': it installs all extras, in .venv"
+    line = f"{tmp_path}/bin/python -m pip install --no-deps --require-hashes -r '{root}/requirements-extras.lock'"
+    assert other.add("plot", [], PLOT) == line
+    without_pip = HowInstalled(tmp_path, root, pip=False)
+    assert without_pip.add("plot", [], PLOT) == f"start '{root}/inv': it makes .venv, and installs extras there"
 
 
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:
@@ -203,7 +206,7 @@ def test_missing_packages_are_named_with_their_command(absent: Extra) -> None:
     with pytest.raises(MachineError) as caught:
         require("plot")
     assert str(caught.value) == f"nosuch is not installed, and pictures need it\n  hint: {absent.hint}"
-    assert "it installs all extras" in absent.hint, "in a checkout"
+    assert "requirements-extras.lock" in absent.hint or "./inv setup extras" in absent.hint, "in a checkout"
     assert caught.value.exit_code == 3
 
 

@@ -1,6 +1,7 @@
 """`./inv setup containerlab`: engine, daemon, containerlab and images, each only if it is missing.
 
 `./inv setup fabric`: the system packages that a fabric needs on the machine itself, FRR above all.
+`./inv setup extras`: the Python packages that only some verbs need.
 
 Out: one SetupStep for each; a second call finds everything and changes nothing.
 A usable containerlab is never changed. One that Heddle cannot use is replaced only if Heddle installed it. A record
@@ -21,13 +22,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base import extras
 from heddle.base.events import Observer
 from heddle.base.extras import KUBERNETES
 from heddle.base.mounts import scratch
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.process import Journal, run
 from heddle.base.resources import HERE
-from heddle.host import packages
+from heddle.host import lockedpackages, packages
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
 from heddle.host.engine.docker import check_engine_possible
@@ -35,7 +37,8 @@ from heddle.host.engine.docker import check_engine_possible
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
 FABRIC: Final = "fabric"
-WHAT: Final = ("containerlab", FABRIC, KUBERNETES)
+EXTRAS: Final = "extras"
+WHAT: Final = ("containerlab", FABRIC, KUBERNETES, EXTRAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,20 @@ def setup_fabric(
     packages.ensure(packages.FABRIC, yes=yes, ask=ask, say=observer.say)
     names = [part.name for part in absent if part.present()]
     return [SetupStep("packages", bool(names), f"installed: {', '.join(names)}" if names else "all are installed")]
+
+
+def setup_extras(
+    observer: Observer, *, yes: bool = False, ask: Callable[[str], bool] = lambda _: False
+) -> list[SetupStep]:
+    """Install the Python packages of all extras in .venv of a checkout.
+
+    MachineError when that is not allowed, and in a wheel, with the commands that install them.
+    """
+    every = list(extras.EXTRAS.values())
+    names = lockedpackages.provide(every, yes=yes, ask=ask, say=observer.say)
+    if absent := [extra.problem for extra in every if not extra.present]:
+        raise MachineError(*absent)
+    return [SetupStep("extras", bool(names), f"installed: {', '.join(names)}" if names else "all are installed")]
 
 
 def setup_containerlab(

@@ -76,7 +76,7 @@ def debian_machine() -> str:
 
 
 IMAGE_FORMAT: Final = 5  # of the files; a change makes new images
-LOCK: Final = "requirements.lock"
+LOCK: Final = "packages.lock"
 _HOME: Final = "/opt/heddle"  # in the guest
 _PLATFORMS: Final = ("manylinux_2_39", "manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
 # The guest runs templates/vm/guest-init and has no init system.
@@ -95,8 +95,14 @@ def guest_packages() -> Sequence[str]:
 
 
 def lock_file() -> bytes:
-    """requirements.lock: the guest has these Python packages."""
-    return (resources.HERE.root / LOCK).read_bytes()
+    """Both lock files as one: the guest has the Python packages of all extras, because it may have no network."""
+    names = (resources.CORE_LOCK, resources.EXTRAS_LOCK)
+    return b"\n".join(resources.HERE.beside(name).read_bytes() for name in names)
+
+
+def _stamp() -> str:
+    """What ./inv reads in an environment that is ready for this Heddle."""
+    return hashlib.sha256(resources.HERE.beside(resources.CORE_LOCK).read_bytes()).hexdigest()
 
 
 def download(lock: Path, wheels: Path) -> list[str]:
@@ -112,7 +118,7 @@ def bootstrap(kernel: Kernel, lock: Path, wheels: Path, root: Path) -> list[str]
     """mmdebstrap makes the system of a guest, with these Python packages, in the directory `root`."""
     python = f"{_HOME}/venv/bin/python"
     install = f"{python} -m pip install -q --no-index --no-deps --find-links {_HOME}/wheels {_HOME}/wheels/*.whl"
-    stamp = f"sha256sum <{_HOME}/{lock.name} | cut -d ' ' -f 1 >{_HOME}/venv/heddle-stamp"
+    stamp = f"echo {_stamp()} >{_HOME}/venv/heddle-stamp"
     inside = f"python3 -m venv {_HOME}/venv && {install} && {stamp} && rm -r {_HOME}/wheels {_HOME}/{lock.name}"
     hooks = []
     if kernel.pocket != SUITE:  # the same mirror has it
