@@ -54,7 +54,7 @@ class Packets(NamedFault):
         return dict(values)
 
     def start(self, lab: Lab, faults: Sequence[SetFault]) -> list[SetFault]:
-        put(lab, [each.where for each in faults])
+        put(lab, {each.where: LinkFault.from_json(each.values) for each in faults})
         return [*faults]
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
@@ -77,7 +77,7 @@ class Packets(NamedFault):
         known = {each.identity for each in record.read(lab.dir)}
         if refs := [each.where for each in faults if each.identity in known]:
             record.replaced(lab, faults, ())
-            put(lab, refs)
+            put_as_wanted(lab, refs)
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         self.end(lab, [fault])
@@ -173,7 +173,7 @@ def read_faults(lab: Lab) -> list[PortFault]:
 def write_faults(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
     """Replace all faults of these ports. The caller holds CHANGES."""
     _record(lab, wanted)
-    put(lab, [*wanted])
+    put(lab, wanted)
 
 
 def write_fault(lab: Lab, ref: str, fault: LinkFault) -> None:
@@ -181,7 +181,7 @@ def write_fault(lab: Lab, ref: str, fault: LinkFault) -> None:
     last = [each for each in record.read(lab.dir) if each.key == (PACKETS, ref)][-1:]
     if any(each.run for each in last):
         record.replaced(lab, last, [replace(each, values=fault.to_json()) for each in last])
-        put(lab, [ref])
+        put(lab, {ref: fault})
     else:
         write_faults(lab, {ref: fault})
 
@@ -194,16 +194,21 @@ def _record(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
     record.replaced(lab, old, [SetFault(PACKETS, ref, fault.to_json()) for ref, fault in own.items()])
 
 
-def put(lab: Lab, refs: Sequence[str]) -> None:
+def put(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
+    """Give ports their faults, which are recorded here."""
+    _put(lab, wanted, copied=not lab.runtime.here)
+
+
+def put_as_wanted(lab: Lab, refs: Sequence[str]) -> None:
     """Give ports the faults that the record and the fabric file say."""
     wanted = wanted_faults(lab)
-    _put(lab, {ref: wanted.get(ref, NO_FAULT) for ref in refs}, copied=not lab.runtime.here)
+    put(lab, {ref: wanted.get(ref, NO_FAULT) for ref in refs})
 
 
 def reinstall_faults(lab: Lab) -> list[str]:
     """Set faults again where program or kernel differ from them; returns the ports. The caller holds the lab's lock."""
     if wrong := [*fault_differences(lab, wanted_faults(lab))]:
-        put(lab, wrong)
+        put_as_wanted(lab, wrong)
     return wrong
 
 
