@@ -234,7 +234,9 @@ def test_every_fact_has_a_check_a_cause_and_a_fault_here() -> None:
     assert {name for each in FACTS.values() for name in each.causes} <= CAUSES.keys()
 
 
-@pytest.mark.parametrize("kind", FACTS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.needs("ethtool") if each == "offloads" else ()) for each in FACTS]
+)
 def test_a_fact_is_in_all_four(tiny: Lab, kind: str) -> None:
     where, broken = BREAKS[kind]
     assert not facts.facts(tiny, tiny.snapshot(facts.parts(tiny)))
