@@ -157,7 +157,8 @@ def _groups(value: Any) -> Any:
     """Lists of ranks, or an operation and a number."""
     if not isinstance(value, list):
         return _typed(_split, value)
-    groups = [_numbers(each if isinstance(each, list) else [each], "ranks") for each in value or [[]]]
+    lists = [each if isinstance(each, list) else str(each).split(",") for each in value or [[]]]
+    groups = [_numbers(each, "ranks") for each in lists]
     _once([rank for group in groups for rank in group])
     return groups
 
@@ -243,7 +244,6 @@ class _Job(Strict):
 _OPTIONS: Final[dict[str, Any]] = {
     each.word: (_OF_KINDS[each.kind], None) for each in option_fields() if each.word != "ranks"
 }
-
 
 # All keys of one job, and those of a file.
 JobSpec: Final = create_model("JobSpec", __base__=_Job, **_OPTIONS)

@@ -41,7 +41,7 @@ jobs:
     steps:
       - {compute: 8us, name: forward}
       - {collective: all-reduce, groups: DIV 4, name: tp, op: max}
-      - {collective: send-recv, size: 128K, groups: [[0, 4], [1, 5]], with: tp}
+      - {collective: send-recv, size: 128K, groups: [[0, 4], "1,5"], with: tp}
       - {matrix: "shift:1", ranks: 2:6}
       - {collective: broadcast, root: 1, ranks: [7, 6], after: [forward]}
       - {compute: 4us, after: []}
