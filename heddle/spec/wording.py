@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from heddle.base.problems import Problem, nearest
+from heddle.base.problems import Problem, nearest, some_of
 from heddle.base.units import format_duration, format_rate
 from heddle.spec.yamlfile import Document, Trail, dotted
 
@@ -97,7 +97,7 @@ def _take_out(data: dict[str, Any], trail: Trail, model: Model) -> None:
             _take_out(data, trail[:-1], model)
     elif isinstance(here, list) and (group := getattr(_group_at(trail, model), "example", None)):
         here[int(trail[-1])] = dict(group)
-    if len(trail) == 1 and (example := _example(trail, model)) is not None:
+    if len(trail) == 1 and (example := _example(trail, model)) and model.model_fields[str(trail[0])].is_required():
         data[str(trail[0])] = example
 
 
@@ -239,7 +239,7 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
 
 
 def _legal(group: Model | None, words: str = "allowed keys") -> str:
-    return f"{words}: {', '.join(group.model_fields)}" if group else ""
+    return f"{words}: {some_of([*group.model_fields])}" if group else ""
 
 
 def _key_meant(trail: Trail, model: Model) -> str:
