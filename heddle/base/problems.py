@@ -15,7 +15,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
@@ -164,7 +164,9 @@ def did_you_mean(word: str, legal: Iterable[str]) -> str:
     """A hint with the most similar word; if none is similar, the list of words, or the first few of it."""
     words = list(legal)
     near = nearest(word, words)
-    if near:
-        return f"did you mean {near}?"
-    some = words if len(words) <= _MANY else [*words[:_SOME], f"... ({len(words)} in all)"]
-    return "allowed: " + ", ".join(some)
+    return f"did you mean {near}?" if near else f"allowed: {some_of(words)}"
+
+
+def some_of(words: Sequence[str]) -> str:
+    """The words of a list, or the first few and their number."""
+    return ", ".join(words if len(words) <= _MANY else [*words[:_SOME], f"... ({len(words)} in all)"])

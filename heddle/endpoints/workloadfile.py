@@ -3,31 +3,25 @@
 In:  `my.yml`, `two-tenants` (traffic/two-tenants.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`, a trace as
      `gpt.et`; keys may follow a name or a word: `ring,qps=16,size=64M`. They replace those of the file in all jobs.
 Out: LoadedWorkload; InputError with file and line for everything that does not depend on the fabric.
-The keys of a job are the options of `./inv run` (runoptions.py), and those of _When. Keys beside `jobs` are defaults
-of every job. A file without `jobs` is one job.
+workloadspec.py has the keys of a job. Keys beside `jobs` are defaults of every job. A file without `jobs` is one job.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import resources
-from heddle.base.declared import Declared, options_of, read_options
 from heddle.base.files import beside, expanded, is_file, real, short_path
-from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean, nearest
-from heddle.base.units import parse_duration
+from heddle.base.problems import HeddleError, InputError, Problem, Problems, nearest
 from heddle.base.untrusted import kept_below
-from heddle.endpoints.runoptions import option_fields, run_options
+from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.stepsfile import (
-    NAME,
-    TraceKeys,
+    TRACE_KEYS,
     names_of,
-    numbers_of,
     steps_of,
     trace_names,
     trace_of,
@@ -38,7 +32,7 @@ from heddle.traffic.collectives import file_options, patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.traces import is_trace, trace_ends
-from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
+from heddle.traffic.workload import Job, Keys, Workload
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
@@ -52,33 +46,6 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
     **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
 }
-_MOST_REPEATS: Final = 10_000
-_MOST_START_S: Final = 3600.0
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text) else parse_duration(text) / 1e9
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _MOST_START_S:
-        raise ValueError(f"is not a time from 0 to {_MOST_START_S:.0f} s; write seconds, or a time as 500ms")
-    return seconds
-
-
-def _repeats(text: str) -> int:
-    if text != "background" and not (re.fullmatch("[0-9]{1,8}", text) and 1 <= int(text) <= _MOST_REPEATS):
-        raise ValueError(f"is neither a number from 1 to {_MOST_REPEATS} nor background")
-    return BACKGROUND if text == "background" else int(text)
-
-
-@dataclass(frozen=True)
-class _When:
-    """The keys of a job that are not options of a run, as in Job."""
-
-    start_s: Annotated[float, Declared("when it starts", word="start", reads=_seconds)] = 0.0
-    after: Annotated[str, Declared("the job that must have ended before")] = ""
-    repeat: Annotated[int, Declared("how often all sizes are measured", reads=_repeats)] = 1
 
 
 @dataclass(frozen=True)
@@ -98,72 +65,43 @@ def load_workload(typed: str) -> LoadedWorkload:
 
 
 def read_workload(
-    document: Document, file: str, name: str, typed: Mapping[str, Any] | None = None, problems: Problems | None = None
+    document: Document, file: str, name: str, typed: Document | None = None, problems: Problems | None = None
 ) -> Workload:
     """The workload of a document. file: files that it names are beside it. typed: keys that replace those of all jobs.
 
     InputError with all problems that do not depend on the fabric, and those that were found before.
     """
-    from heddle.spec.wording import in_order
+    from heddle.endpoints.workloadspec import JobSpec, WorkloadSpec
+    from heddle.spec.wording import examined, in_order
+    from heddle.spec.yamlfile import Document
 
-    problems = problems or Problems()
-    reader = _Reader(document, typed or {}, file, problems)
-    jobs = tuple(reader.jobs())
+    problems, jobs, shares = problems or Problems(), list[Job](), False
+    found, more = examined(document, WorkloadSpec), examined(typed or Document({}, FLAG), JobSpec)
+    problems.found += [*found.problems, *more.problems]
+    if found.value is not None:
+        top = found.value.given
+        shares = top.pop("share_nics", False)
+        reader = _Reader(document, more.value.given if more.value else {}, file, problems, shares)
+        for key, spec in top.pop("jobs", {"": None}).items():
+            jobs += reader.job(key, spec.given if spec else {}, top)
     problems.found[:] = in_order(dict.fromkeys(problems.found))  # one of a default is in every job
     problems.raise_if_any()
-    workload = Workload(jobs, name, reader.shares)
+    workload = Workload(tuple(jobs), name, shares)
     workload.check()
     return workload
 
 
 class _Reader:
-    """Reads jobs from a document. typed: keys that the user typed after the file's name."""
+    """Makes jobs of a document's keys. typed: keys that the user typed after the file's name. shares: share_nics."""
 
-    def __init__(self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems) -> None:
+    def __init__(
+        self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems, shares: bool
+    ) -> None:
         self._document, self._typed, self._file, self._problems = document, typed, file, problems
-        self._fields = {each.word: each for each in (*option_fields(), *options_of(_When), *options_of(TraceKeys))}
-        self._legal = [*self._fields, "steps", "scale"]
-        self.shares = self._flag("share_nics")
+        self._shares = shares
 
-    def _flag(self, key: str) -> bool:
-        """A key of the whole file that is true or false."""
-        value = self._document.data.get(key, False)
-        if not isinstance(value, bool):
-            self._wrong((key,), "is not true or false", "")
-        return value is True
-
-    def jobs(self) -> Iterator[Job]:
-        """Every job; errors go to the problems."""
-        data, top = self._document.data, {}
-        for key, value in data.items():
-            if key in self._legal:
-                top[key] = value
-            elif key not in ("jobs", "share_nics"):
-                self._unknown((key,), [*self._legal, "jobs", "share_nics"])
-        for key in self._typed:
-            if key not in self._legal:
-                what, hint = f"{key}={self._typed[key]}", did_you_mean(key, self._legal)
-                self._problems.add(where=FLAG, what=what, why="is not a key of a job", hint=hint)
-        if "jobs" not in data:
-            yield from self._job("", {}, top)
-            return
-        jobs = data["jobs"]
-        if not isinstance(jobs, dict) or not jobs:
-            why = "has no job" if not jobs else "is not a group of jobs"
-            self._wrong(("jobs",), why, "write a name, and below it the keys of that job, as collective: all-reduce")
-            return
-        for name, keys in jobs.items():
-            trail = ("jobs", name)
-            if not NAME.fullmatch(name):
-                self._wrong(trail, "is not a name of a job", "use up to 24 letters, digits, - and _")
-            elif not isinstance(keys, dict):
-                self._wrong(trail, "is not a group of keys", "write its keys below it, as collective: all-reduce")
-            else:
-                yield from self._job(name, keys, top)
-
-    def _job(self, name: str, own: Mapping[str, Any], top: Mapping[str, Any]) -> Iterator[Job]:
-        """The job, unless it has errors. own: its keys; top: those of all jobs."""
-        before = len(self._problems.found)
+    def job(self, name: str, own: Mapping[str, Any], top: Mapping[str, Any]) -> Iterator[Job]:
+        """The job, unless it has errors, which go to the problems. own: its keys; top: those of all jobs."""
         trail = ("jobs", name) if name else ()
         places: dict[str, tuple[str, str]] = {}
         values: dict[str, Any] = {}
@@ -172,47 +110,54 @@ class _Reader:
             if not (name and key in _RUNS and says):
                 values[key], places[key] = value, (self._document.where((key,)), key)
         for key, value in own.items():
-            if key in _WHOLE:
-                self._wrong((*trail, key), "belongs to the whole run", "write it beside jobs, not in a job")
-            elif key not in self._legal:
-                self._unknown((*trail, key), self._legal)
-            else:
-                values[key], places[key] = value, (self._document.where((*trail, key)), ".".join((*trail, key)))
+            values[key], places[key] = value, (self._document.where((*trail, key)), ".".join((*trail, key)))
         for key, value in self._typed.items():
-            if key in self._legal:
-                values[key], places[key] = value, (FLAG, key)
+            values[key], places[key] = value, (FLAG, key)
         keys = Keys(name, self._document.where(trail), places)
+        for key in [key for key in _WHOLE if key in own]:
+            why, hint = "belongs to the whole run", "write it beside jobs, not in a job"
+            self._problems.found.append(keys.problem(key, self._document.text((*trail, key)), why, hint))
+            del values[key]
+        if not values.keys() & {*_RUNS} - {"algorithm"}:
+            self._nothing(keys)
+            return
+        before = len(self._problems.found)
         slots = self._slots(keys, values)
         steps, ranks = self._steps((*trail, "steps") if "steps" in own else ("steps",), keys, values, slots)
         if not steps and not values.keys() & {"collective", "matrix", *file_options()}:
-            what = f"job {name}" if name else "the workload"
-            hint = "write collective: all-reduce, matrix: all-to-all, or steps"
-            if len(self._problems.found) == before:  # a key may be misspelt
-                self._problems.add(
-                    where=keys.where, what=what, why="names neither a collective nor a matrix", hint=hint
-                )
-            return
-        plain = {key: word for key, value in values.items() if (word := self._plain(keys, key, value)) is not None}
-        self._matrix(keys, plain, size=name == "" or "size" in own)
-        wrong = Problems()
-        when = read_options(_When, {each.word: plain.pop(each.word, None) for each in options_of(_When)}, wrong)
+            return  # the errors of its steps or its trace are found
+        self._matrix(keys, values, size=name == "" or "size" in own)
+        start, after, repeat = values.pop("start", 0.0), values.pop("after", ""), values.pop("repeat", 1)
         try:
-            options = run_options(live=False, **plain)
+            options = run_options(live=False, **values)
         except InputError as error:
-            wrong.found += error.problems
-        self._problems.found += map(keys.located, wrong.found)
+            self._problems.found += map(keys.located, error.problems)
         if len(self._problems.found) == before:
             options = replace(options, ranks=ranks or options.ranks)
-            yield Job(name, with_steps(options, steps), slots, when.start_s, when.after, when.repeat, keys)
+            yield Job(name, with_steps(options, steps), slots, start, after, repeat, keys)
 
     def _steps(
         self, trail: tuple[str, ...], keys: Keys, values: dict[str, Any], slots: Sequence[int] | None
     ) -> tuple[str, int]:
         """The steps of a job, as text, and the number of ranks of its trace, if it has one. Their keys are removed."""
-        if typed := {each.word: values.pop(each.word) for each in options_of(TraceKeys) if each.word in values}:
-            plain = {key: word for key, value in typed.items() if (word := self._plain(keys, key, value)) is not None}
-            return trace_of(keys, plain, values, slots, self._problems, self._beside)
+        trace = {key: values.pop(key) for key in TRACE_KEYS if key in values}
+        if "trace" in trace:
+            return trace_of(keys, trace, values, slots, self._problems, self._beside)
+        if trace and not any((*at, "trace") in self._document.marks for at in ((), trail[:-1])):
+            found = (keys.problem(key, trace[key], "is for a job with a trace", "write trace: FILE") for key in trace)
+            self._problems.found += found
         return steps_of(self._document, trail, keys, values, self._problems, self._beside), 0
+
+    def _nothing(self, keys: Keys) -> None:
+        """A job that has nothing to run, unless its key for that is wrong or may be misspelt."""
+        from heddle.endpoints.workloadspec import WorkloadSpec
+
+        data = self._document.data
+        own = data["jobs"][keys.name] if keys.name else data
+        if not {*own, *data} & {*_RUNS} and all(key in WorkloadSpec.model_fields and key != "jobs" for key in own):
+            what = f"job {keys.name}" if keys.name else "the workload"
+            hint = "write collective: all-reduce, matrix: all-to-all, or steps"
+            self._problems.add(where=keys.where, what=what, why="names neither a collective nor a matrix", hint=hint)
 
     def _beside(self, matrix: str) -> str:
         """The path of another file that this file names."""
@@ -246,58 +191,17 @@ class _Reader:
                 found.append(keys.problem("size", plain["size"], why, "remove it"))
             plain["matrix"] = self._beside(matrix)
 
-    def _plain(self, keys: Keys, key: str, value: Any) -> Any:
-        """A value of YAML as users type it; None, and an error, for one that has no text."""
-        field = self._fields[key]
-        if field.kind == "list" and isinstance(value, list) and not any(isinstance(v, dict | list) for v in value):
-            return [str(each) for each in value]
-        if value is None or isinstance(value, dict | list):
-            kind = "group" if isinstance(value, dict) else "list"
-            why = "has no value" if value is None else f"is a {kind}, but must be one value"
-            self._problems.found.append(keys.problem(key, "", why))
-            return None
-        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-        if field.kind != "int":
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,18}", text):
-            self._problems.found.append(keys.problem(key, text, "is not a whole number"))
-            return None
-        return int(text)
-
     def _slots(self, keys: Keys, values: dict[str, Any]) -> tuple[int, ...] | None:
         """The NICs of `ranks`, which is removed, if it is a slice or a list; None for a number."""
-        value = values.get("ranks")
-        if not (isinstance(value, list) or (isinstance(value, str) and ":" in value)):
+        if not isinstance(found := values.get("ranks"), list):
             return None
         del values["ranks"]
-        try:
-            found = numbers_of(value)
-        except ValueError as error:
-            hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
-            self._problems.found.append(keys.problem("ranks", str(error), "names no NICs", hint))
-            return None
-        if not self.shares and len({*found}) < len(found):
+        if not self._shares and len({*found}) < len(found):
             again = next(slot for slot, many in Counter(found).items() if many > 1)
             why = f"names NIC {again} twice, but a NIC has one rank"
             hint = "name each NIC once, or set share_nics: true"
-            self._problems.found.append(keys.problem("ranks", _shown(value), why, hint))
-        elif len(found) < 2:
-            self._problems.found.append(keys.problem("ranks", _shown(value), "has fewer than 2 NICs"))
+            self._problems.found.append(keys.problem("ranks", "", why, hint))
         return tuple(found)
-
-    def _unknown(self, trail: tuple[str, ...], legal: Sequence[str]) -> None:
-        where = self._document.where(trail)
-        self._problems.add(where=where, what=".".join(trail), why="is not a key", hint=did_you_mean(trail[-1], legal))
-
-    def _wrong(self, trail: tuple[str, ...], why: str, hint: str) -> None:
-        text = self._document.text(trail)
-        what = ".".join(trail) + (f": {text}" if text else "")
-        self._problems.add(where=self._document.where(trail), what=what, why=why, hint=hint)
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _document(typed: str) -> tuple[Document, str, Sequence[str]]:
@@ -384,11 +288,11 @@ def _file(typed: str) -> Path:
     raise InputError(Problem("", what, "is neither a known workload nor a file", hint))
 
 
-def _more(typed: Sequence[str], problems: Problems) -> dict[str, Any]:
+def _more(typed: Sequence[str], problems: Problems) -> Document:
     """The keys and values of `key=value` texts; errors for malformed ones."""
-    from heddle.spec.yamlfile import parse_value
+    from heddle.spec.yamlfile import Document, parse_value
 
-    found: dict[str, Any] = {}
+    found = Document({}, FLAG)
     for each in typed:
         key, equals, text = (part.strip() for part in each.partition("="))
         if not equals or not key or not text:
@@ -396,7 +300,8 @@ def _more(typed: Sequence[str], problems: Problems) -> dict[str, Any]:
             problems.add(where=FLAG, what=each or "an empty string", why="is not key=value", hint=hint)
             continue
         try:
-            found[key], _ = parse_value(text, FLAG, (key,))
+            found.data[key], marks = parse_value(text, FLAG, (key,))
+            found.marks.update(marks)
         except InputError as error:
             problems.found += error.problems
     return found

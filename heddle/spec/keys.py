@@ -67,7 +67,11 @@ Duration = Annotated[int, parsed(parse_duration), PlainSerializer(format_duratio
 
 
 class Strict(BaseModel):
-    """A group of keys: no other keys, no conversions, frozen. synonyms: words of other tools -> our path."""
+    """A group of keys: no other keys, no conversions, frozen. synonyms: words of other tools -> our path.
+
+    example: of a group in a list; it replaces a wrong one, so that the others are checked.
+    """
 
     synonyms: ClassVar[Mapping[str, str]] = {}
+    example: ClassVar[Mapping[str, Any]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

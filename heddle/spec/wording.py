@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from heddle.base.problems import Problem, nearest
+from heddle.base.problems import Problem, nearest, some_of
 from heddle.base.units import format_duration, format_rate
 from heddle.spec.yamlfile import Document, Trail, dotted
 
@@ -32,7 +32,10 @@ M = TypeVar("M", bound=BaseModel)
 _ROUNDS: Final = 16  # more than there are checks between keys
 _DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
 _OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
-PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "use 1 to 12 lowercase letters and digits, a letter first"}
+PATTERNS: Final = {
+    "^[a-z][a-z0-9]{0,11}$": "use 1 to 12 lowercase letters and digits, a letter first",
+    "^[A-Za-z0-9][A-Za-z0-9_-]{0,23}$": "use up to 24 letters, digits, - and _",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,18 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _take_out(data: dict[str, Any], trail: Trail, model: Model) -> None:
-    """Remove a key, so that its default applies; a required key gets a valid example instead."""
+    """Remove a key, so that its default applies; a required key and an item of a list get a valid example instead."""
     here: Any = data
     for step in trail[:-1]:
-        here = here.get(step) if isinstance(here, dict) else None
+        index = isinstance(here, list) and isinstance(step, int) and step < len(here)
+        here = here.get(step) if isinstance(here, dict) else here[int(step)] if index else None
     if isinstance(here, dict) and trail:
         here.pop(trail[-1], None)
-    if len(trail) == 1 and (example := _example(trail, model)) is not None:
+        if not here and _group_at(trail[:-1], model) is None:  # all names of a group are wrong
+            _take_out(data, trail[:-1], model)
+    elif isinstance(here, list) and (group := getattr(_group_at(trail, model), "example", None)):
+        here[int(trail[-1])] = dict(group)
+    if len(trail) == 1 and (example := _example(trail, model)) and model.model_fields[str(trail[0])].is_required():
         data[str(trail[0])] = example
 
 
@@ -167,7 +175,8 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
     here: Model | None = model
     named = False  # the next step is a name that the file gave, as in link.exceptions
     inside: Model | None = None  # the model below such a name, as in queues.ecn.classes
-    for step in detail["loc"]:
+    wrong_key = detail["loc"][-1:] == ("[key]",) and detail["type"] != "extra_forbidden"
+    for step in detail["loc"][: -1 if wrong_key else None]:
         if here is not None:
             trail.append(step)
             field = here.model_fields.get(str(step))
@@ -204,18 +213,20 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
     text = document.text(trail)
     path = dotted(trail) or "the file"
     what = f"{path}: {text}" if text else path
+    example = _example(trail, model) if trail else None
     if "extra_forbidden" in kinds:
         return Problem(document.where(trail), path, "is not a key", _key_hint(trail, model))
     if len(details) > 1:
         why, hint = _union(details, text)
     elif detail["type"] == "missing":
-        example = _example(trail, model)
         why, hint = "is missing", f"add {trail[-1]}: {example}" if example else "add it"
     elif detail["input"] is None and detail["type"] not in ("heddle_at", "heddle_unit"):
-        example = _example(trail, model)
         why, hint = "has no value", f"write {trail[-1]}: {example}" if example else "set a value, or remove the key"
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        why, hint = "is not a group of keys", _legal(_group_at(trail, model))
+        group = _group_at(trail, model)
+        whole = ", ".join(f"{key}: {value}" for key, value in getattr(group, "example", {}).items())
+        why, hint = "is not a group of keys", f"write it as {{{whole}}}" if whole else _legal(group)
+        hint = f"write {trail[-1]}: {example}" if example else hint
     elif isinstance(detail["input"], dict | list) and detail["type"] not in _OF_LISTS:
         why, hint = f"is a {'group' if isinstance(detail['input'], dict) else 'list'}, but must be one value", ""
     elif detail["type"] == "string_type":
@@ -223,11 +234,12 @@ def _problem(trail: Trail, details: list[ErrorDetails], document: Document, mode
     else:
         why, hint = _WORDS.get(detail["type"], _anything)(detail, text)
         hint = hint or _range(trail, model, text) if detail["type"] in _BOUNDS else hint
+        hint = f"write {trail[-1]}: {example}" if example and detail["type"] in _OF_LISTS[1:] else hint
     return Problem(document.where(trail), what, why, hint)
 
 
 def _legal(group: Model | None, words: str = "allowed keys") -> str:
-    return f"{words}: {', '.join(group.model_fields)}" if group else ""
+    return f"{words}: {some_of([*group.model_fields])}" if group else ""
 
 
 def _key_meant(trail: Trail, model: Model) -> str:

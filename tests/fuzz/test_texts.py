@@ -27,8 +27,9 @@ FABRICS: Final = sorted([*(ROOT / "topologies").glob("*.yml"), ROOT / "topologie
 TOPOLOGIES: Final = sorted(
     [*(ROOT / "topologies" / "examples").glob("*.clab.yml"), *(ROOT / "tests/golden/topologies").glob("*.clab.yml")]
 )
-PLANS: Final = sorted([*(ROOT / "traffic").glob("*.yml"), *(ROOT / "tests/golden/forecast").glob("*.yml")])
-MATRICES: Final = sorted((ROOT / "tests/golden/forecast").glob("*.csv"))
+ERRORS: Final = ROOT / "tests/golden/errors"
+PLANS: Final = sorted([*(ROOT / "traffic").glob("*.yml"), *ERRORS.glob("*/*.yml")])
+MATRICES: Final = sorted(ERRORS.glob("matrix/*.csv"))
 TRACES: Final = sorted((ROOT / "tests/fuzz/corpus/traces").iterdir())
 WORDS: Final = (
     "demo",

@@ -131,14 +131,6 @@ def test_plans_are_found_by_name_path_and_keys() -> None:
     assert files_of_plan("two-tenants,qps=2") == []
 
 
-def test_a_matrix_may_have_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("m.csv").write_text("# who to whom\n\nsrc,dst,bytes\n # one way\n0,1,64K\n#0,2,64K\n1,x,2\n")
-    with pytest.raises(InputError, match=r"m\.csv:7  dst: x") as caught:
-        traffic_of(load_fabric("tiny").fabric, load_workload("m.csv").workload)
-    assert len(caught.value.problems) == 1
-
-
 def test_the_example_of_the_manual_is_the_file() -> None:
     text = (ROOT / "docs/bring-your-own.md").read_text()
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
