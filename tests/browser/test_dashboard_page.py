@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +19,9 @@ from heddle.lab.linkstate import state_of
 from heddle.lab.queues import read_queues
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from heddle.views.fabricsvg import fabric_svg
+from heddle.views.loadscale import COLOURS, step
+from heddle.views.picturelayout import PictureLayout
 from tests.conftest import Borrow
 from tests.webclient import TOKEN, WebClient, dashboard
 
@@ -53,6 +58,11 @@ def wait_long(browser: Browser, script: str, seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
+def hex_of(colour: str) -> str:
+    """`rgb(31, 41, 51)` as `#1f2933`."""
+    return "#" + "".join(f"{int(each):02x}" for each in re.findall(r"\d+", colour)[:3])
+
+
 def text(browser: Browser, css: str) -> str:
     return str(browser.one(css).text)
 
@@ -70,6 +80,13 @@ def test_a_lab_is_drawn_in_light_and_dark_without_a_fault(browser: Browser, serv
     opened(browser, server, lab)
     assert len(browser.all("#drawing .half")) == 2 * len(lab.fabric.links)
     assert len(browser.all("#drawing .node")) == len(lab.fabric.nodes)
+    # Places and colours are those of a report.
+    lines = ET.fromstring(fabric_svg(PictureLayout(lab.fabric), title="")).iter("{http://www.w3.org/2000/svg}line")
+    wanted = {each.get("data-port"): each.get("x1") for each in lines if "half" in each.get("class", "")}
+    halves = "[...document.querySelectorAll('#drawing .half')]"
+    places = f"Object.fromEntries({halves}.map((half) => [half.dataset.port, half.getAttribute('x1')]))"
+    assert browser.run(f"return {places}") == wanted
+    assert hex_of(browser.style("#loads .u5", "stroke")) == COLOURS["u5"][0]
     assert text(browser, "#total-bgp") == "32 of 32"
     assert text(browser, "#total-down") == "0"
     assert f"emulated: k = {lab.fabric.policy.k}" in text(browser, "#scale")
@@ -81,6 +98,7 @@ def test_a_lab_is_drawn_in_light_and_dark_without_a_fault(browser: Browser, serv
     browser.one("#theme").click()
     assert browser.style("body", "background-color") != light
     time.sleep(0.5)  # colours of links change in 0.3 s, and axe judges what it sees
+    assert hex_of(browser.style("#loads .u5", "stroke")) == COLOURS["u5"][1]
     browser.assert_accessible()
     browser.screenshot("dashboard-dark")
     browser.one("#large").click()
@@ -107,6 +125,14 @@ def test_a_run_is_started_shown_and_its_qps_have_paths(browser: Browser, server:
         "[...document.querySelectorAll('#drawing .half')].some((e) => / u[0-9]/.test(e.className.baseVal))"
     )
     browser.wait_for("document.querySelector('#run-output').textContent.includes('Collective test starting')")
+    shown: Any = browser.run(
+        "return [...document.querySelectorAll('#drawing .link')].flatMap((link) => [...link.querySelectorAll('.half')]"
+        ".map((half, at) => [half.className.baseVal, link.querySelectorAll('title')[at].textContent]))"
+    )
+    assert len(shown) == 2 * len(lab.fabric.links)
+    for classes, title in shown:
+        use = int(title.partition(" %")[0].rpartition(" ")[2]) / 100  # to a whole percent
+        assert classes.split()[1] in {step(max(0.0, use - 0.005)), step(min(1.0, use + 0.005))}, title
     browser.screenshot("dashboard-run")
     wait_long(browser, "document.querySelector('#run-outcome').textContent.includes('done in')")
     browser.wait_for("document.querySelector('#runs tbody').textContent.includes('all-reduce')")
