@@ -82,6 +82,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
 _PROJECT: Final = "pyproject.toml"
 _PREFIX: Final = "heddle."
 _CONTRACT_KIND: Final = "contract"
+_BY_SIGNALS: Final = (129, 130, 143)  # SIGHUP, SIGINT, SIGTERM end the verb (cli/endings.py)
 _MOST_BYTES: Final = 1 << 18  # of a distribution's entry points
 _SECTION: Final = re.compile(r"\[\s*(.+?)\s*\]")
 _LINE: Final = re.compile(
@@ -347,6 +348,8 @@ def _examined(part: PluginPart) -> tuple[Any, Problem | None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a stranger's module raises, SystemExit too
+        if isinstance(error, SystemExit) and error.code in _BY_SIGNALS:
+            raise
         if module in sys.modules:
             return None, part.problem(f"has no {part.target}", hint)
         why = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
@@ -355,6 +358,20 @@ def _examined(part: PluginPart) -> tuple[Any, Problem | None]:
         why = f"writes to stdout when it is imported: {text.splitlines()[0][:60]!r}"
         return None, part.problem(why, hint)
     return found, None
+
+
+def plugin_of(error: BaseException) -> str:
+    """The distribution of someone else whose code raised an exception; empty if none of its modules did."""
+    owners = {part.target.partition(":")[0].partition(".")[0]: part.plugin for part in _strangers()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        found, trace = owners.get(package, found), trace.tb_next
+    return found
+
+
+def _strangers() -> list[PluginPart]:
+    return [part for rows in _found().parts.values() for part in rows.values() if not part.own]
 
 
 def first_line(error: BaseException) -> str:
@@ -438,6 +455,12 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def lost(self, name: str) -> bool:
         """Whether a plugin that cannot be used registers the name: to ask for it gives the reason."""
         return name not in self.core and missing(self.kind, name) is not None
+
+    def usable_one(self, name: str) -> Entry | None:
+        """The part of that name; None where there is none, or it cannot be used."""
+        with contextlib.suppress(InputError, MachineError, KeyError):
+            return self[name]
+        return None
 
     def absent(self) -> list[str]:
         """Names of Heddle's own parts that are not in this installation: to ask for one gives the reason."""

@@ -42,7 +42,9 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
     *before, last = list(words[1:]) or [""]
     if not before or before == ["help"]:
         return list(core) if last.startswith("-") else list(verbs)
-    verb = verbs.get(before[0])
+    verb = None
+    with suppress(HeddleError):  # of a plugin that cannot be used
+        verb = verbs.get(before[0])
     if verb is None:
         return []
     waiting = verb.positionals

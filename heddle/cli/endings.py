@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.extras import missing_module
+from heddle.base.plugins import plugin_of
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, exhausted
 from heddle.base.tables import written
 from heddle.base.version import VERSION
@@ -194,4 +195,7 @@ def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
         hint = f"please report it, with the file {report}"
     except HeddleError:
         pass
-    return _report("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)
+    why = "is a defect of Heddle, not yours"
+    if plugin := plugin_of(error):
+        why, hint = f"was raised by the plugin {plugin}", hint.replace("please report it", "report it to its author")
+    return _report("Defect", DEFECT, [Problem("", said, why, hint)], as_json)

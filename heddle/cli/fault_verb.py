@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.plugins import missing
 from heddle.base.problems import InputError, Problem, nearest
 from heddle.base.tables import some_of
 from heddle.cli import completion
@@ -113,6 +114,8 @@ def fault(
         flag = next(key for key in given if key not in KINDS)
         hint = f"write ./inv fault KIND PLACE --{flag} {SETTINGS[flag].example}"
         raise InputError(Problem("", f"--{flag}", "is for a kind of fault", hint))
+    if action is not None and (problem := missing("fault", action)) is not None:
+        raise InputError(problem)
     if action is None or action not in OUTAGES:
         ports = [action, *port] if action is not None else []
         where = open_lab(lab)

@@ -58,13 +58,16 @@ def plugin(
     if what != NEW:
         raise InputError(Problem("", f"./inv plugin {what}", "is not an action", did_you_mean(what, [NEW])))
     written = skeleton(kind, name, out_)
-    python = shlex.quote(sys.executable)
-    isolated = "" if how_installed().installer != "checkout" else " --no-build-isolation"
+    python, there = shlex.quote(sys.executable), shlex.quote(str(written))
+    tests = [f"  {python} -m pytest {there}"]
+    if (root := how_installed().checkout) is not None:  # where nothing is installed that pytest could find
+        start = f"PYTHONPATH={shlex.quote(str(root))} {python}"
+        tests = [f"  {as_started('./inv setup extras')}", f"  {start} -m pytest -p heddle.testing.plugin {there}"]
     lines = [
         f"{written}: a plugin with a {_WORDS.get(str(kind), kind)} that works, and its test. Install it, and try it:",
-        f"  {python} -m pip install{isolated} -e {shlex.quote(str(written))}",
+        f"  {python} -m pip install {there}",
         f"  {as_started(_TRIES[str(kind)].format(name=name))}",
-        f"  {python} -m pytest {shlex.quote(str(written))}",
+        *tests,
     ]
     return out.result({"directory": str(written), "kind": kind, "name": name}, "\n".join(lines))
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.declared import OUTPUT
 from heddle.base.plugins import Registry, folder, own_plugins, parts
-from heddle.base.problems import InputError, Problem, did_you_mean, nearest
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
 from heddle.base.tables import table, written
@@ -147,12 +147,19 @@ def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
     if flag in _FLAGS:
         return flag
     name = word.partition("=")[0]
-    after = sorted(each for each in verbs if name in verbs[each].flags)
+    after = sorted(each for each in verbs if name in getattr(_usable(verbs, each), "flags", ()))
     near = nearest(name, [*_FLAGS, *_SHORT, _COMPLETION])
     hint = f"did you mean {near}?" if near else "./inv --help lists the flags"
     if after and name not in _FLAGS:
         hint = f"write flags of a verb after it: ./inv {after[0] if len(after) == 1 else 'VERB'} {name}"
     raise InputError(Problem("", word if name in _FLAGS else name, "is not a flag of ./inv", hint))
+
+
+def _usable(verbs: Mapping[str, Verb], name: str) -> Verb | None:
+    """The verb; None where it is of a plugin that cannot be used."""
+    with suppress(HeddleError):
+        return verbs[name]
+    return None
 
 
 def _asks_help(verb: Verb, words: Sequence[str]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from heddle.base import progname, resources
 from heddle.base.declared import OUTPUT
-from heddle.base.extras import Extra, provided_by, require
+from heddle.base.extras import Extra, how_installed, provided_by, require
 from heddle.base.problems import MachineError, Problem
 from heddle.base.resources import EXTRAS_LOCK, HERE
 from heddle.cli.argv import (
@@ -173,7 +173,7 @@ def verb(
 
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
-            if checkout:
+            if checkout and how_installed().prefix == HERE.root / ".venv":  # others are the user's
                 from heddle.host.lockedpackages import ensure_locked
 
                 ensure_locked(HERE.beside(EXTRAS_LOCK), "the packages of all extras", out.say)

@@ -123,6 +123,8 @@ def _numbers(value: Any, of: str) -> list[int]:
             found += part
         else:
             raise at("", f"{'' if text == str(value) else f'has {text}, which '}names no {of}", hint)
+        if len(found) > _MOST_RANKS:
+            raise at("", f"names more than {_MOST_RANKS:,} {of}", hint)
     if not found:
         raise at("", f"names no {of}", hint)
     return found
@@ -229,7 +231,7 @@ class _Job(Strict):
     ranks: Annotated[int | list[int], PlainValidator(_slots)] = 0
     steps: list[WorkloadStep] = Field(default=[], min_length=1, examples=["[{collective: all-reduce, size: 4M}]"])
     scale: Scale = Fraction(1)
-    trace: Annotated[Texts, AfterValidator(_names)] = Field(default=[])
+    trace: Annotated[Texts, AfterValidator(_names)] = Field(default=[], min_length=1)
     time_scale: Scale = Fraction(1)
     trace_groups: Text = ""
     storage: Annotated[Whole, Field(ge=1, le=1024)] = 1

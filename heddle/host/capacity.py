@@ -93,15 +93,17 @@ def read() -> MachineReading:
 
 
 def lower_seconds(proc: Path = _PROCESSES, own: int | None = None) -> float:
-    """Seconds that programs of a lower priority than workers have run, with their ended children. They give way.
+    """Seconds of user code in programs of a lower priority than workers, with their ended children. They give way.
 
     proc: of the processes, as far as this one sees them. own: nice value of this process.
     """
     workers, ticks = min(_LOWEST, (os.getpriority(os.PRIO_PROCESS, 0) if own is None else own) + WORKER_NICE), 0
     for path in proc.glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            fields = path.read_text().rpartition(")")[2].split()  # proc(5): from the third one on
-            ticks += sum(map(int, fields[11:15])) if int(fields[16]) > workers else 0
+            # proc(5): from the third field on; a name may have any bytes
+            fields = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            # Time of user code, with that of ended children: /proc/stat counts no other by its nice value.
+            ticks += int(fields[11]) + int(fields[13]) if int(fields[16]) > workers else 0
     return ticks * TICK_S
 
 

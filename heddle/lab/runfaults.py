@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.events import Observer
+from heddle.base.plugins import first_line
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
@@ -235,6 +236,9 @@ class FaultClock:
                 (self.begin if begins else self.end)(now)
             except HeddleError as error:
                 self.remarks.append(f"--fault: {some_of([each.port for each in now])}: {error.problems[0]}")
+            except Exception as error:  # of a plugin's kind: the faults after it keep their times
+                why = f"{type(error).__name__}: {first_line(error)}"
+                self.remarks.append(f"--fault: {some_of([each.port for each in now])}: its kind raised {why}")
 
 
 _ROUTES: Final[dict[str, RouteWatch]] = {}  # by lab

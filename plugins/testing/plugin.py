@@ -4,7 +4,7 @@ pytest finds it by its entry point where Heddle is installed; in a checkout, `-p
 `pytest_plugins` loads it. Entry point and module have the same name, so that both at once load it once.
 
     import pytest
-    from heddle_plugins.testing import assert_paths_agree
+    from heddle.testing import assert_paths_agree
 
     @pytest.mark.fabric("tiny", routing={"ecmp": "e-ecmp"})
     def test_every_path_is_proven(heddle_run, heddle_paths):

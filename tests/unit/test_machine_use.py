@@ -257,17 +257,21 @@ def test_busy_time_has_softirqs_and_stolen_time() -> None:
 
 
 def test_programs_of_a_lower_priority_give_way_and_do_not_make_a_run_unreliable(tmp_path: Path) -> None:
-    """Also those that ended, if their parent has a low priority, too. Workers have a nice value, too."""
+    """Also those that ended, if their parent has a low priority, too. Workers have a nice value, too.
+
+    Only user code counts, as in the time that /proc/stat has by nice values. A name may have any bytes.
+    """
 
     def process(number: int, nice: int, ticks: tuple[int, int, int, int]) -> None:
         (tmp_path / str(number)).mkdir(exist_ok=True)
         words = [*["S", "1", "1", "1", "0", "-1", "4194304", "0", "0", "0", "0"], *ticks, 20 + nice, nice, 1, 0, 99]
-        (tmp_path / str(number) / "stat").write_text(f"{number} (a (b) c) {' '.join(map(str, words))}\n")
+        text = f"{number} (a (b) c) {' '.join(map(str, words))}\n"
+        (tmp_path / str(number) / "stat").write_bytes(text.encode().replace(b"c", b"\xc3"))
 
     process(1, 0, (900, 900, 900, 900))
     process(2, 5, (300, 0, 0, 0))  # a worker
     process(3, 10, (10, 5, 20, 0))
-    assert capacity.lower_seconds(tmp_path, 0) == pytest.approx(0.35)
+    assert capacity.lower_seconds(tmp_path, 0) == pytest.approx(0.30)
     assert capacity.lower_seconds(tmp_path, 10) == 0
     (tmp_path / "4").mkdir()  # a process that has ended
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 {nice} 0 {idle} 0 0 0 0 0 0\n"

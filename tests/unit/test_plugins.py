@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 from heddle.base import plugins
 from heddle.cli.plugin_verb import KINDS, skeleton
+from heddle.lab.faults import orders, record
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted(each.name for each in (ROOT / "plugins").iterdir() if (each / "__init__.py").exists())
@@ -397,3 +399,31 @@ def test_wrong_words_of_plugin_new_are_named(tmp_path: Path, lines: Lines) -> No
     for said, text in zip(lines(tmp_path, *WRONG), WRONG.values(), strict=True):
         assert said.code in (2, 3) and said.out == ""
         assert text in said.err
+
+
+def test_a_recorded_fault_of_a_plugin_that_is_gone_is_listed_and_stays(tmp_path: Path) -> None:
+    lab: Any = SimpleNamespace(name="x", dir=tmp_path, runtime=SimpleNamespace(here=True))
+    record.replaced(lab, (), [record.SetFault("theirs", "a1:eth1", {}).being_set()])
+    assert orders.finish(lab) or record.read(tmp_path), "it cannot be undone without its plugin"
+    assert orders.in_force(lab) == []
+    (row,) = orders.fault_rows(lab)
+    assert (row["kind"], row["where"], row["undo"]) == ("theirs", "a1:eth1", "./inv down x")
+    orders.undo(lab, record.read(tmp_path))
+    assert [each.kind for each in record.read(tmp_path)] == ["theirs"]
+
+
+def test_an_exception_of_a_plugin_is_named_as_its(made: Made, tmp_path: Path) -> None:
+    made(
+        "their-verb",
+        {"verb": "hello = their_verb:run_it"},
+        VERB.format(name="hello").replace("    out.result", "    1 / 0\n    out.result"),
+    )
+    said = inv(tmp_path, "hello")
+    assert said.code == 70 and "was raised by the plugin their-verb" in said.err
+
+
+def test_a_broken_verb_hides_no_other_mistake(made: Made, tmp_path: Path, lines: Lines) -> None:
+    made("their-verb", {"verb": "hello = their_verb:run_it"}, "import nope_nope\n")
+    flag, words = lines(tmp_path, "--lab x status", "--complete -- inv hello --")
+    assert flag.code == 2 and "is not a flag of ./inv" in flag.err
+    assert (words.code, words.out) == (0, "")

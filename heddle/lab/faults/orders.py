@@ -88,16 +88,15 @@ def end(lab: Lab, faults: Sequence[SetFault]) -> None:
 def undo(lab: Lab, faults: Sequence[SetFault]) -> None:
     """The same for a caller that holds CHANGES."""
     for name, some in _by_kind(faults).items():
-        if name in KINDS:
-            KINDS[name].end(lab, some)
-        else:
-            record.replaced(lab, some, ())
+        kind = KINDS.usable_one(name)  # one of a plugin that is gone stays recorded; `down` removes all
+        if kind is not None:
+            kind.end(lab, some)
 
 
 def _by_kind(faults: Iterable[SetFault]) -> dict[str, list[SetFault]]:
     """Kind -> its faults; those that the lab shows come last, since others set them, too."""
     found: dict[str, list[SetFault]] = {}
-    for each in sorted(faults, key=lambda each: each.kind in KINDS and not KINDS[each.kind].listed):
+    for each in sorted(faults, key=lambda each: not getattr(KINDS.usable_one(each.kind), "listed", True)):
         found.setdefault(each.kind, []).append(each)
     return found
 
@@ -126,12 +125,14 @@ def finish(lab: Lab, *, runs: bool = False) -> list[SetFault]:
 
 
 def _over(lab: Lab, fault: SetFault) -> bool:
-    return fault.kind not in KINDS or KINDS[fault.kind].over(lab, fault)
+    kind = KINDS.usable_one(fault.kind)
+    return kind is not None and kind.over(lab, fault)
 
 
 def in_force(lab: Lab) -> Found:
     """The faults that are recorded, but for those that have ended by themselves in a shard: it cannot say so."""
-    known = [(KINDS[each.kind], each) for each in record.read(lab.dir) if each.kind in KINDS]
+    rows = [(KINDS.usable_one(each.kind), each) for each in record.read(lab.dir)]
+    known = [(kind, each) for kind, each in rows if kind is not None]
     return known if lab.runtime.here else [(kind, each) for kind, each in known if not kind.over(lab, each)]
 
 
@@ -223,7 +224,7 @@ def lost_faults(lab: Lab) -> list[SetFault]:
 
 def text_of(lab: Lab, fault: SetFault) -> str:
     """`slow-link at 10% of its rate`."""
-    kind = KINDS.get(fault.kind)
+    kind = KINDS.usable_one(fault.kind)
     return f"{fault.kind if kind is None else kind.text(fault, lab.fabric.policy.k)}{' (one run)' * fault.run}"
 
 
@@ -232,7 +233,21 @@ def fault_rows(lab: Lab) -> list[dict[str, Any]]:
 
     Without those that have tables of their own: faults of packets, links that are down, and drains.
     """
-    return [row for kind, each in _listed(lab) for row in _rows(lab, kind, [each])]
+    found = [row for kind, each in _listed(lab) for row in _rows(lab, kind, [each])]
+    for each in record.read(lab.dir):
+        if KINDS.usable_one(each.kind) is None:
+            effect = "not known: the plugin of this kind cannot be used (./inv plugin); the end of the lab ends it"
+            found.append(
+                {
+                    "kind": each.kind,
+                    "where": each.where,
+                    "what": each.kind,
+                    "by": "",
+                    "effect": effect,
+                    "undo": f"./inv down {lab.name}",
+                }
+            )
+    return found
 
 
 def all_rows(lab: Lab) -> list[dict[str, Any]]:
