@@ -16,11 +16,8 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -113,12 +110,16 @@ def provide(
 
 def _required(extras: Sequence[Extra]) -> set[str]:
     """The packages that pyproject.toml names for these extras."""
+    import tomllib  # these imports take a sixth of the start of every verb
+
     file = tomllib.loads(HERE.beside("pyproject.toml").read_text(encoding="utf-8"))
     declared = file["project"]["optional-dependencies"]
     return {_normal(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for extra in extras for each in declared[extra.name]}
 
 
 def _install(wanted: Sequence[Pin], what: str, say: Say) -> None:
+    import tempfile
+
     prefix = Path(sys.prefix)
     if not os.access(prefix, os.W_OK):
         hint = "give this user write permission: Heddle keeps its Python packages there"
@@ -163,6 +164,8 @@ def _normal(name: str) -> str:
 
 
 def _installed(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:
