@@ -285,12 +285,13 @@ def test_programs_of_a_lower_priority_give_way_and_do_not_make_a_run_unreliable(
         assert len(found.causes()) == causes
 
 
-def test_the_time_of_a_running_program_of_low_priority_is_read() -> None:
-    code = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
-    before = capacity.lower_seconds()
+def test_the_time_of_a_running_program_of_low_priority_is_read(tmp_path: Path) -> None:
+    code = "import os\nwhile os.times().user < 0.1: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", code], stdin=PIPE, stdout=PIPE) as program:
         assert program.stdout is not None and program.stdout.readline()
-        assert capacity.lower_seconds() >= before + 0.05
+        # Alone: another program of the machine may end between two readings.
+        (tmp_path / str(program.pid)).symlink_to(f"/proc/{program.pid}")
+        assert capacity.lower_seconds(tmp_path) >= 0.09
         program.communicate(b"\n")
 
 
