@@ -1,4 +1,4 @@
-"""A live test that fails runs once more, with fixtures of its own. If it passes then, the session says so and goes on.
+"""A test that fails runs once more, with fixtures of its own. If it passes then, the session says so and goes on.
 
 A machine that others use can pause for a second between any two steps of a test. Such a failure is named at the end of
 the session, with its reason, and does not end it:
@@ -6,7 +6,7 @@ the session, with its reason, and does not end it:
     FLAKY tests/netns/test_incast.py::test_x: AssertionError: 3 packets lost
 
 More than MOST of these are a failure. HEDDLE_FLAKY names a file that counts them over several sessions (`.ci/run`).
-Tests of `tests/unit` and `tests/golden` run once. So do all tests with --pdb, and with `-p no:tests.again`.
+All tests run once with --pdb, and with `-p no:tests.again`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Any, Final
 import pytest
 from _pytest.runner import runtestprotocol
 
-MOST: Final = 2
-FOLDERS: Final = frozenset({"netns", "clab", "browser", "vm"})
+MOST: Final = 4
 _PROPERTY: Final = "flaky"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a live test, and once more if it fails. Only the last run is reported, with the first failure's reason."""
-    if FOLDERS.isdisjoint(item.path.parts) or item.config.getoption("usepdb"):
+    """Run a test, and once more if it fails. Only the last run is reported, with the first failure's reason."""
+    if item.config.getoption("usepdb"):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
