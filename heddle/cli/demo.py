@@ -21,8 +21,8 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.runtimes.registry import get_runtime
 from heddle.traffic.options import RunOptions
@@ -57,7 +57,7 @@ class Played:
     """An act and its results."""
 
     act: Act
-    run: RunResult
+    run: RunRecord
     paths: PathsResult
 
 

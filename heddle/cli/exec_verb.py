@@ -260,7 +260,7 @@ def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str |
     ranks = [
         {"rank": rank.rank, "host": rank.host, "nic": rank.port, "exit_code": code}
         | {stream: "\n".join(lines) for stream, lines in printed.get(rank.rank, {}).items()}
-        for rank, code in zip(result.record.header.ranks, result.end.codes, strict=True)
+        for rank, code in zip(result.record.ranks, result.end.codes, strict=True)
     ]
     out.result({**result.to_json(), "ranks": ranks}, "\n".join(result.lines()))
     out.exit_code = result.end.code

@@ -96,7 +96,7 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
     else:
         result = stored.needed(stored.proof)
         data, text = result.to_json(), paths_text(result, chosen, **shown.rows)
-    which = f"run {stored.id}: {describe_run(stored.record.header)}"
+    which = f"run {stored.id}: {describe_run(stored.record)}"
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
     count = {"flows": len(flows), "of": len(data["flows"])}
     document = {"run_id": stored.id, **data, "flows": flows, "shown": count, "filter": chosen.to_json()}

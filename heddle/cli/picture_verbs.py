@@ -147,8 +147,7 @@ def plot(
     recorded = found.needed(found.recorded)
     shown = _panels(found.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
-    outcome = found.record.outcome
-    times = () if outcome is None else outcome.times
+    times = found.record.times
     graph.write_file(real(path), draw(kind, recorded, shown, found.rates.value, times), path)
     series = recorded.series
     data = {

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from heddle.base.declared import OptionField
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
-    from heddle.runs.results import RunResult
     from heddle.runs.runrecord import RunRecord
-    from heddle.runs.runtable import RunHead, SizeRow
+    from heddle.runs.runtable import SizeRow
     from heddle.traffic.workload import Workload
 
 
@@ -82,11 +81,11 @@ class LiveTable:
 
     def __init__(self, out: Console, outputs: Outputs | None = None) -> None:
         self._out, self._outputs = out, outputs or Outputs()
-        self._head: RunHead | None = None
+        self._head: RunRecord | None = None
         self._narrow = False
         self._lost: BrokenPipeError | MachineError | None = None
 
-    def head(self, head: RunHead) -> None:
+    def head(self, head: RunRecord) -> None:
         """Print all lines up to the names of the columns."""
         self._head = head
         self._narrow = narrow_terminal()
@@ -97,7 +96,7 @@ class LiveTable:
         if self._head is not None:
             self._print(self._head.row(row, narrow=self._narrow, look=self._outputs.look))
 
-    def end(self, result: RunResult, more: Sequence[str] = ()) -> None:
+    def end(self, result: RunRecord, more: Sequence[str] = ()) -> None:
         """Print the trailer, and more lines; with JSON the whole result. The exit code is 1 for wrong elements, and
         for sizes that are slower than the user asks for.
         """
@@ -115,15 +114,14 @@ class LiveTable:
         """
         if self._head is None:
             for each in records:
-                head = each.header
-                rows = [head.row(row) for row in each.rows]
-                kept = [f"#run      : {each.id}; ./inv runs lists the runs of {head.lab}"] if lasting else []
-                self._out.part("\n".join([*head.lines(), *rows, *kept, f"#job      : {head.job}: {each.failure[0]}"]))
+                rows = [each.row(row) for row in each.rows]
+                kept = [f"#run      : {each.id}; ./inv runs lists the runs of {each.lab}"] if lasting else []
+                self._out.part("\n".join([*each.lines(), *rows, *kept, f"#job      : {each.job}: {each.failure[0]}"]))
             return
         (record,) = records
         why = "; ".join(record.failure)
-        kept = [f"#run      : {record.id}; ./inv runs lists the runs of {record.header.lab}"] if lasting else []
-        self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.header.program}")
+        kept = [f"#run      : {record.id}; ./inv runs lists the runs of {record.lab}"] if lasting else []
+        self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.program}")
 
     def _print(self, *lines: str) -> None:
         if self._lost is None:
@@ -314,7 +312,7 @@ def _run(out: Console, wanted: Workload, at: _Where, outputs: Outputs, interfere
                 done = run_with_interference(where, wanted, out.observer)
             else:
                 done = run_workload(where, wanted, out.observer, live)
-            more = outputs.write(History.of(where).open(done.jobs[0].run_id)) if outputs.files else []
+            more = outputs.write(History.of(where).open(done.jobs[0].id)) if outputs.files else []
         except RunInterruptedError as end:
             table.interrupted(end.records, lasting=at.fabric is None)
             raise

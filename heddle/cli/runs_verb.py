@@ -119,10 +119,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     found = open_runs(runs, lab)
     name = out_ or f"report-{'-'.join(_short_name(run, found) for run in found[:4])}.html"
     size = _write(found, None, name)
-    rows = [
-        {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path), "missing": _missing(run)}
-        for run in found
-    ]
+    rows = [{"run_id": run.id, "lab": run.record.lab, "path": str(run.path), "missing": _missing(run)} for run in found]
     missing = [f"run {run.id}: {text}" for run in found for text in _missing(run)]
     data = {"report": name, "bytes": size, "runs": rows, "missing": missing}
     lines = [f"wrote {name}: {format_bytes(size)}, {_named(found)}", *(f"missing: {each}" for each in missing)]
@@ -215,12 +212,12 @@ def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) 
 
 def _short_name(run: StoredRun, among: Sequence[StoredRun]) -> str:
     """The ID; with the lab where there are several."""
-    labs = {each.record.header.lab for each in among}
+    labs = {each.record.lab for each in among}
     return run.name if len(labs) > 1 else run.id
 
 
 def _named(runs: Sequence[StoredRun]) -> str:
-    names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
+    names = [f"run {run.id} of {run.record.lab}" for run in runs]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

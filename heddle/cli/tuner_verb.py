@@ -89,7 +89,7 @@ def tuner(
                 why = "has wrong elements, so its times mean nothing"
                 raise InputError(Problem("", f"the run with {setting.text}", why, "run ./inv validate"))
         kept = History.of(where)
-        equal = {setting: [*equal_runs(kept.open(each.run_id)).values()] for setting, each in results.items()}
+        equal = {setting: [*equal_runs(kept.open(each.id)).values()] for setting, each in results.items()}
     found = Tuning.of(results, equal)
     for (flag, name), content in zip(files.items(), (found.conf(), found.csv()), strict=False):
         write_file(real(name), content.encode(), name, flag)

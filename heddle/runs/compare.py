@@ -1,7 +1,7 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
 In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
-No verdict rests on a run that is not fit for one (results.py): wrong data, unproven paths, or UNRELIABLE.
+No verdict rests on a run that is not fit for one (runrecord.py): wrong data, unproven paths, or UNRELIABLE.
 Equal runs have equal settings, and an equal state of the fabric and its links. If the history of the lab has enough,
 they decide (noise.py has the tests and their sources). Without enough equal runs, three rules are left:
 - A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
@@ -28,8 +28,8 @@ from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval
 from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
-from heddle.runs.results import RunOutcome
-from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.runrecord import RunRecord, unfit
+from heddle.runs.runtable import SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
 from heddle.runs.stored import StoredRun
 
@@ -40,7 +40,7 @@ _LEAST: Final = 1e-30  # of a time or bandwidth, and 1 / the most: no run has su
 _COUNTED: Final = ("packets", "frames", "count")
 DESPITE: Final = "despite"  # before what makes a run unreliable that counts all the same
 _NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
-Group = Mapping[Path, RunOutcome]  # equal runs, by directory
+Group = Mapping[Path, RunRecord]  # equal runs, by directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Comparison:
     ok: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        runs = ({"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path)} for run in (self.a, self.b))
+        runs = ({"run_id": run.id, "lab": run.record.lab, "path": str(run.path)} for run in (self.a, self.b))
         return {
             **dict(zip(("a", "b"), runs, strict=True)),
             "settings": [asdict(each) for each in self.settings],
@@ -88,7 +88,7 @@ class Comparison:
             "noise": {"steady": STEADY, "least_iterations": LEAST, "level": LEVEL, "equal_runs": list(self.equal)},
             "ok": self.ok,
             "notes": list(self.notes),
-            "emulated": {"k": self.a.record.header.k},
+            "emulated": {"k": self.a.record.k},
         }
 
 
@@ -100,7 +100,7 @@ def compare(a: StoredRun, b: StoredRun, *, unreliable: bool = False) -> Comparis
     if a.path == b.path:
         raise _refused(a, b, "are the same run", "name two runs; ./inv runs lists them")
     rows = [_rows(run) for run in (a, b)]
-    one, other = a.record.header, b.record.header
+    one, other = a.record, b.record
     if one.options.collective != other.options.collective:
         names = f"{one.options.collective}, {other.options.collective}"
         why = f"have different collectives ({names}): their times and busbw are not comparable"
@@ -134,7 +134,7 @@ def _refused(a: StoredRun, b: StoredRun, why: str, hint: str) -> InputError:
 
 
 def _rows(run: StoredRun) -> dict[int, SizeRow]:
-    rows = run.record.measured
+    rows = run.record.rows
     run.check_sizes()
     if not rows:
         first = run.record.why_not_done
@@ -148,7 +148,7 @@ class _Pair:
 
     def __init__(self, a: StoredRun, b: StoredRun, groups: Sequence[Group], unreliable: bool) -> None:
         self.a, self.b, self._groups, self._unreliable = a, b, groups, unreliable
-        self.unfit = {name: run.record.unfit() for name, run in (("A", a), ("B", b))}
+        self.unfit = {name: unfit(run.record) for name, run in (("A", a), ("B", b))}
         self._strange: dict[str, list[str]] = {}  # run -> figures in which it is an outlier
 
     def of_size(self, one: SizeRow, other: SizeRow) -> list[Ratio]:
@@ -156,17 +156,18 @@ class _Pair:
         busbw = partial(busbw_of, one.size)
         self._name_outliers(f"busbw {format_size(one.size)}", busbw, counted=False)
         doubt, but = self._doubt(one.size)
-        verdict, why = judged(one, other, self._values(busbw), doubt, _several_paths(self.a) or _several_paths(self.b))
+        chance = several_paths(self.a.record) or several_paths(self.b.record)
+        verdict, why = judged(one, other, self._values(busbw), doubt, chance)
         both, row = (one.busbw, other.busbw), partial(self._ratio, size=one.size, doubt=doubt, verdict=verdict, but=but)
         found = [row("busbw", "GB/s emulated", both, of=busbw, why=why)]
-        if len(self.a.record.header.ranks) == len(self.b.record.header.ranks):
+        if len(self.a.record.ranks) == len(self.b.record.ranks):
             both, of = (one.time_us, other.time_us), partial(_of_row, one.size, "time_us")
             found.append(row("time", "us an iteration", both, of=of, why=why))
         return found
 
     def _ratio(
         self, name: str, unit: str, both: tuple[float, float], *, size: int | None,
-        of: Callable[[RunOutcome], float | None], verdict: Verdict, why: str, doubt: str, but: str,
+        of: Callable[[RunRecord], float | None], verdict: Verdict, why: str, doubt: str, but: str,
         counted: bool = False,
     ) -> Ratio:  # fmt: skip
         """The row of a figure; of means where groups of equal runs decide. but: to be said before the reason."""
@@ -182,11 +183,11 @@ class _Pair:
 
     def of_run(self) -> list[Ratio]:
         """Figures of the whole run. Ratios of counts need equal sizes and iterations."""
-        one, other = self.a.record.outcome, self.b.record.outcome
-        if one is None or other is None:
+        one, other = self.a.record, self.b.record
+        if not (one.done and other.done):
             return []
         found = []
-        (unfit_doubt, but), options = self._doubt(None), [each.record.header.options for each in (self.a, self.b)]
+        (unfit_doubt, but), options = self._doubt(None), (one.options, other.options)
         alike = len({(each.sizes, each.iters, each.warmup) for each in options}) == 1
         for count in (*_MMR, *_of_parts(one), *_counters(one, other)):
             x, y = count.of(one), count.of(other)
@@ -213,15 +214,15 @@ class _Pair:
 
     def _doubt(self, size: int | None) -> tuple[str, str]:
         """Why there is no verdict, or what is to be said before one. size: causes at others do not count, bytes."""
-        found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := run.record.unfit(size))]
+        found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := unfit(run.record, size))]
         said = "; ".join(f"{name}: {each.why}" for name, each in found)
         allowed = self._unreliable and all(each.kind == "unreliable" for _, each in found)
         return ("", f"{DESPITE} {said}; " if said else "") if allowed else (said, "")
 
-    def _values(self, of: Callable[[RunOutcome], float | None]) -> list[list[float]]:
+    def _values(self, of: Callable[[RunRecord], float | None]) -> list[list[float]]:
         return [[value for run in group.values() if (value := of(run)) is not None] for group in self._groups]
 
-    def _name_outliers(self, figure: str, of: Callable[[RunOutcome], float | None], *, counted: bool) -> None:
+    def _name_outliers(self, figure: str, of: Callable[[RunRecord], float | None], *, counted: bool) -> None:
         for group in self._groups:
             known = [(path, value) for path, run in group.items() if (value := of(run)) is not None]
             for at in outliers([value for _, value in known], counted=counted):
@@ -230,12 +231,12 @@ class _Pair:
                 self._strange.setdefault(f"{name} {known[at][0].name}", []).append(said)
 
 
-def busbw_of(size: int, outcome: RunOutcome) -> float | None:
+def busbw_of(size: int, outcome: RunRecord) -> float | None:
     """The busbw of a size, GB/s, emulated; None for a run without it."""
     return _of_row(size, "busbw", outcome)
 
 
-def _of_row(size: int, name: str, outcome: RunOutcome) -> float | None:
+def _of_row(size: int, name: str, outcome: RunRecord) -> float | None:
     return next((getattr(row, name) for row in outcome.rows if row.size == size), None)
 
 
@@ -274,31 +275,26 @@ def _by(found: Chance) -> tuple[Verdict, str]:
     return found.verdict, f"{found.words}: {REPEAT}" if found.verdict == "unknown" else found.words
 
 
-def several_paths(run: RunHead, outcome: RunOutcome | None) -> str:
+def several_paths(run: RunRecord) -> str:
     """Why the paths of a run may differ from those of an equal run; empty if each QP had one path."""
-    proof = None if outcome is None else outcome.proof
-    spread = None if proof is None else proof.spread
+    spread = None if run.proof is None else run.proof.spread
     if spread is None:  # an interrupted run, or one of an older Heddle
         spread = any(mode in run.ecmp for mode in SPREADING)
     return "packets of one QP took several paths, which differ from run to run" if spread else ""
 
 
-def _several_paths(run: StoredRun) -> str:
-    return several_paths(run.record.header, run.record.outcome)
-
-
 def _not_fixed(run: StoredRun, mmr: _Count) -> str:
     """Why the MMR of an equal run may be another; empty if all paths, and the packets on them, are determined."""
-    outcome = run.record.outcome
-    if outcome is None or outcome.proof is None or outcome.proof.spread is None:
+    record = run.record
+    if record.proof is None or record.proof.spread is None:
         return "the paths of a run are not proven to be fixed"
-    if chance := _several_paths(run):
+    if chance := several_paths(record):
         return chance
     if mmr is _MMR[0]:
         return ""
-    if outcome.proof.qps > run.record.header.qps:  # a flow for each source port
+    if record.proof.qps > record.qps:  # a flow for each source port
         return "packets take the next source port of their QP, in the order in which data arrives"
-    if outcome.lost is None or outcome.lost or any(outcome.counters.get(key) for key in _VARYING):
+    if record.lost is None or record.lost or any(record.counters.get(key) for key in _VARYING):
         return "packets were lost or sent again, or answered with the data"
     return ""
 
@@ -324,7 +320,7 @@ class _Count:
 
     name: str
     unit: str
-    of: Callable[[RunOutcome], float | None]
+    of: Callable[[RunRecord], float | None]
 
 
 _MMR: Final = (
@@ -335,40 +331,39 @@ _MMR: Final = (
 _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 
 
-def _of_parts(one: RunOutcome) -> list[_Count]:
+def _of_parts(one: RunRecord) -> list[_Count]:
     units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
     return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
 
 
-def _figure(name: str, outcome: RunOutcome) -> float | None:
+def _figure(name: str, outcome: RunRecord) -> float | None:
     figures = (each for part in outcome.parts.values() for each in part.figures())
     return next((each.value for each in figures if each.name == name), None)
 
 
-def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
+def _counters(one: RunRecord, other: RunRecord) -> list[_Count]:
     texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
     both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
     return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]
 
 
-def _counter(key: str, outcome: RunOutcome) -> float | None:
+def _counter(key: str, outcome: RunRecord) -> float | None:
     return float(outcome.counters[key]) if key in outcome.counters else None
 
 
 def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
     notes = []
     for name, run in (("A", a), ("B", b)):
-        outcome = run.record.outcome
-        if outcome is None:
+        if not run.record.done:
             notes.append(f"{name} was interrupted: its queues, paths and processors are not compared")
             continue
-        if (state := outcome.fabric_state) is not None:
+        if (state := run.record.fabric_state) is not None:
             if state.word != "converged":
                 notes.append(f"{name}: the fabric was {state.word} during the run")
             if faults := faults_of_links(state):
                 notes.append(f"{name}: faults were set on links: {faults}")
         if run.fabric.value is None:
             notes.append(f"{name}: settings of its fabric are not compared: {run.fabric.why}")
-    if len(a.record.header.ranks) != len(b.record.header.ranks):
+    if len(a.record.ranks) != len(b.record.ranks):
         notes.append("the numbers of ranks differ: times are of different work and are not compared")
     return tuple(notes)

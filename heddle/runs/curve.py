@@ -24,7 +24,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.untrusted import check_values
 from heddle.runs.ncclnames import collective_of
-from heddle.runs.results import Unfit
+from heddle.runs.runrecord import Unfit, unfit
 from heddle.runs.stored import StoredRun
 
 
@@ -45,12 +45,12 @@ class BusbwCurve:
     @classmethod
     def of_run(cls, run: StoredRun) -> BusbwCurve:
         """The measured sizes of a run. InputError when it has none."""
-        head, rows = run.record.header, run.record.measured
-        if not rows:
-            raise run.unusable(f"it has no measured size: {run.record.why_not_done}")
-        busbw, found = {row.size: row.busbw for row in rows}, run.record.unfit()
+        record = run.record
+        if not record.rows:
+            raise run.unusable(f"it has no measured size: {record.why_not_done}")
+        busbw, found = {row.size: row.busbw for row in record.rows}, unfit(record)
         why = "" if found is None else found.why
-        return cls(run.what, head.options.collective, len(head.ranks), busbw, head.k, why)
+        return cls(run.what, record.options.collective, len(record.ranks), busbw, record.k, why)
 
     def half_size(self, largest: float) -> int:
         """The first size with at least half of a bandwidth."""

@@ -11,7 +11,7 @@ from heddle.base.events import Observer
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
     from heddle.traffic.workload import Workload
 
 
@@ -27,7 +27,7 @@ class Measuring:
     observer: Observer
     lab: Lab | None = None
     repeat: int = 1
-    runs: list[RunResult] = field(default_factory=list)
+    runs: list[RunRecord] = field(default_factory=list)
 
     @property
     def running(self) -> Lab:
@@ -36,7 +36,7 @@ class Measuring:
             raise RuntimeError("a measure with live=False has no lab")
         return self.lab
 
-    def run(self, workload: Workload) -> Sequence[RunResult]:
+    def run(self, workload: Workload) -> Sequence[RunRecord]:
         """Run a workload on the lab, and keep the results; errors as of runs.run."""
         from heddle.runs.run import run_workload
 
@@ -44,7 +44,7 @@ class Measuring:
         self.runs += found
         return found
 
-    def collective(self, **options: Any) -> RunResult:
+    def collective(self, **options: Any) -> RunRecord:
         """Run one collective; the options are those of `./inv run`, by their words."""
         from heddle.endpoints.runoptions import run_options
         from heddle.traffic.workload import Workload

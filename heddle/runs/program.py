@@ -22,9 +22,7 @@ from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_before, collect_program
-from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import RunHead
 from heddle.runs.writer import recording, writing
 from heddle.traffic.options import RunOptions
 
@@ -39,7 +37,7 @@ class ProgramResult:
 
     def lines(self) -> list[str]:
         """What became of it, for the end of its output."""
-        proof = None if self.record.outcome is None else self.record.outcome.proof
+        proof = self.record.proof
         said = "its paths cannot be judged; ./inv paths says why"
         if proof is not None:
             flows = many(proof.qps, "flow")
@@ -51,9 +49,9 @@ class ProgramResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, without what the ranks printed."""
-        proof = None if self.record.outcome is None else self.record.outcome.proof
+        proof = self.record.proof
         return {
-            "lab": self.record.header.lab, "run_id": self.record.id, "launch": list(self.record.header.launch),
+            "lab": self.record.lab, "run_id": self.record.id, "launch": list(self.record.launch),
             "exit_code": self.end.code, "exit_codes": list(self.end.codes), "seconds": round(self.end.seconds, 3),
             "faults": list(self.faults), "flows": proof.qps if proof else None,
             "agree": proof.agree if proof and proof.qps else None,
@@ -84,7 +82,7 @@ def run_program(
             fabric_before = FabricReading.of(lab, before)
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
-            bucket_ns, began_ns = writer.head.options.bucket_ns, time.monotonic_ns()
+            bucket_ns, began_ns = writer.record.options.bucket_ns, time.monotonic_ns()
             with recording(lab, bucket_ns, work, [writer.draft.path]) as queues:
                 with queues.during(lambda: began_ns):
                     end = run_ranks(lab, every, argv, show, options.limit_s, rdma=options.rdma)
@@ -93,22 +91,19 @@ def run_program(
             moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), moved)
             faults = end.sentences(argv[0], options.limit_s)
-            outcome = RunOutcome(
-                parts={}, rows=(), icrc_errors=None, stray=None, exit_code=end.code, fabric_state=fabric,
-                warnings=(*faults, *fabric.warnings(), *queues.remarks),
-            )  # fmt: skip
-            record = writer.finish_program(outcome, evidence)
+            warnings = (*faults, *fabric.warnings(), *queues.remarks)
+            record = writer.finish_program(evidence, exit_code=end.code, fabric_state=fabric, warnings=warnings)
     return ProgramResult(end, record, (*faults, *fabric.warnings()))
 
 
-def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequence[str]) -> RunHead:
+def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequence[str]) -> RunRecord:
     record = state.read_record(lab.name)
     words = ["--ranks", str(options.ranks)]
     words += [] if options.per_host is None else ["--per-host", str(options.per_host)]
     words += [] if options.placement == "block" else ["--placement", options.placement]
     words += ["--rdma"] * options.rdma
     words += [] if options.limit_s is None else ["--time-limit", f"{options.limit_s:g}s"]
-    return RunHead(
+    return RunRecord(
         lab=lab.name,
         fabric=(record.source if record else "") or lab.fabric.name,
         when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -1,7 +1,7 @@
 """Run one collective, or the jobs of a workload, on a running lab.
 
 In:  a Lab (see heddle/lab/lifecycle.py), RunOptions or a Workload, an observer.
-Out: RunResult of each job, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener
+Out: RunRecord of each job, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener
 gets the head of the table, and each row as soon as it is measured.
 """
 
@@ -47,8 +47,8 @@ from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.parts.faults import FaultTimes
-from heddle.runs.results import RunResult
-from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import Figures, SizeRow, figures
 from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
 from heddle.runtimes.sharded import ShardPlan
@@ -65,7 +65,7 @@ from heddle.wire.layout import LAYOUTS
 class TableListener(Protocol):
     """Receives the table of a run while it is measured; of a workload with several jobs, nothing."""
 
-    def head(self, head: RunHead) -> None:
+    def head(self, head: RunRecord) -> None:
         """The run is about to start."""
 
     def row(self, row: SizeRow) -> None:
@@ -82,7 +82,7 @@ class PlannedJob:
     budget: machine.PacketBudget
 
 
-def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener | None = None) -> RunResult:
+def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener | None = None) -> RunRecord:
     """Run a collective. CheckError when a queue pair fails or a port has foreign queues; MachineError when a worker
     dies.
 
@@ -164,7 +164,7 @@ class _Running:
         for reorders in dict.fromkeys(text for each in expected for text in each):
             observer.warn(reorders)
         span = TunnelSpan(lab)
-        heads = [replace(writer.head, before=fabric_before) for writer in self._writers]
+        heads = [replace(writer.record, before=fabric_before) for writer in self._writers]
         bucket_ns, places = jobs[0].plan.options.bucket_ns, [writer.draft.path for writer in self._writers]
         with recording(lab, bucket_ns, _summary(self._name, jobs), places) as queues:
             if table is not None:
@@ -191,10 +191,9 @@ class _Running:
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())
             measured = replace(measured, proof=writer.proof(asked))
-            result = RunResult.of(
-                replace(heads[number], ecmp=label(lab)),  # the hashing may have been changed during the run
+            result = heads[number].finished(
                 measured,
-                writer.rows,
+                ecmp=label(lab),  # the hashing may have been changed during the run
                 fabric_state=fabric,
                 warnings=(*warnings, *expected[number], *remarks),
                 span_s=_span(crews, crew) if each.job.name else None,
@@ -245,10 +244,10 @@ class _Running:
 
     def _others_named(self, error: HeddleError, failed: str) -> HeddleError:
         """The error of one job, which names the jobs that end with it; their writers keep them as interrupted."""
-        others = [writer for writer in self._writers if failed and writer.head.job != failed]
+        others = [writer for writer in self._writers if failed and writer.record.job != failed]
         for writer in others:
             writer.because = f"job {failed} failed"
-        ended = [Problem(f"job {each.head.job}", "the job", f"was ended, because {each.because}") for each in others]
+        ended = [Problem(f"job {each.record.job}", "the job", f"was ended, because {each.because}") for each in others]
         return type(error)(*error.problems, *ended)
 
 
@@ -274,10 +273,10 @@ def _span(crews: Crews, crew: Crew) -> tuple[float, float]:
     return (crew.began_ns - crews.began_ns) / 1e9, (crew.ended_ns - crews.began_ns) / 1e9
 
 
-def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload: str) -> RunHead:
-    """Data of a run that begins now. jobs: all of the run."""
+def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload: str) -> RunRecord:
+    """A run that begins now. jobs: all of the run."""
     record, plan = state.read_record(lab.name), planned.plan
-    return RunHead(
+    return RunRecord(
         lab=lab.name,
         fabric=(record.source if record else "") or lab.fabric.name,
         when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -1,6 +1,6 @@
 """The table of a run in nccl-tests' text format: its head, and a line for each size.
 
-All widths are fixed, so that a line can be printed as soon as its size is measured (results.py has the rest). Time is
+All widths are fixed, so that a line can be printed as soon as its size is measured (runrecord.py has the rest). Time is
 the mean over ranks of one iteration, as nccl-tests reports it without `-a`; algbw = size / time and busbw = algbw x the
 pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All values are emulated: rates are those of the
 fabric file, 1/k of the hardware's.
@@ -101,7 +101,7 @@ class Figures:
 class SizeRow:
     """One line of the table: bytes, and the fields of Figures. in_place: of a second measurement, in place.
 
-    Without that, `RunHead.sides` knows whether the only measurement was in place.
+    Without that, `sides` of a record knows whether the only measurement was in place.
     """
 
     size: int
@@ -141,7 +141,7 @@ class SizeRow:
 
 @dataclass(frozen=True)
 class RunHead:
-    """Data of a run from before its first packet: the record stores it, and the table has it above its rows.
+    """The part of a record (runrecord.py) from before the first packet, which the table has above its rows.
 
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
     communicators: ranks that run the collective together, each in order. job, workload: of a run that was a job of a

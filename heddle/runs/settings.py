@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import flat, value_text
 from heddle.fabric.policydata import dump_policy, fabric_to_json
-from heddle.runs.results import RunOutcome, unfit
+from heddle.runs.runrecord import RunRecord, unfit
 from heddle.runs.runtable import RunHead
 from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
@@ -54,12 +54,12 @@ def settings_of(run: StoredRun) -> dict[str, dict[str, str]]:
     """Every setting of a run in words, by the part of the run that has it. Parts that it does not carry are absent."""
     from heddle.endpoints.runoptions import plain
 
-    header, built, around = run.record.header, run.fabric.value, run.surroundings.value
-    told = {f"run.{name}": value_text(each) for name, each in flat(plain(header.options)).items() if name != "sizes"}
-    told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
-    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
-    told["jobs beside it"] = "; ".join(header.beside) or "none"
-    told["Heddle"] = run.record.heddle
+    record, built, around = run.record, run.fabric.value, run.surroundings.value
+    told = {f"run.{name}": value_text(each) for name, each in flat(plain(record.options)).items() if name != "sizes"}
+    told |= {"lab made from": record.fabric, "hashing": record.ecmp, "ranks": str(len(record.ranks))}
+    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in record.ranks)
+    told["jobs beside it"] = "; ".join(record.beside) or "none"
+    told["Heddle"] = record.heddle
     found = {"record": told}
     if built is not None:
         found["fabric"] = _of_fabric(built)
@@ -67,8 +67,8 @@ def settings_of(run: StoredRun) -> dict[str, dict[str, str]]:
         found["around"] = {f"version of {name}": each for name, each in around.versions.items() if name != "Heddle"}
         found["around"] |= {"runtime": around.runtime, "processors": f"{around.processors} x {around.processor}"}
         found["around"] |= _live(around)
-    if run.record.outcome is not None and run.record.outcome.fabric_state is not None:
-        found["state"] = _of_state(run.record.outcome.fabric_state)
+    if record.fabric_state is not None:
+        found["state"] = _of_state(record.fabric_state)
     return found
 
 
@@ -117,25 +117,23 @@ def _live(around: Surroundings) -> dict[str, str]:
     }
 
 
-def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
+def equal_runs(run: StoredRun) -> Mapping[Path, RunRecord]:
     """By directory, the run itself and its repetitions; empty for a run without an outcome.
 
     Equal: all settings and sizes, faults of links and the state of the fabric. Left out: others that are not fit for a
-    verdict (results.py).
+    verdict (runrecord.py).
     """
-    mine = run.record.outcome
-    if mine is None:
+    if not run.record.done:
         return {}
-    found = {run.path: mine}
+    found = {run.path: run.record}
     wanted = settings_of(run)
     for other in History(run.lab, run.path.parent).newest(_LOOKED_AT):
-        outcome = None if other.damage else other.record.outcome
-        if outcome is None or unfit(outcome) or other.path in found:
+        if other.damage or not other.record.done or unfit(other.record) or other.path in found:
             continue
-        if _about(other.record.header) == _about(run.record.header) and settings_of(other) == wanted:
-            found[other.path] = outcome
+        if _about(other.record) == _about(run.record) and settings_of(other) == wanted:
+            found[other.path] = other.record
     return found
 
 
-def _about(header: RunHead) -> RunHead:
-    return replace(header, when="")
+def _about(record: RunRecord) -> list[object]:
+    return [getattr(record, each.name) for each in fields(RunHead) if each.name != "when"]

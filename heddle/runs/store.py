@@ -303,7 +303,7 @@ def load(lab: Lab, run: str | None = None) -> StoredRun:
 
     history = History.of(lab)
     found = history.open(run)
-    if found.record.outcome is None:
+    if not found.record.done:
         how = "was interrupted" if found.interrupted else "failed"
         why = f"{how}, so it has no paths: {found.record.why_not_done}"
         raise InputError(Problem("", found.what, why, _other(history)))
@@ -320,7 +320,7 @@ def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
 
 def _other(history: History) -> str:
     for run in reversed(history.runs()):
-        if not run.damage and run.record.outcome is not None:
+        if not run.damage and run.record.done:
             return f"use --run {run.id}, the newest finished run"
     return f"start another run: ./inv run --lab {history.lab} --collective all-reduce"
 
@@ -349,7 +349,7 @@ def _from_directory(path: Path, typed: str) -> StoredRun:
     except UnreadableError as error:
         run = StoredRun(path.name, "of that directory", path)
         raise run.unusable(str(error)) from None
-    return StoredRun(record.id, record.header.lab, path.resolve())
+    return StoredRun(record.id, record.lab, path.resolve())
 
 
 def _lab_of(name: str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
     from heddle.runs.rates import Rates
-    from heddle.runs.results import RunResult
     from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
     from heddle.runs.timeline import Timeline
@@ -108,7 +107,7 @@ class StoredRun:
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:
         """A row for each flow, and what was sent and counted."""
-        if self.record.outcome is None:
+        if not self.record.done:
             how = "was interrupted" if self.record.interrupted else "failed"
             return Stored(None, f"the run {how}, so it has no paths")
         found, built = _stored(read_evidence, self.path), self.fabric.value
@@ -120,30 +119,26 @@ class StoredRun:
         return found
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunRecord:
         """Its table and its document as after the run, except for what only a running lab has. InputError for a run
         that failed or was interrupted, and of a program.
         """
-        from heddle.runs.results import RunResult
-
         self.check_sizes()
-        head, outcome = self.record.header, self.record.outcome
-        if outcome is None:
+        if not self.record.done:
             how = "was interrupted" if self.record.interrupted else "failed"
             raise self.unusable(f"it {how}: {self.record.why_not_done}")
-        flows = self.flows if self.measured.value is not None else ()
-        return RunResult(**{**vars(head), **vars(outcome)}, flows=flows, run_id=self.id)
+        return replace(self.record, flows=self.flows if self.measured.value is not None else ())
 
     def check_sizes(self) -> None:
         """InputError for the run of a program."""
-        if self.record.header.launch:
+        if self.record.launch:
             hint = "./inv paths and ./inv report show it"
             raise InputError(Problem("", self.what, "is a program's: it has no sizes and no bandwidth", hint))
 
     @property
     def flows(self) -> tuple[FlowRow, ...]:
         """A row for each flow of its job. InputError without evidence."""
-        job = self.record.header.job
+        job = self.record.job
         return tuple(row for row in self.needed(self.measured)[0] if row.sent.flow.job == job)
 
     @property
@@ -188,7 +183,7 @@ class StoredRun:
         """Its iterations and messages over time."""
         from heddle.runs.timeline import read_timeline
 
-        return _stored(lambda place: read_timeline(place, len(self.record.header.ranks)), self.path)
+        return _stored(lambda place: read_timeline(place, len(self.record.ranks)), self.path)
 
     def needed(self, part: Stored[T]) -> T:
         """The value of a part. InputError with the reason when the run does not carry it; else its own error."""

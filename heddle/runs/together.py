@@ -1,6 +1,6 @@
 """The result of a workload: the run of each of its jobs, and how much slower each was beside the others than alone.
 
-In:  RunResult of each job, all measured together; on request, repeats of that, and of each job alone on the same NICs.
+In:  RunRecord of each job, all measured together; on request, repeats of that, and of each job alone on the same NICs.
 Out: text with a block for each job, and JSON.
 Only iterations count that ran beside all other jobs: each of these had an iteration under way for WHOLE of the time.
 Jobs of which no iterations overlap, as with `after`, do not interfere and are left out. noise.py judges.
@@ -17,7 +17,7 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.runs.noise import chance_of_groups, middle
-from heddle.runs.results import RunResult, unfit
+from heddle.runs.runrecord import RunRecord, unfit
 
 if TYPE_CHECKING:
     from heddle.runs.timeline import Iterations
@@ -40,7 +40,7 @@ class Beside:
     busy: float = 0.0
 
     @classmethod
-    def of(cls, job: RunResult, jobs: Sequence[RunResult]) -> Beside:
+    def of(cls, job: RunRecord, jobs: Sequence[RunRecord]) -> Beside:
         """Of a job among those that ran with it."""
         mine = _iterations(job)
         took, found = mine.end_s - mine.begin_s, dict[int, float]()
@@ -68,7 +68,7 @@ def _overlap(its: Iterations, others: Iterations) -> F64:
     return np.asarray(np.interp(its.end_s, at, busy) - np.interp(its.begin_s, at, busy), np.float64)
 
 
-def _iterations(job: RunResult) -> Iterations:
+def _iterations(job: RunRecord) -> Iterations:
     from heddle.runs.timeline import Timeline
 
     timeline = job.courses["slowest"][1]
@@ -132,7 +132,7 @@ class WorkloadResult:
     """A finished workload: the result of each job, in order. interference: of each job, if it was measured."""
 
     name: str
-    jobs: tuple[RunResult, ...]
+    jobs: tuple[RunRecord, ...]
     interference: tuple[Interference, ...] = ()
 
     @property
@@ -141,7 +141,7 @@ class WorkloadResult:
         return sum(job.wrong for job in self.jobs) + sum(each.wrong for each in self.interference)
 
     @classmethod
-    def compared(cls, repeats: Sequence[tuple[Sequence[RunResult], WorkloadResult]]) -> WorkloadResult:
+    def compared(cls, repeats: Sequence[tuple[Sequence[RunRecord], WorkloadResult]]) -> WorkloadResult:
         """The last of some repeats, with the interference. Each: the result of each job alone, and of all together."""
         last, found = repeats[-1][1], []
         for at, job in enumerate(last.jobs):
@@ -151,8 +151,8 @@ class WorkloadResult:
             there = [each.busbw for each in beside if each.busbw]  # a repeat may have no such iteration
             sizes = set.intersection(*({*each} for each in there)) if there else set[int]()
             rows = [[row.busbw for row in one.rows if row.size in sizes or not sizes] for one in alone]
-            doubts = [f"run {one.run_id}: {why.why}" for one in (*alone, *here) if (why := unfit(one))]
-            runs = [tuple(one.run_id for one in each) for each in (alone, here)]
+            doubts = [f"run {one.id}: {why.why}" for one in (*alone, *here) if (why := unfit(one))]
+            runs = [tuple(one.id for one in each) for each in (alone, here)]
             values = tuple(fmean(each[size] for size in sizes) for each in there) if sizes else ()
             found.append(
                 Interference(

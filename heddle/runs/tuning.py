@@ -23,7 +23,7 @@ from typing import Any, Final
 from heddle.base.units import emulated_words
 from heddle.runs.compare import REPEAT, Verdict, busbw_of, judged, several_paths
 from heddle.runs.noise import LEVEL, STEADY, chance_of_groups, middle, steady_p
-from heddle.runs.results import RunOutcome, RunResult, unfit
+from heddle.runs.runrecord import RunRecord, unfit
 from heddle.runs.runtable import SizeRow
 
 COLLECTIVES: Final[Mapping[str, str]] = {
@@ -118,7 +118,7 @@ class Tuning:
 
     @classmethod
     def of(
-        cls, results: Mapping[TunerSetting, RunResult], equal: Mapping[TunerSetting, Sequence[RunOutcome]] | None = None
+        cls, results: Mapping[TunerSetting, RunRecord], equal: Mapping[TunerSetting, Sequence[RunRecord]] | None = None
     ) -> Tuning:
         """From the runs of all settings. equal: equal runs of each in the history, with itself."""
         first = next(iter(results.values()))
@@ -129,7 +129,7 @@ class Tuning:
             for row in result.rows:
                 why, runs = unfit(result, row.size), (equal or {}).get(setting, ())
                 known = tuple(value for run in runs if (value := busbw_of(row.size, run)) is not None)
-                chance = several_paths(result, result)
+                chance = several_paths(result)
                 points.append(TunerPoint(setting, row, "" if why is None else why.why, chance, known))
         return cls(
             first.options.collective, first.lab, first.fabric, first.ecmp, first.k, nodes, len(members), tuple(points)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
@@ -24,9 +24,8 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import PathsResult, prove
 from heddle.runs import watching
 from heddle.runs.measured import FlowRow, write_evidence
-from heddle.runs.results import ProofSummary, RunOutcome, RunResult
-from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.runrecord import ProofSummary, RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.runs.series import QueueRecord, Recorded, RowLabel, write_series
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
@@ -115,13 +114,13 @@ class RunInterruptedError(KeyboardInterrupt):
 
 
 class RunWriter:
-    """Writes one run to its directory and completes its record. rows: the sizes measured so far.
+    """Writes one run to its directory. record: as it begins; rows: the sizes measured so far.
 
     because: the failure of another job that ended this one.
     """
 
-    def __init__(self, lab: Lab, head: RunHead, draft: Draft) -> None:
-        self.draft, self.head = draft, head
+    def __init__(self, lab: Lab, record: RunRecord, draft: Draft) -> None:
+        self.draft, self.record = draft, record
         self.rows: list[SizeRow] = []
         self.because = ""
         self._around = Surroundings.of(lab)
@@ -135,34 +134,35 @@ class RunWriter:
         else:
             self.rows.append(row)
 
-    def finish(self, result: RunResult, evidence: Evidence, flows: Sequence[FlowRow]) -> RunResult:
-        """Store a finished run; returns the result with its ID. flows: of all jobs."""
+    def finish(self, record: RunRecord, evidence: Evidence, flows: Sequence[FlowRow]) -> RunRecord:
+        """Store a finished run; returns it with its ID. flows: of all jobs."""
         write_evidence(self.draft.path, flows, evidence)
-        for _, courses in result.courses.values():
+        for _, courses in record.courses.values():
             courses.write(self.draft.path)
-        return replace(result, run_id=self.draft.finish(self._record(result.outcome)).id)
+        return self._kept(record)
 
-    def finish_program(self, outcome: RunOutcome, evidence: Evidence) -> RunRecord:
-        """Store the run of a program; returns its record, with its ID and the verdict on the paths of its flows."""
-        write_evidence(self.draft.path, [FlowRow(sent, 0, {}) for sent in evidence.sent], evidence)
-        self.head = replace(self.head, qps=len(evidence.sent))
+    def finish_program(self, evidence: Evidence, **known: Any) -> RunRecord:
+        """Store the run of a program; returns its record, with its ID and the verdict on the paths of its flows.
+
+        known: the fields of the record that are known at its end.
+        """
         proof = self.proof(evidence)
-        outcome = replace(outcome, proof=None if proof is None else ProofSummary.of(proof))
-        return self.draft.finish(self._record(outcome))
+        summary = None if proof is None else ProofSummary.of(proof)
+        record = replace(self.record, done=True, qps=len(evidence.sent), proof=summary, **known)
+        return self.finish(record, evidence, [FlowRow(sent, 0, {}) for sent in evidence.sent])
 
     def failed(self, error: HeddleError) -> None:
         """Keep a failed run, so that `last` does not link to an older, successful one."""
-        self.draft.finish(self._record(None, tuple(str(problem) for problem in error.problems)))
+        self._kept(replace(self.record, failure=tuple(map(str, error.problems)), rows=tuple(self.rows)))
 
     def interrupted(self) -> RunRecord:
         """Keep the measured sizes of an interrupted run. `last` does not change."""
-        why = f"interrupted after {len(self.rows)} of {len(self.head.options.sizes)} sizes"
+        why = f"interrupted after {len(self.rows)} of {len(self.record.options.sizes)} sizes"
         why += f", because {self.because}" if self.because else ""
-        return self.draft.finish(replace(self._record(None, (why,)), interrupted=True))
+        return self._kept(replace(self.record, failure=(why,), interrupted=True, rows=tuple(self.rows)))
 
-    def _record(self, outcome: RunOutcome | None, failure: tuple[str, ...] = ()) -> RunRecord:
-        seconds = round(time.monotonic() - self._began, 3)
-        return RunRecord(self.head, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
+    def _kept(self, record: RunRecord) -> RunRecord:
+        return self.draft.finish(replace(record, seconds=round(time.monotonic() - self._began, 3)))
 
     def proof(self, evidence: Evidence) -> PathsResult | None:
         """The verdict that the stored run will give, or None: some imported hashing cannot be predicted."""
@@ -173,13 +173,13 @@ class RunWriter:
 
 
 @contextmanager
-def writing(lab: Lab, head: RunHead) -> Iterator[RunWriter]:
+def writing(lab: Lab, record: RunRecord) -> Iterator[RunWriter]:
     """A RunWriter for a with block. If the block raises a HeddleError, the run is kept as failed.
 
     Raises RunInterruptedError instead of KeyboardInterrupt when at least one size was measured.
     """
     with History.of(lab).draft() as draft:
-        writer = RunWriter(lab, head, draft)
+        writer = RunWriter(lab, record, draft)
         try:
             yield writer
         except HeddleError as error:

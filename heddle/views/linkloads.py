@@ -20,7 +20,7 @@ from heddle.proof.linkuse import nics_of
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.linkuse import LinkUse
-    from heddle.runs.runtable import RunHead
+    from heddle.runs.runrecord import RunRecord
     from heddle.traffic.flow import Sent
 
 Counted = tuple[int, int]  # packets, bytes
@@ -163,7 +163,7 @@ def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
         return None
     links, evidence = found.needed(found.proof).links, found.evidence
     loads = link_loads(lab.fabric, evidence.sent, links, evidence.seconds)
-    return Usage(found.id, tuple(loads), describe_run(found.record.header))
+    return Usage(found.id, tuple(loads), describe_run(found.record))
 
 
 def link_loads(
@@ -197,7 +197,7 @@ def _level(fabric: Fabric, ref: str) -> int:
     return fabric.by_name[ref.partition(":")[0]].level
 
 
-def describe_run(run: RunHead) -> str:
+def describe_run(run: RunRecord) -> str:
     """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection, ECMP flow, 5 iterations, 1 warm-up`."""
     from heddle.base.units import format_size
 

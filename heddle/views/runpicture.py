@@ -49,9 +49,9 @@ class Drawn:
     @property
     def name(self) -> str:
         """`run 0003: ECMP flow, 1 QP`."""
-        header = self.run.record.header
-        job, qps = f"{header.job}, " if header.job else "", header.options.qps
-        return f"run {self.label}: {job}ECMP {header.ecmp}, {qps} QP{'' if qps == 1 else 's'}"
+        record = self.run.record
+        job, qps = f"{record.job}, " if record.job else "", record.options.qps
+        return f"run {self.label}: {job}ECMP {record.ecmp}, {qps} QP{'' if qps == 1 else 's'}"
 
     @cached_property
     def uplinks(self) -> tuple[LinkUse, ...]:
@@ -74,8 +74,7 @@ class Drawn:
         """The queue where packets waited longest, else the fullest one of a switch."""
         if self.recorded is None:
             return None
-        outcome = self.run.record.outcome
-        found = None if outcome is None else outcome.part(Slowest)
+        found = self.run.record.part(Slowest)
         ports = [each.port for each in found.waits] if found is not None else []
         here = panels(self.recorded, lambda label: label.port in ports and label.kind != "control")
         fullest = panels(self.recorded, lambda label: not label.host and label.kind != "control")
@@ -97,7 +96,7 @@ def draw(kind: PictureKind, runs: Sequence[StoredRun]) -> bytes:
     shown = [Drawn(*each) for each in zip(runs, names, SERIES_OF_RUNS, strict=False)]
     for each in shown:
         each.run.check_sizes()
-        if not each.run.record.measured:
+        if not each.run.record.rows:
             raise each.run.unusable(f"it measured no size: {each.run.record.why_not_done}")
     return saved(kind, ", ".join(each.run.what for each in shown), lambda: _figure(shown))
 
@@ -145,12 +144,11 @@ def _figure(shown: Sequence[Drawn]) -> Figure:
 def _heading(shown: Sequence[Drawn]) -> Iterator[tuple[str, str, str]]:
     """Lines, with the colour of the text and of the square before it."""
     for each in shown:
-        text = f"run {each.label}: {describe_run(each.run.record.header)}"
+        text = f"run {each.label}: {describe_run(each.run.record)}"
         yield from ((line, INK, "" if at else each.colour) for at, line in enumerate(textwrap.wrap(text, _LETTERS)))
-        outcome = each.run.record.outcome
-        if outcome is not None and outcome.limited:
+        if each.run.record.limited:
             yield f"run {each.label} is unreliable: the host CPU was or may have been the bottleneck", DROPPED, ""
-    scales = ", ".join(dict.fromkeys(str(each.run.record.header.k) for each in shown))
+    scales = ", ".join(dict.fromkeys(str(each.run.record.k) for each in shown))
     yield f"emulated, k = {scales}: compare ratios, not GB/s with hardware", INK, ""
 
 
@@ -169,10 +167,10 @@ def _look(axes: Axes, title: str, pad: int = 6, font: float = 9.5) -> None:
 
 
 def _bandwidth(axes: Axes, shown: Sequence[Drawn]) -> None:
-    sizes = sorted({row.size for each in shown for row in each.run.record.measured})
+    sizes = sorted({row.size for each in shown for row in each.run.record.rows})
     place = {size: at for at, size in enumerate(sizes)}
     for number, each in enumerate(shown):
-        rows = sorted(each.run.record.measured, key=lambda row: row.size)
+        rows = sorted(each.run.record.rows, key=lambda row: row.size)
         values = np.array([row.busbw for row in rows])
         times = [np.array(row.iteration_us or (row.time_us,)) / row.time_us for row in rows]
         low = [value - value / max(1e-9, float(ratio.max())) for value, ratio in zip(values, times, strict=True)]
@@ -240,7 +238,7 @@ def _timeline(axes: Axes, each: Drawn) -> Axes:
             its.rank[rows], lengths, left=its.begin_s[rows], height=0.78, color=each.colour, alpha=alpha, linewidth=0
         )
     step = -(-len(ranks) // _LABELLED)
-    nics = [each.run.record.header.ranks[rank].nic for rank in ranks[::step]]
+    nics = [each.run.record.ranks[rank].nic for rank in ranks[::step]]
     axes.set_yticks(ranks[::step], [f"{rank} {nic}" for rank, nic in zip(ranks[::step], nics, strict=True)])
     axes.set_ylim(max(ranks) + 0.6, min(ranks) - 0.6)
     axes.tick_params(axis="y", labelsize=6.5)

@@ -48,27 +48,26 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"id": run.id, "lab": run.lab, "last": last, "bytes": run.bytes, "path": str(run.path)}
     if run.damage:
         return {**row, "state": "unreadable", "why": [run.damage]}
-    header, options, outcome = run.record.header, run.record.header.options, run.record.outcome
+    record, options = run.record, run.record.options
     row |= {
-        "state": run.record.state,
-        "why": list(run.record.failure),
-        "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
-        "ranks": len(header.ranks), "hashing": header.ecmp, **({"launch": list(header.launch)} if header.launch else {
+        "state": record.state,
+        "why": list(record.failure),
+        "when": record.when, "seconds": record.seconds, "fabric": record.fabric,
+        "ranks": len(record.ranks), "hashing": record.ecmp, **({"launch": list(record.launch)} if record.launch else {
             "collective": options.collective, "algorithm": options.algorithm, "sizes": list(options.sizes),
             "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters, "transport": options.transport,
         }),
-        "emulated": {"k": header.k}, "heddle": run.record.heddle,
-        **({"job": header.job, "workload": header.workload} if header.job else {}),
+        "emulated": {"k": record.k}, "heddle": record.heddle,
+        **({"job": record.job, "workload": record.workload} if record.job else {}),
     }  # fmt: skip
-    if outcome is None:
-        measured = run.record.rows
-        return row | ({"measured": [asdict(each) for each in measured]} if measured else {})
-    proof = outcome.proof
-    figures: dict[str, Any] = {"exit_code": outcome.exit_code, "warnings": list(outcome.warnings)}
-    if not header.launch:
+    if not record.done:
+        return row | ({"measured": [asdict(each) for each in record.rows]} if record.rows else {})
+    proof = record.proof
+    figures: dict[str, Any] = {"exit_code": record.exit_code, "warnings": list(record.warnings)}
+    if not record.launch:
         figures = {
-            "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.limited,
-            "unreliable": [asdict(cause) for cause in outcome.doubts],
+            "busbw": record.largest.busbw, "wrong": record.wrong, "machine_limited": record.limited,
+            "unreliable": [asdict(cause) for cause in record.doubts],
         }  # fmt: skip
     return {
         **row, **figures,
@@ -91,7 +90,7 @@ def _block(lab: str, runs: Sequence[StoredRun], keep: Limits) -> str:
     total = format_bytes(sum(run.bytes for run in runs))
     most = f"{keep.runs} run{'' if keep.runs == 1 else 's'}, {format_bytes(keep.bytes)}"
     head = f"lab {lab}: {count}, {total} (limits: {most})"
-    scales = dict.fromkeys(run.record.header.k for run in runs if not run.damage)
+    scales = dict.fromkeys(run.record.k for run in runs if not run.damage)
     units = f"busbw: GB/s of the largest size, emulated, k = {', '.join(map(str, scales))}"
     foot = [f"{units}; agree: all paths proven"] if scales else []
     if any(_limited(run) for run in runs):
@@ -104,12 +103,13 @@ def _reasons(run: StoredRun) -> list[str]:
     if run.damage:
         said = f"{run.id} cannot be read: {run.damage}"
     elif run.record.interrupted:
-        largest = max(run.record.rows, key=lambda row: row.size)
-        said = f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is of size {_size(largest.size)}"
-    elif run.record.outcome is None:
+        said = (
+            f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is of size {_size(run.record.largest.size)}"
+        )
+    elif not run.record.done:
         said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
-    elif run.record.outcome.exit_code:
-        said = f"{run.id} exit code {run.record.outcome.exit_code}: {run.record.outcome.warnings[0]}"
+    elif run.record.exit_code:
+        said = f"{run.id} exit code {run.record.exit_code}: {run.record.warnings[0]}"
     else:
         return []
     return textwrap.wrap(said, WIDTH, subsequent_indent="     ")
@@ -119,31 +119,30 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
     size = format_bytes(run.bytes)
     if run.damage:
         return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
-    header, options = run.record.header, run.record.header.options
-    when = header.when.removesuffix("Z").replace("T", " ")[5:16]
-    what = f"{header.job}: " * bool(header.job) + header.work
-    sizes, qps = ("-", "-") if header.launch else (_sizes(options.sizes), str(options.qps))
-    setup = (run.id, when, what, str(len(header.ranks)), sizes, qps, header.ecmp)
+    record, options = run.record, run.record.options
+    when = record.when.removesuffix("Z").replace("T", " ")[5:16]
+    what = f"{record.job}: " * bool(record.job) + record.work
+    sizes, qps = ("-", "-") if record.launch else (_sizes(options.sizes), str(options.qps))
+    setup = (run.id, when, what, str(len(record.ranks)), sizes, qps, record.ecmp)
     return (*setup, *_results(run), size)
 
 
 def _results(run: StoredRun) -> tuple[str, str, str]:
-    record, outcome = run.record, run.record.outcome
+    record = run.record
     if record.interrupted:
-        largest = max(record.rows, key=lambda row: row.size)
-        return (f"{largest.busbw:.4g}", str(record.wrong), "partial")
-    if outcome is None:
+        return (f"{record.largest.busbw:.4g}", str(record.wrong), "partial")
+    if not record.done:
         return (UNKNOWN, UNKNOWN, "failed")
-    proof = outcome.proof  # of no flow, when a program sent nothing: that is no proof
+    proof = record.proof  # of no flow, when a program sent nothing: that is no proof
     agree = UNKNOWN if proof is None or not proof.qps else "yes" if proof.agree else "NO"
-    if record.header.launch:
+    if record.launch:
         return ("-", "-", agree)
-    return (f"{outcome.largest.busbw:.4g}{'*' if _limited(run) else ''}", str(outcome.wrong), agree)
+    return (f"{record.largest.busbw:.4g}{'*' if record.limited else ''}", str(record.wrong), agree)
 
 
 def _limited(run: StoredRun) -> bool:
     """Whether the host CPU may have been the bottleneck, not the fabric."""
-    return not run.damage and run.record.outcome is not None and run.record.outcome.limited
+    return not run.damage and run.record.limited
 
 
 def _sizes(sizes: Sequence[int]) -> str:
@@ -224,7 +223,7 @@ def compare_text(found: Comparison) -> str:
     for row in found.ratios:
         if row.verdict in ("unknown", "differs") or row.why.startswith(DESPITE):
             whys.setdefault((VERDICTS[row.verdict], row.why), []).append(ratio_name(row))
-    k = found.a.record.header.k
+    k = found.a.record.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
     names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
     equal = ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
@@ -243,7 +242,7 @@ def compare_text(found: Comparison) -> str:
 def _which(name: str, run: StoredRun) -> str:
     from heddle.views.linkloads import describe_run
 
-    text = f"{name} = run {run.id} of lab {run.record.header.lab}: {describe_run(run.record.header)}"
+    text = f"{name} = run {run.id} of lab {run.record.lab}: {describe_run(run.record)}"
     return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 
 

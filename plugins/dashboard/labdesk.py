@@ -253,7 +253,7 @@ class LabDesk:
                     reading = source.read(every=True)
                 self._scraped[name] = self._scraped.get(name, 0) + 1
             kept = (each.record for each in History.of(source.lab).newest(1) if not each.damage)
-            run = next((each for each in kept if each.outcome and not each.header.launch), None)
+            run = next((each for each in kept if each.done and not each.launch), None)
         except (HeddleError, OSError):
             reading = None  # heddle_lab_up is 0
         readings = self._scraped.get(name, 0) + (watch.readings if watch else 0)

@@ -185,7 +185,7 @@ def families(labs: Iterable[ScrapedLab], counters: MonotonicCounters) -> Iterato
         if lab.source is not None and lab.reading is not None:
             _add_fabric(made, lab.source, lab.reading)
             _add_queues(made, lab.source, lab.reading, counters)
-        if lab.run is not None and lab.run.outcome is not None:
+        if lab.run is not None and lab.run.done:
             runs.append(lab.run)
             _add_run(made, lab.run)
     yield from made.all()
@@ -240,9 +240,9 @@ def _add_queues(made: _Families, source: LiveSource, now: LiveReading, counters:
 
 
 def _add_run(made: _Families, run: RunRecord) -> None:
-    o: Any = run.header.options
-    about = [run.header.lab, run.id, o.collective, o.algorithm, str(len(run.header.ranks)), str(o.qps)]
-    for row in run.outcome.rows if run.outcome else ():
+    o: Any = run.options
+    about = [run.lab, run.id, o.collective, o.algorithm, str(len(run.ranks)), str(o.qps)]
+    for row in run.rows if run.done else ():
         labels = [*about, str(row.size)]
         made.add(_BUSBW, labels, row.busbw * 1e9)
         made.add(_SECONDS, labels, row.time_us / 1e6)
@@ -291,9 +291,9 @@ def inspector_families(runs: Iterable[RunRecord]) -> Iterator[Metric]:
     whole = _Buckets(BANDWIDTH, TIME, "", COLLECTIVE_LABELS)
     single = _Buckets(P2P_BANDWIDTH, P2P_TIME, "P2P ", P2P_LABELS)
     for run in runs:
-        o = run.header.options
+        o = run.options
         ranks, job = _ranks(run), _job(run)
-        for row in run.outcome.rows if run.outcome else ():
+        for row in run.rows if run.done else ():
             named = (collective_name(o.collective), message_size(row.size), f"{o.algorithm.title()}_simple")
             whole.add((*job, *named), row)
             if ranks == _PAIR and o.pattern.as_sends:
@@ -310,16 +310,14 @@ def sent_bytes(pattern: Pattern, size: int) -> int:
 
 
 def _ranks(run: RunRecord) -> int:
-    head = run.header
-    return len(head.communicators[0]) if head.communicators else len(head.ranks)
+    return len(run.communicators[0]) if run.communicators else len(run.ranks)
 
 
 def _job(run: RunRecord) -> tuple[str, ...]:
     """The labels that all samples of a run share. n_nodes: hosts of one communicator, of the one that has most."""
-    head = run.header
-    groups = head.communicators or (tuple(range(len(head.ranks))),)
-    nodes = max(len({head.ranks[rank].host for rank in group}) for group in groups)
-    about = (f"heddle-{run.heddle}", head.lab, f"{head.lab}-{run.id}", _ALL, _ALL, head.lab)
+    groups = run.communicators or (tuple(range(len(run.ranks))),)
+    nodes = max(len({run.ranks[rank].host for rank in group}) for group in groups)
+    about = (f"heddle-{run.heddle}", run.lab, f"{run.lab}-{run.id}", _ALL, _ALL, run.lab)
     return (*about, str(nodes), str(_ranks(run)))
 
 

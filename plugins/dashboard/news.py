@@ -177,22 +177,21 @@ def run_json(kept: StoredRun) -> dict[str, Any]:
     if kept.damage:
         return {"id": kept.id, "what": f"cannot be read: {kept.damage}", "ok": False}
     record = kept.record
-    o, rows = record.header.options, record.measured
+    o, rows = record.options, record.rows
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((*o.sizes[:1], *o.sizes[-1:])))
-    what = f"{o.collective} ({o.algorithm}), {len(record.header.ranks)} ranks, {sizes}, QPs {o.qps}"
-    done = record.outcome
+    what = f"{o.collective} ({o.algorithm}), {len(record.ranks)} ranks, {sizes}, QPs {o.qps}"
     failed = "interrupted" if record.interrupted else (record.failure[0].partition("\n")[0] if record.failure else "")
     return {
         "id": kept.id,
-        "when": record.header.when,
-        "what": f"{record.header.work}, {len(record.header.ranks)} ranks" if record.header.launch else what,
-        "ecmp": record.header.ecmp,
+        "when": record.when,
+        "what": f"{record.work}, {len(record.ranks)} ranks" if record.launch else what,
+        "ecmp": record.ecmp,
         "seconds": record.seconds,
-        "ok": done is not None and not done.wrong and not done.exit_code,
+        "ok": record.done and not record.wrong and not record.exit_code,
         "why": failed,
-        "wrong": done.wrong if done else None,
-        "agree": done.proof.agree if done and done.proof else None,
-        "mmr": done.proof.mmr_bytes if done and done.proof else None,
+        "wrong": record.wrong if record.done else None,
+        "agree": record.proof.agree if record.proof else None,
+        "mmr": record.proof.mmr_bytes if record.proof else None,
         "rows": [[row.size, row.time_us, row.algbw, row.busbw, row.all_wrong] for row in rows],
     }
 

@@ -52,10 +52,9 @@ def _chain(found: Diagnosis) -> list[str]:
     if run is None:
         measured = found.case.live is not None and found.case.live.settings is None
         return [_row("run", f"{'one is measured now' if measured else 'none'}; the lab was read twice, a second apart")]
-    head = run.record.header
+    head = run.record
     lines = [_row("run", f"{run.id}: {head.work}, {len(head.ranks)} ranks, {run.record.state}")]
-    if run.record.outcome is not None:
-        lines += [_row("warning", each) for each in run.record.outcome.warnings]
+    lines += [_row("warning", each) for each in head.warnings]
     if run.record.failure:
         lines.append(_row("failed", run.record.why_not_done))
     if (slowest := found.case.slowest) is not None:

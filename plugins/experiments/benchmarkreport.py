@@ -150,7 +150,7 @@ class _Report:
         yield from _table(("test", "value", "observation point"), rows)
 
     def _hosts(self) -> Iterator[str]:
-        head = [] if self._run is None else [("k", f"rates of hardware are divided by {self._run.record.header.k}")]
+        head = [] if self._run is None else [("k", f"rates of hardware are divided by {self._run.record.k}")]
         yield "The hosts are Linux namespaces. Collectives are Heddle's own; NICs speak RoCEv2 in user space."
         yield ""
         yield from _table(("what", "value"), [*self._around.items(), *head])

@@ -19,14 +19,14 @@ from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunOutcome, reasons
+from heddle.runs.runrecord import RunRecord, reasons
 from heddle.runs.runtable import stats_of
 from heddle_plugins.experiments.expressions import UnknownValueError, divided
 
 if TYPE_CHECKING:
     from heddle.offline.result import Prediction
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
     from heddle.runs.runtable import SizeRow
 
 Keys = Mapping[str, str]
@@ -45,7 +45,7 @@ class RunFigures(Protocol):
 
     @property
     def doubt(self) -> str:
-        """Why no verdict rests on them: the text of an Unfit (runs/results.py); empty if one may."""
+        """Why no verdict rests on them: the text of an Unfit (runs/runrecord.py); empty if one may."""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure. UnknownValueError with the reason when the run does not have it."""
@@ -81,23 +81,23 @@ OF_RUNS: Final = (
 )  # fmt: skip
 
 
-def _queues(name: str) -> Callable[[RunOutcome], float | None]:
+def _queues(name: str) -> Callable[[RunRecord], float | None]:
     return lambda job: None if (used := job.part(QueueUse)) is None else getattr(used, name)
 
 
-def _proof(name: str) -> Callable[[RunOutcome], float | None]:
+def _proof(name: str) -> Callable[[RunRecord], float | None]:
     return lambda job: None if job.proof is None else getattr(job.proof, name)
 
 
-def _effects(name: str) -> Callable[[RunOutcome], float | None]:
-    def of(job: RunOutcome) -> float | None:
+def _effects(name: str) -> Callable[[RunRecord], float | None]:
+    def of(job: RunRecord) -> float | None:
         faults = () if (found := job.part(FaultEffects)) is None else found.faults
         return max((getattr(each, name) or 0.0 for each in faults), default=None)
 
     return of
 
 
-_OF_FIRST: Final[Mapping[str, Callable[[RunOutcome], float | None]]] = {
+_OF_FIRST: Final[Mapping[str, Callable[[RunRecord], float | None]]] = {
     "completion": lambda job: None if (ideal := job.part(IdealUse)) is None else ideal.ratio,
     "drops": _queues("dropped"),
     **{
@@ -176,12 +176,12 @@ def of_links(name: str, links: Sequence[LinkShare], keys: Keys) -> float:
 class LiveFigures:
     """Of a live run: the result of each job, and the verdict on the paths of all. ids: of the stored runs."""
 
-    jobs: Sequence[RunResult]
+    jobs: Sequence[RunRecord]
     paths: PathsResult | None
     ids: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = [job.run_id for job in self.jobs]
+        self.ids = [job.id for job in self.jobs]
         self._links = [*self._shares()]
 
     @property
@@ -226,7 +226,7 @@ class LiveFigures:
                 found[name] = self.value(name, {"job": first} if name in OF_SIZES else {})
         return found
 
-    def _whole(self, name: str, jobs: Sequence[RunResult]) -> float | None:
+    def _whole(self, name: str, jobs: Sequence[RunRecord]) -> float | None:
         """Of the whole run: queues and paths are of all jobs, counters of the chosen ones."""
         if name in _OF_FIRST:
             found = _OF_FIRST[name](jobs[0])
@@ -248,7 +248,7 @@ class LiveFigures:
                 yield LinkShare(link.port, link.direction, percent, link.flows > 0, link.port in counted)
 
 
-def _row(job: RunResult, keys: Keys) -> SizeRow:
+def _row(job: RunRecord, keys: Keys) -> SizeRow:
     if "size" not in keys:
         return job.largest
     try:
@@ -262,7 +262,7 @@ def _row(job: RunResult, keys: Keys) -> SizeRow:
     return found
 
 
-def _of_part(job: RunResult, name: str) -> float | None:
+def _of_part(job: RunRecord, name: str) -> float | None:
     """A number of a part of the run, by its key in the run's document: `admission.waits.p90_s`."""
     part, _, key = name.partition(".")
     if part not in PARTS:

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from heddle.base.tables import many
 from heddle.predict.statistics import quantile
-from heddle.runs.results import Unfit
+from heddle.runs.runrecord import Unfit
 from heddle_plugins.experiments.expressions import FigureCall, UnknownValueError, points
 from heddle_plugins.experiments.figures import RunFigures
 from heddle_plugins.experiments.loading import Experiment, ExperimentCheck, Variant

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.offline.result import Prediction
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
     from heddle.traffic.workload import Workload
 
 _UP_S, _UP_NODE_S = 2.5, 0.12  # of a fabric, and more for each of its nodes
@@ -166,7 +166,7 @@ class Running:
             options = {**variant.measure.options, **variant.spec.options}
             at = Measuring(variant.fabric.fabric, options, self.observer, lab, repeat)
             values = variant.measure.call(at)
-            ids = [each.run_id for each in at.runs]
+            ids = [each.id for each in at.runs]
             agree = [each.proof is not None and each.proof.agree for each in at.runs]
             doubt = LiveFigures(at.runs, None).doubt
             self._copy(variant, repeat, lab, ids)
@@ -177,7 +177,7 @@ class Running:
         from heddle.runs.run import run_workload
 
         jobs = run_workload(lab, workload, self.observer).jobs
-        self._copy(variant, repeat, lab, [job.run_id for job in jobs])
+        self._copy(variant, repeat, lab, [job.id for job in jobs])
         return LiveFigures(jobs, _paths(lab, jobs[0]))
 
     def copy_name(self, variant: Variant, repeat: int) -> str:
@@ -266,10 +266,10 @@ def _predicted(variant: Variant, workload: Workload, observer: Observer) -> Pred
     return forecast(fabric, workload, ask, observer)
 
 
-def _paths(lab: Lab, job: RunResult) -> PathsResult | None:
+def _paths(lab: Lab, job: RunRecord) -> PathsResult | None:
     from heddle.runs.store import History
 
-    return History.of(lab).open(job.run_id).proof.value
+    return History.of(lab).open(job.id).proof.value
 
 
 def time_text(seconds: float) -> str:

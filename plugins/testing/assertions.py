@@ -1,9 +1,9 @@
 """Assertions on runs, paths, queues and labs, with readable failures.
 
-In:  RunResult of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
+In:  RunRecord of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
 Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
-paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/results.py); which links packets took
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/runrecord.py); which links packets took
 does not depend on processors. What was not counted never passes.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.results import RunResult, UnfitKind
+    from heddle.runs.runrecord import RunRecord, UnfitKind
 
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
@@ -53,11 +53,11 @@ def rest(count: int, word: str) -> list[str]:
     return [f"and {many(count, f'more {word}')}"] if count > 0 else []
 
 
-def run_text(result: RunResult) -> str:
+def run_text(result: RunRecord) -> str:
     """`run 0002 of lab t1: all-reduce, 4 ranks, 16 QPs`."""
     o = result.options
     what = f"{o.collective}, {len(result.ranks)} ranks, {many(o.qps, 'QP')}"
-    return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
+    return f"run {result.id or '-'} of lab {result.lab}: {what}"
 
 
 _FIT: Final = "right results, proven paths, processor time to spare"
@@ -71,15 +71,15 @@ def _assert_right(paths: PathsResult) -> None:
         failed("no verdict rests on this run", expected=_FIT, observed=observed, more=_PATHS)
 
 
-def _uncounted(run: RunResult, what: str) -> NoReturn:
+def _uncounted(run: RunRecord, what: str) -> NoReturn:
     __tracebackhide__ = True
     failed(f"{what} were not counted", expected="a run that counts them", observed="no count", where=[run_text(run)])
 
 
-def _assert_fit(run: RunResult) -> None:
+def _assert_fit(run: RunRecord) -> None:
     """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
-    from heddle.runs.results import unfit
+    from heddle.runs.runrecord import unfit
 
     found = unfit(run)
     if found is not None and found.kind not in ACCEPTED:
@@ -142,21 +142,21 @@ def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "
     )
 
 
-def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
+def assert_lossless(subject: RunRecord | QueuesResult | PathsResult) -> None:
     """No packet was dropped: by a queue, between two counters, or at the receiving NIC.
 
-    A RunResult covers the run, a QueuesResult the test, a PathsResult the packets whose paths it proves.
+    A RunRecord covers the run, a QueuesResult the test, a PathsResult the packets whose paths it proves.
     """
     __tracebackhide__ = True
     from heddle.lab.queues import QueuesResult
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
 
-    if isinstance(subject, RunResult):
+    if isinstance(subject, RunRecord):
         return _lossless_run(subject)
     return _lossless_queues(subject) if isinstance(subject, QueuesResult) else _lossless_paths(subject)
 
 
-def _lossless_run(result: RunResult) -> None:
+def _lossless_run(result: RunRecord) -> None:
     __tracebackhide__ = True
     _assert_fit(result)
     drops = result.lost
@@ -244,7 +244,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     return [*(each.text for each in found), *first_lines(late)]
 
 
-def assert_no_wrong(result: RunResult) -> None:
+def assert_no_wrong(result: RunRecord) -> None:
     """Every rank has the right result: `#wrong` is 0 for all sizes."""
     __tracebackhide__ = True
     if not result.rows:
@@ -263,7 +263,7 @@ def assert_no_wrong(result: RunResult) -> None:
         )
 
 
-def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None = None) -> None:
+def assert_busbw_above(result: RunRecord, gb_per_s: float, *, size: int | None = None) -> None:
     """The bus bandwidth is at least `gb_per_s` GB/s, emulated. size: bytes; None: the mean over all sizes."""
     __tracebackhide__ = True
     _assert_fit(result)
@@ -290,7 +290,7 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
         )
 
 
-def assert_marked_below(result: RunResult, share: float) -> None:
+def assert_marked_below(result: RunRecord, share: float) -> None:
     """At most this share (0 to 1) of the data packets arrived with ECN's mark CE."""
     __tracebackhide__ = True
     _assert_fit(result)
@@ -311,7 +311,7 @@ def assert_marked_below(result: RunResult, share: float) -> None:
         )
 
 
-def assert_depth_below(result: RunResult, size: str | int) -> None:
+def assert_depth_below(result: RunRecord, size: str | int) -> None:
     """No switch queue was deeper than this size (`"100KB"`) at any time of the run."""
     __tracebackhide__ = True
     _assert_fit(result)
@@ -333,7 +333,7 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
         )
 
 
-def assert_no_pauses(result: RunResult) -> None:
+def assert_no_pauses(result: RunRecord) -> None:
     """No port was paused by PFC during the run."""
     __tracebackhide__ = True
     _assert_fit(result)
@@ -353,7 +353,7 @@ def assert_no_pauses(result: RunResult) -> None:
         )
 
 
-def assert_reliable(result: RunResult) -> None:
+def assert_reliable(result: RunRecord) -> None:
     """The figures are those of the fabric: the host CPU was not the bottleneck of the run."""
     __tracebackhide__ = True
     from heddle.runs.parts.machine import MachineUse

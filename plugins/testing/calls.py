@@ -1,6 +1,6 @@
 """What the fixtures `heddle_run`, `heddle_paths` and `heddle_queues` give a test: functions bound to its lab.
 
-In:  a running Lab. Out: RunResult, PathsResult, QueuesResult, typed as everywhere else. A mistake in the arguments is
+In:  a running Lab. Out: RunRecord, PathsResult, QueuesResult, typed as everywhere else. A mistake in the arguments is
 an InputError; the plugin ends its traceback at the line of the test.
 """
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
     from heddle.runs.together import WorkloadResult
 
 
 class RunCall:
-    """`heddle_run(collective="all-reduce", sizes="1M", qps=16)`: run a collective, return its RunResult.
+    """`heddle_run(collective="all-reduce", sizes="1M", qps=16)`: run a collective, return its RunRecord.
 
     The arguments are those of `run`: sizes "64K:4M:x4" is `--size 64K:4M:x4`.
     """
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        self.runs: list[RunResult] = []  # of this test, oldest first
+        self.runs: list[RunRecord] = []  # of this test, oldest first
 
-    def __call__(self, *, sizes: str | int | None = None, **arguments: Any) -> RunResult:
+    def __call__(self, *, sizes: str | int | None = None, **arguments: Any) -> RunRecord:
         """Run it now. Defaults are those of `run`. InputError for a wrong argument, CheckError when a queue pair dies.
 
         sizes: the argument `size` of a run, also as a number of bytes.
@@ -91,7 +91,7 @@ class PathsCall:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    def __call__(self, run: RunResult | str | None = None) -> PathsResult:
+    def __call__(self, run: RunRecord | str | None = None) -> PathsResult:
         """The proof of a run: its result, its ID, or the last one. InputError when there is none."""
         from heddle.runs.store import has_run, paths_of
 
@@ -100,7 +100,7 @@ class PathsCall:
             raise InputError(
                 Problem("", "heddle_paths()", "has no run to prove: this test has not run a collective", hint)
             )
-        return paths_of(self._lab, run if run is None or isinstance(run, str) else run.run_id)
+        return paths_of(self._lab, run if run is None or isinstance(run, str) else run.id)
 
 
 class QueuesCall:

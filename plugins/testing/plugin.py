@@ -35,7 +35,7 @@ from heddle_plugins.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, He
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
 
 _SESSION: Final = pytest.StashKey[HeddleSession]()
 _MARKER: Final = (
@@ -232,7 +232,7 @@ def heddle_lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @pytest.fixture
 def heddle_run(heddle_lab: Lab, request: pytest.FixtureRequest) -> Iterator[RunCall]:
-    """Run a collective on the lab: heddle_run(collective="all-reduce", sizes="1M", qps=16) gives a RunResult."""
+    """Run a collective on the lab: heddle_run(collective="all-reduce", sizes="1M", qps=16) gives a RunRecord."""
     lab = _checked(heddle_lab, request)
     call = RunCall(lab)
     if (known := request.node.stash.get(LAB_OF_TEST, None)) is not None:
@@ -297,7 +297,7 @@ def end_workers(config: pytest.Config) -> None:
 Properties = Iterator[tuple[str, str]]
 
 
-def record_runs(item: pytest.Item, lab: Lab, runs: Sequence[RunResult], title: str = "") -> None:
+def record_runs(item: pytest.Item, lab: Lab, runs: Sequence[RunRecord], title: str = "") -> None:
     """Add the properties of these runs to the test. title: the fabric and its overrides, where they are known."""
     if not runs or not item.config.getoption("xmlpath", None):
         return
@@ -316,13 +316,13 @@ def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
     yield "heddle.k", str(k)
 
 
-def run_properties(name: str, run: RunResult) -> Properties:
+def run_properties(name: str, run: RunRecord) -> Properties:
     """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
     from heddle.runs.parts.queues import QueueUse
-    from heddle.runs.results import unfit
+    from heddle.runs.runrecord import unfit
 
     options = run.options
-    yield f"{name}.id", run.run_id
+    yield f"{name}.id", run.id
     yield f"{name}.collective", options.collective
     yield f"{name}.ecmp", run.ecmp
     yield f"{name}.ranks", str(len(run.ranks))
@@ -359,12 +359,12 @@ def paths_properties(name: str, paths: PathsResult) -> Properties:
             yield f"{at}.utilisation", f"{share:.4f}"
 
 
-def _proof_of(name: str, lab: Lab, run: RunResult) -> Properties:
+def _proof_of(name: str, lab: Lab, run: RunRecord) -> Properties:
     """The same of a run that was kept; a reason where its evidence is gone, as after many runs in one test."""
     from heddle.runs.store import paths_of
 
     try:
-        yield from paths_properties(name, paths_of(lab, run.run_id))
+        yield from paths_properties(name, paths_of(lab, run.id))
     except HeddleError as error:
         yield f"{name}.no_paths", str(error).partition("\n")[0]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from heddle.host.doctor import Check
     from heddle.lab.capture import Captured, Tapped
     from heddle.lab.lab import Lab
-    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
 
 FIXTURES: Final = ("heddle_lab", "heddle_run", "heddle_paths", "heddle_queues")
 FAILED: Final = pytest.StashKey[bool]()
@@ -44,7 +44,7 @@ class LabOfTest:
 
     lab: Lab
     title: str
-    runs: list[RunResult] = field(default_factory=list)
+    runs: list[RunRecord] = field(default_factory=list)
 
 
 LAB_OF_TEST: Final = pytest.StashKey[LabOfTest]()

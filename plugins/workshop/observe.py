@@ -83,7 +83,7 @@ class UnitLab:
         from heddle.runs.store import History
 
         records = (each.record for each in History.of(self.lab).runs() if not each.damage)
-        return [record for record in records if record.outcome is not None and not record.header.launch]
+        return [record for record in records if record.done and not record.launch]
 
     def last_run(self, **options: Fact) -> RunRecord:
         """The last run, or the last one with these facts: last_run(qps=16). NotDoneError when there is none."""
@@ -127,32 +127,31 @@ def observed(where: UnitLab, name: str, step: StepSpec, function: Callable[[Unit
 
 def run_facts(record: RunRecord) -> dict[str, Fact]:
     """The options and results of a run that came to its end. Sizes in bytes; size, busbw, time_us: the largest size."""
-    head, outcome = record.header, record.outcome
-    options = head.options
+    options = record.options
     facts: dict[str, Fact] = {
-        "collective": options.collective, "algorithm": options.algorithm, "ranks": len(head.ranks),
+        "collective": options.collective, "algorithm": options.algorithm, "ranks": len(record.ranks),
         "size": max(options.sizes), "iters": options.iters, "qps": options.qps, "qp_mode": options.qp_mode,
         "sport": options.source_ports.mode, "placement": options.placement, "transport": options.transport,
-        "split": options.split, "chunk": options.chunk, "mode": head.ecmp,
+        "split": options.split, "chunk": options.chunk, "mode": record.ecmp,
         "posting": options.posting.text if options.posting is not None else "",
         "congestion": options.congestion, "admission": options.admission, "cts_class": options.cts_class,
         "budget": options.admitted.budget_bytes if options.admitted is not None else 0,
         "slow_hosts": len(options.slow),
     }  # fmt: skip
-    if outcome is not None:
-        largest = max(outcome.rows, key=lambda row: row.size)
+    if record.done:
+        largest = record.largest
         facts |= {
-            "busbw": largest.busbw, "time_us": largest.time_us, "wrong": outcome.wrong,
-            "reliable": not outcome.limited, "damaged": outcome.icrc_errors or 0,
-            "fabric": outcome.fabric_state.word if outcome.fabric_state is not None else "converged",
+            "busbw": largest.busbw, "time_us": largest.time_us, "wrong": record.wrong,
+            "reliable": not record.limited, "damaged": record.icrc_errors or 0,
+            "fabric": record.fabric_state.word if record.fabric_state is not None else "converged",
         }  # fmt: skip
-        admission = outcome.part(AdmissionUse)
+        admission = record.part(AdmissionUse)
         waits = admission.waits if admission is not None else None
         facts |= {
-            "cnps": outcome.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
+            "cnps": record.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
             "cts_wait_us": waits.p90_s * 1e6 if waits is not None else 0,
         }  # fmt: skip
-    used = outcome.part(QueueUse) if outcome is not None else None
+    used = record.part(QueueUse)
     if used is not None:
         facts |= {
             "marks": used.marks, "drops": used.dropped, "pauses": used.pauses, "paused_ms": used.paused_ms,

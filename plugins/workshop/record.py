@@ -260,9 +260,9 @@ def hinted(before: Records, step: str) -> dict[str, StepRecord]:
 def run_proof(lab: UnitLab, run: str) -> RunProof:
     """The path proof of one of the learner's runs."""
     record = next(each for each in lab.runs if each.id == run)
-    found = RunProof(run, record.header.when)
-    if record.outcome is not None:
-        found = replace(found, time_us=max(record.outcome.rows, key=lambda row: row.size).time_us)
+    found = RunProof(run, record.when)
+    if record.done:
+        found = replace(found, time_us=record.largest.time_us)
     try:
         paths = lab.paths(record)
     except HeddleError as error:

@@ -21,8 +21,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.traffic.admission import CtsClass
 from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
@@ -51,7 +51,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         labs.down(_LAB, observer)
 
 
-def _incast(lab: Lab, observer: Observer, **more: object) -> RunResult:
+def _incast(lab: Lab, observer: Observer, **more: object) -> RunRecord:
     options: dict[str, object] = {"sizes": (_INCAST,), "iters": 2, "warmup": 0, "fastpath": "off"}
     return run(lab, RunOptions("incast", **{**options, **more}), observer)  # type: ignore[arg-type]
 

@@ -17,8 +17,8 @@ from heddle.lab.opening import open_lab
 from heddle.offline.forecast import Ask, forecast
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.options import RunOptions
@@ -38,7 +38,7 @@ def fluid_busbw(lab: Lab, options: RunOptions) -> float:
     return size / nic_s / 1e9 * find_pattern(o.collective, o.algorithm).busbw_factor(ranks)
 
 
-def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunResult, float]:
+def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunRecord, float]:
     """A run on a fresh lab: the lab's handle, the result, and processor seconds that it cost."""
     labs.up(load_fabric(preset, name=_LAB, overrides=overrides), observer=observer, rollback=True)
     try:

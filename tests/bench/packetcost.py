@@ -29,8 +29,8 @@ from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import FastPath, RunOptions
 from heddle.wire import layout as wire
@@ -67,7 +67,7 @@ class Cost:
     timers: float = 0.0
 
     @classmethod
-    def of(cls, result: RunResult, timers: int = 0) -> Cost:
+    def of(cls, result: RunRecord, timers: int = 0) -> Cost:
         """From the phases of a run, warm-up included; timers: interrupts from before it until after it."""
         packets = sum(flow.sent.packets for flow in result.flows)
         phases, cpus = result[MachineUse].phases, os.cpu_count() or 1

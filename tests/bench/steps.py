@@ -16,8 +16,8 @@ from heddle.base.events import Observer
 from heddle.kernel import inorder
 from heddle.lab.lab import Lab
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.traffic.options import RunOptions
 from tests.alteredworker import altered
 
@@ -68,7 +68,7 @@ def _costs(lab: Lab, cases: Mapping[str, RunOptions], without: tuple[str, ...], 
 
 def _incasts(lab: Lab, observer: Observer) -> Iterator[Figure]:
     """Medians of some runs, by the time between passes."""
-    found: dict[str, list[RunResult]] = {name: [] for name in ("", *_PASSES)}
+    found: dict[str, list[RunRecord]] = {name: [] for name in ("", *_PASSES)}
     for _ in range(_TURNS):
         for name, results in found.items():
             results.append(_run(lab, name, _INCAST, observer))
@@ -82,7 +82,7 @@ def _incasts(lab: Lab, observer: Observer) -> Iterator[Figure]:
         yield Figure(f"{what}: paused, all ports", median(use.paused_ms for use in uses), "ms")
 
 
-def _run(lab: Lab, name: str, options: RunOptions, observer: Observer) -> RunResult:
+def _run(lab: Lab, name: str, options: RunOptions, observer: Observer) -> RunRecord:
     """A run without this measure; the default for the empty name."""
     if name == _PYTHON:
         return run(lab, replace(options, fastpath="off"), observer)

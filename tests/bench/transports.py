@@ -16,8 +16,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 
@@ -51,7 +51,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         labs.down(_LAB, observer)
 
 
-def _ran(lab: Lab, observer: Observer, **options: object) -> tuple[RunResult, float]:
+def _ran(lab: Lab, observer: Observer, **options: object) -> tuple[RunRecord, float]:
     """A run, and its busbw as a share of what the links carry."""
     chosen = RunOptions(**options)  # type: ignore[arg-type]
     result = run(lab, chosen, observer)

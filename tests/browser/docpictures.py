@@ -31,7 +31,7 @@ _PLAY_S: Final = 6.0  # of a run, so that there is a history to see
 def report(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     """An incast with pauses: the use of links, and a queue over time."""
     result = run(lab, RunOptions(collective="incast", sizes=(1 << 20,), qps=4, bucket_ns=5 * 10**6), Silent())
-    (whole,) = open_runs([str(History.of(lab).directory / result.run_id)])
+    (whole,) = open_runs([str(History.of(lab).directory / result.id)])
     page = scratch / "report.html"
     page.write_text(report_html([whole]), encoding="utf-8")
     browser.open(page)

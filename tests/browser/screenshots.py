@@ -77,7 +77,7 @@ def demo(browser: Browser, scratch: Path) -> Iterator[Path]:
 def of_lab(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     """The report, the dashboard and the plot of an incast."""
     result = run(lab, RunOptions(collective="incast", sizes=(1 << 20,), qps=4), Silent())
-    (whole,) = open_runs([str(History.of(lab).directory / result.run_id)])
+    (whole,) = open_runs([str(History.of(lab).directory / result.id)])
     page = scratch / "report.html"
     page.write_text(report_html([whole]), encoding="utf-8")
     yield from looks(browser, page, "report", "document.documentElement.dataset.ready === 'yes'")

@@ -61,7 +61,7 @@ def listed(lab: Lab, path: Path) -> None:
     runs_text(kept, limits(), [])
     json.dumps(RunList(lab).read())
     for run in kept[lab.name]:
-        if not run.damage and run.record.outcome is not None:
+        if not run.damage and run.record.done:
             run_facts(run.record)
 
 
@@ -81,7 +81,7 @@ def paths(lab: Lab, path: Path) -> None:
     paths_text(result, chosen)
     json.dumps([row for row, on in zip(result.to_json()["flows"], chosen.mask(result), strict=True) if on])
     json.dumps(result.to_json())
-    describe_run(stored.record.header)
+    describe_run(stored.record)
     PathsOfRuns().of(lab, 0)
 
 

@@ -11,7 +11,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.cli.console import Console
 from heddle.cli.run_verb import LiveTable
 from heddle.lab.fabricstate import FabricReading, FabricState
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import Figures, SizeRow, TableLook, figures
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
@@ -26,10 +26,10 @@ ROWS = (
 DOWN = FabricReading(("rtsw1:eth1  the link is down",))
 
 
-def finished() -> RunResult:
+def finished() -> RunRecord:
     options = RunOptions(sizes=tuple(row.size for row in ROWS), qps=16)
     state = FabricState(DOWN, DOWN)
-    return replace(samples.result(options), rows=ROWS, before=state.before, fabric_state=state, run_id="0007")
+    return replace(samples.result(options), rows=ROWS, before=state.before, fabric_state=state, id="0007")
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.runs.store import Limits
@@ -30,21 +29,16 @@ def kept(number: int, record: RunRecord | None, size: int = 48_123, damage: str 
 
 def wrong_sums() -> RunRecord:
     record = samples.record(RunOptions(collective="all-to-all", sizes=(300_000,), qps=1), ecmp="flow")
-    assert record.outcome is not None
     rows = (SizeRow(300_000, 1.0, 0.00012, 0.000183, 12),)
     proof = replace(samples.PROOF, agree=False, unproven=3)
     full = Cause("processor", 300_000, 1, sure=False, text="processor 1 was busy for 99% of 2.00 s")
-    busy = replace(record.outcome[MachineUse], unreliable=(full,))
-    outcome = samples.having(record.outcome, machine=busy)
-    return replace(record, outcome=replace(outcome, rows=rows, proof=proof))
+    busy = replace(record[MachineUse], unreliable=(full,))
+    return replace(samples.having(record, machine=busy), rows=rows, proof=proof)
 
 
 def no_proof() -> RunRecord:
-    long = samples.record(
-        RunOptions(collective="incast", sizes=(64, 1 << 20)), None, "e-ecmp, rtsw1: spray, rtsw2: flow"
-    )
-    assert isinstance(long.outcome, RunOutcome)
-    return long
+    options = RunOptions(collective="incast", sizes=(64, 1 << 20))
+    return samples.record(options, None, "e-ecmp, rtsw1: spray, rtsw2: flow")
 
 
 def test_the_table_of_runs(golden: Callable[[str, str], None]) -> None:

@@ -14,8 +14,8 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import numbered_ports
@@ -29,7 +29,7 @@ _DATA: Final = 3  # the class of data packets
 _PACKETS: Final = 100  # so many have passed queues: the run is under way
 
 
-def ran(lab: Lab, **options: Any) -> RunResult:
+def ran(lab: Lab, **options: Any) -> RunRecord:
     """A run of the smallest size that still says something, by default an all-reduce. options: of RunOptions."""
     result = run(lab, RunOptions(**{"sizes": (1 << 18,), "iters": 2, "warmup": 1, **options}), Silent())
     assert result.wrong == 0
@@ -43,23 +43,23 @@ def proven(lab: Lab, run_id: str | None = None) -> PathsResult:
     return paths
 
 
-def total(result: RunResult, key: str) -> int:
+def total(result: RunRecord, key: str) -> int:
     """A counter of all flows together; 0 for one that the transport does not have."""
     return sum(flow.counters.get(key, 0) for flow in result.flows)
 
 
-def late(result: RunResult) -> int:
+def late(result: RunRecord) -> int:
     """Packets that came out of order."""
     return total(result, "out_of_order")
 
 
-def in_order(result: RunResult) -> RunResult:
+def in_order(result: RunRecord) -> RunRecord:
     """The run, which must have kept the order of every QP."""
     assert late(result) == 0, f"{late(result)} packets came out of order"
     return result
 
 
-def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunResult:
+def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunRecord:
     """A run, and a change while it is under way. What the change raises is raised here, after the run."""
     with when_busy(lab, change):
         return run(lab, options, Silent())

@@ -21,8 +21,8 @@ from heddle.lab.thresholds import own_settings, wrong_thresholds
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import load
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
@@ -87,7 +87,7 @@ def incast(
     congestion: str,
     transport: str = TRANSPORT,
     entropy: int = 1,
-) -> RunResult:
+) -> RunRecord:
     options = RunOptions(
         "incast", sizes=(12 << 20,), iters=1, warmup=0,
         congestion=congestion, transport=transport, own={"entropy": entropy},
@@ -189,7 +189,7 @@ CLEARS = SENDERS  # rank 0 clears each sender for the next iteration by a messag
 PROCESSING_S = 8 * SIZE * SENDERS / 4 / (0.25 * bps(RATE))  # of one iteration, at 25 % of the NIC's rate
 
 
-def admitted(lab: Lab, collective: str = "incast", **more: object) -> RunResult:
+def admitted(lab: Lab, collective: str = "incast", **more: object) -> RunRecord:
     defaults: dict[str, object] = {"sizes": (SIZE,), "iters": 2, "warmup": 0, "admission": True}
     result = run(lab, RunOptions(collective, **{**defaults, **more}), Silent())  # type: ignore[arg-type]
     assert result.wrong == result.icrc_errors == result.stray == 0
@@ -199,7 +199,7 @@ def admitted(lab: Lab, collective: str = "incast", **more: object) -> RunResult:
 
 
 @pytest.fixture(scope="module")
-def free(net: Lab) -> RunResult:
+def free(net: Lab) -> RunRecord:
     """The same without admission, to a slow receiver. RDMA WRITEs go to memory, whatever the rank does."""
     result = run(net, RunOptions("incast", sizes=(SIZE,), iters=2, warmup=0, slow=(("host1", 0.25),)), Silent())
     assert result.wrong == 0 and result.nic_loop == "compiled"
@@ -211,7 +211,7 @@ def free(net: Lab) -> RunResult:
 
 
 @pytest.mark.parametrize("cts_class", ["control", "data"])
-def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunResult, cts_class: str) -> None:
+def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunRecord, cts_class: str) -> None:
     result = admitted(net, cts_class=cts_class)
     use, queues = result[AdmissionUse], result[QueueUse]
     assert result.nic_loop == "python"

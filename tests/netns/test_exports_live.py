@@ -24,7 +24,7 @@ def test_cycles_with_a_common_start_show_which_rank_is_slow(tiny: Lab) -> None:
     wanted = Workload.of(options)
     cycles = replace(wanted, jobs=tuple(replace(job, repeat=3) for job in wanted.jobs))
     (result,) = run_workload(tiny, cycles, Silent()).jobs
-    run = History.of(tiny).open(result.run_id)
+    run = History.of(tiny).open(result.id)
     found = json.loads(EXPORTS["json"].written(run, Asked()))
     slow = next(each["rank"] for each in found["config"]["devices"] if each["hostname"] == "host3")
     for row in found["results"]:

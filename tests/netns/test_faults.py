@@ -29,8 +29,8 @@ from heddle.lab.status import status
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import load
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import read_counters
@@ -179,7 +179,7 @@ def test_no_packet_is_lost_while_a_switch_is_drained_under_load(dc: Lab, put: Ca
     """
     if put is undrain:
         drain(dc, "ctsw1")
-    before, stop, result = lost(dc), threading.Event(), list[RunResult]()
+    before, stop, result = lost(dc), threading.Event(), list[RunRecord]()
     options = RunOptions(qps=4, sizes=(131072,), iters=4, warmup=0)
 
     def carry() -> None:

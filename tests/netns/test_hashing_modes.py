@@ -20,7 +20,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.steering import Exact
 from heddle.traffic.readers import parse_source_ports
@@ -45,7 +45,7 @@ def back_to_the_file(lab: Lab) -> Iterator[None]:
     rehash.set_hashing(lab, "flow", exact={node.name: {} for node in lab.fabric.switches})
 
 
-def both(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
+def both(lab: Lab, **options: Any) -> tuple[RunRecord, PathsResult]:
     """A short all-reduce between the racks, with right sums, and where it went, proven three ways."""
     result = ran(lab, **{"qps": 8, "placement": "cyclic", **options})
     return result, proven(lab)

@@ -69,7 +69,7 @@ def done(lab: Lab, wanted: Workload) -> WorkloadResult:
     assert found.wrong == 0
     for job in found.jobs:
         assert (job.stray, job.icrc_errors) == (0, 0)
-        paths = proven(lab, job.run_id)
+        paths = proven(lab, job.id)
         assert {proof.flow.job for proof in paths.flows} == {each.name for each in wanted.jobs}
     return found
 
@@ -90,9 +90,9 @@ def test_jobs_share_nics_and_each_has_its_own_barriers_and_every_path_is_proven(
     assert [len(each.iteration_us) for each in late.rows] == [2]
     for job in found.jobs:
         assert {flow.sent.flow.job for flow in job.flows} == {job.job}
-        stored = History.of(tiny).open(job.run_id)
+        stored = History.of(tiny).open(job.id)
         assert [row.sent for row in stored.flows] == [row.sent for row in job.flows]
-        assert (stored.record.header.job, stored.record.header.workload) == (job.job, "jobs")
+        assert (stored.record.job, stored.record.workload) == (job.job, "jobs")
     ends = [{(flow.sent.flow.dst_ip, flow.sent.flow.qpn) for flow in job.flows} for job in found.jobs]
     assert len({*ends[0], *ends[1], *ends[2]}) == sum(map(len, ends)), "jobs have queue pairs of their own at a NIC"
     assert [max(end.seat for end in job.ranks) for job in found.jobs] == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
             alone = History.of(tiny).open(run_id)
             assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
             nics = [(end["host"], end["port"]) for end in job["ranks"]]
-            assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
+            assert nics == [(end.host, end.port) for end in alone.record.ranks]
 
 
 def test_iterations_after_the_other_job_ended_do_not_count(tiny: Lab, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_is_killed_ends_its_job_as_failed_and_the_other_as_ended(
     assert "job a  the worker of rank 0 on host1:eth1" in text and "was ended by SIGKILL" in text
     assert "job b  the job was ended, because job a failed" in text
     assert workers() == []
-    runs = {run.record.header.job: run.record for run in History.of(tiny).runs() if run.id not in before}
+    runs = {run.record.job: run.record for run in History.of(tiny).runs() if run.id not in before}
     assert runs["a"].state == "failed"
     assert runs["b"].state == "interrupted" and runs["b"].failure == (
         "interrupted after 1 of 2 sizes, because job a failed",

@@ -23,8 +23,8 @@ from heddle.kernel.namespace import inside
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.switch.counters import read_counters
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import port_ids
@@ -274,7 +274,7 @@ def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, see
     assert polarisation(dc).ok
 
 
-def short(lab: Lab, transport: str = "rc") -> RunResult:
+def short(lab: Lab, transport: str = "rc") -> RunRecord:
     return ran(lab, qps=2, sizes=(1 << 16,), iters=1, warmup=0, transport=transport)
 
 

@@ -29,8 +29,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
 from heddle.lab.thresholds import set_queues, wanted_policies
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
@@ -56,7 +56,7 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def ran(lab: Lab) -> RunResult:
+def ran(lab: Lab) -> RunRecord:
     """An incast of three hosts to one."""
     options = run_options(collective="incast", size="512K", iters=2, warmup=0, bucket="2ms")
     return run(lab, options, Silent())
@@ -70,7 +70,7 @@ def failed(lab: Lab, *only: str) -> dict[str, str]:
     return {check.name: check.detail for check in validate(lab, only or None) if not check.ok}
 
 
-def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
+def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunRecord) -> None:
     assert ran.wrong == 0
     use = ran[QueueUse]
     assert use is not None
@@ -95,7 +95,7 @@ def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
     assert series.bucket_s > 0.0015 and series.readings > 1
 
 
-def test_the_verb_says_the_same_as_its_document(lab: Lab, ran: RunResult) -> None:
+def test_the_verb_says_the_same_as_its_document(lab: Lab, ran: RunRecord) -> None:
     data = json.loads(inv(lab, "queues", "--format", "json").stdout)
     rows = {(each["port"], each["class"]): each for each in data["ports"]}
     assert len(rows) == 16 * 3
@@ -115,7 +115,7 @@ def test_the_verb_says_the_same_as_its_document(lab: Lab, ran: RunResult) -> Non
     assert "is not a node of" in wrong.stderr and "classes in use: 0, 3, 6" in wrong.stderr
 
 
-def test_a_run_is_drawn(lab: Lab, ran: RunResult, tmp_path: Path) -> None:
+def test_a_run_is_drawn(lab: Lab, ran: RunRecord, tmp_path: Path) -> None:
     out = tmp_path / "queues.svg"
     done = inv(lab, "plot", "queues", "--out", str(out), "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_a_run_is_drawn(lab: Lab, ran: RunResult, tmp_path: Path) -> None:
     assert all(words in picture for words in ("Kmin 40 KB", "Xoff 60 KB", "rtsw1:eth3, class 3: egress queue"))
 
 
-def test_watching_ends_by_time_and_by_ctrl_c(lab: Lab, ran: RunResult) -> None:
+def test_watching_ends_by_time_and_by_ctrl_c(lab: Lab, ran: RunRecord) -> None:
     piped = inv(lab, "queues", "--watch", "--every", "0.1", "--seconds", "0.5")
     assert piped.returncode == 0, piped.stderr
     assert 2 <= piped.stdout.count(f"{lab.name}, after ") <= 6  # 5, but a busy processor shows fewer
@@ -194,7 +194,7 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
     assert read_queues(lab).settings == {}
 
 
-def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -> None:
+def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunRecord) -> None:
     assert read_queues(lab).reactions.count > 0
     said = inv(lab, "queues", "reset")
     assert said.returncode == 0, said.stderr
@@ -236,7 +236,7 @@ def test_queues_of_a_failed_run_are_kept_and_labelled(lab: Lab) -> None:
         lab.wait()
     kept, record = series_of(lab), History.of(lab).open().record
     assert kept.what == "incast over 4 ranks, 64 KiB, 1 QP (which failed)"
-    assert record.outcome is None and record.failure
+    assert not record.done and record.failure
     assert f"run {record.id} of lab {lab.name} failed, so it has no paths" in inv(lab, "paths").stderr
 
 

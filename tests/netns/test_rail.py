@@ -15,7 +15,7 @@ from heddle.lab.outages import drain, link_down
 from heddle.lab.queues import read_queues
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import PathsResult
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.views.graph import drawing
 from heddle.views.linkloads import usage_of
 from tests.conftest import Borrow
@@ -31,11 +31,11 @@ def lab(borrow: Borrow, runtime: str) -> Lab:
     return borrow("rail", f"planes={PLANES}", f"spines={2 * PLANES}", "family=ipv6", runtime=runtime)
 
 
-def all_reduce(lab: Lab, **options: Any) -> RunResult:
+def all_reduce(lab: Lab, **options: Any) -> RunRecord:
     return ran(lab, **{"sizes": (1 << 16,), "qps": 2, **options})
 
 
-def prove(lab: Lab, result: RunResult) -> PathsResult:
+def prove(lab: Lab, result: RunRecord) -> PathsResult:
     """Prediction, kernels and counters agree on every QP."""
     assert (result.icrc_errors, result.stray) == (0, 0)
     paths = proven(lab)

@@ -20,8 +20,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History, load, open_runs, paths_of
 from heddle.views.report.page import report_html
 from tests.machine import child, patience, until
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def ran(tiny: Lab) -> tuple[RunResult, RunResult]:
+def ran(tiny: Lab) -> tuple[RunRecord, RunRecord]:
     """Two runs that differ in QPs and in the hashing mode under them."""
     first = run(tiny, run_options(size="64K:128K", qps=4, iters=2), Silent())
     set_hashing(tiny, "e-ecmp")
@@ -41,9 +41,9 @@ def ran(tiny: Lab) -> tuple[RunResult, RunResult]:
     return first, second
 
 
-def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:
+def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tuple[RunRecord, RunRecord]) -> None:
     first, second = ran
-    assert (first.run_id, second.run_id) == ("0001", "0002")
+    assert (first.id, second.id) == ("0001", "0002")
     rows = json.loads(inv("runs", tiny.name, "--format", "json").stdout)["runs"]
     assert [(row["id"], row["qps"], row["hashing"], row["agree"], row["wrong"], row["last"]) for row in rows] == [
         ("0001", 4, "flow", True, 0, False), ("0002", 2, "e-ecmp", True, 0, True),
@@ -67,7 +67,7 @@ def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tupl
 
 @pytest.mark.deep
 def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
-    tiny: Lab, ran: tuple[RunResult, RunResult], tmp_path: Path
+    tiny: Lab, ran: tuple[RunRecord, RunRecord], tmp_path: Path
 ) -> None:
     first, _ = ran
     words = ["--lab", tiny.name, "--run", "1", "--format", "json"]
@@ -98,24 +98,22 @@ def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     assert (useless.returncode, "needs --explain" in useless.stderr) == (2, True)
 
 
-def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:
+def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[RunRecord, RunRecord]) -> None:
     first, _ = ran
     past = load(tiny, "0001")
-    outcome = past.record.outcome
-    assert outcome is not None
-    assert outcome.rows == first.rows
+    assert past.record.rows == first.rows
     assert past.flows == first.flows
-    assert outcome[QueueUse] == first[QueueUse]
-    assert outcome[MachineUse] == first[MachineUse]
-    assert past.record.header.options == first.options
-    assert past.record.header.ranks == first.ranks
-    assert outcome.proof is not None and outcome.proof.mmr_bytes == paths_of(tiny, "1").mmr.bytes
+    assert past.record[QueueUse] == first[QueueUse]
+    assert past.record[MachineUse] == first[MachineUse]
+    assert past.record.options == first.options
+    assert past.record.ranks == first.ranks
+    assert past.record.proof is not None and past.record.proof.mmr_bytes == paths_of(tiny, "1").mmr.bytes
     assert series_of(tiny, "1").k == first.k
 
 
 @pytest.fixture
 def copied(
-    tiny: Lab, ran: tuple[RunResult, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Lab, ran: tuple[RunRecord, RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
     """Both runs, copied to a place where no lab runs."""
     shutil.copytree(History.of(tiny).directory, tmp_path / "kept", symlinks=True)
@@ -124,11 +122,11 @@ def copied(
 
 
 def test_a_copied_run_has_its_whole_report_without_its_lab(
-    tiny: Lab, ran: tuple[RunResult, RunResult], copied: tuple[Path, Path]
+    tiny: Lab, ran: tuple[RunRecord, RunRecord], copied: tuple[Path, Path]
 ) -> None:
     kept, other = open_runs([str(path) for path in copied])
-    assert kept.record.outcome is not None
-    for row in kept.record.outcome.rows:
+    assert kept.record.done
+    for row in kept.record.rows:
         assert len(row.iteration_us) == 2
         assert sum(row.iteration_us) / 2 == pytest.approx(row.time_us, rel=1e-3)
     proof, around = kept.proof.value, kept.surroundings.value
@@ -172,7 +170,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.deep
-def test_a_run_that_is_killed_leaves_the_run_before_and_no_worker(tiny: Lab, ran: tuple[RunResult, RunResult]) -> None:
+def test_a_run_that_is_killed_leaves_the_run_before_and_no_worker(tiny: Lab, ran: tuple[RunRecord, RunRecord]) -> None:
     history = History.of(tiny)
     before, newest = history.ids(), history.find()
     argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
@@ -187,12 +185,12 @@ def test_a_run_that_is_killed_leaves_the_run_before_and_no_worker(tiny: Lab, ran
     assert (history.directory / "last").readlink() == Path(newest)
     proven(tiny)
     after = run(tiny, run_options(size="64K", iters=1), Silent())
-    assert int(after.run_id) == int(newest) + 1
+    assert int(after.id) == int(newest) + 1
     assert not list(history.directory.glob(".new-*")), "the next run swept what the killed one left"
 
 
 def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
-    tiny: Lab, ran: tuple[RunResult, RunResult]
+    tiny: Lab, ran: tuple[RunRecord, RunRecord]
 ) -> None:
     history = History.of(tiny)
     before, newest = history.ids(), history.find()

@@ -26,7 +26,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
-from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import portfaults
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
@@ -55,7 +56,7 @@ class During:
     then: Callable[[], object] = lambda: None
     seen: Set = field(default_factory=dict)
 
-    def head(self, head: RunHead) -> None:
+    def head(self, head: RunRecord) -> None:
         pass
 
     def row(self, row: SizeRow) -> None:

@@ -16,7 +16,7 @@ from heddle.base.problems import CheckError, InputError
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from tests import slowcheck, stopandwait
 from tests.machine import rc_timeout
@@ -34,7 +34,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRANSPORTS.core, NAME, StopAndWait)
 
 
-def all_reduce(lab: Lab, **options: Any) -> RunResult:
+def all_reduce(lab: Lab, **options: Any) -> RunRecord:
     return ran(lab, **{"sizes": (1 << 16,), "transport": NAME, "timeout": rc_timeout(14), **options})
 
 

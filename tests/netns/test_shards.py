@@ -36,8 +36,8 @@ from heddle.lab.status import status
 from heddle.proof.verdict import PathsResult
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.program import run_program
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
@@ -75,7 +75,7 @@ def lab(cluster: localshards.LocalCluster, lab_name: Callable[[], str]) -> Itera
     lifecycle.down(made.name)
 
 
-def ran(lab: Lab, **more: object) -> tuple[RunResult, PathsResult]:
+def ran(lab: Lab, **more: object) -> tuple[RunRecord, PathsResult]:
     options = RunOptions(**{"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 4, **more})  # type: ignore[arg-type]
     return run(lab, options, Silent()), paths_of(lab)
 

@@ -19,7 +19,7 @@ def test_a_slow_host_is_named_with_a_qp_that_ends_there(tiny: Lab) -> None:
     (qp,) = found.qps
     assert qp.to_nic == "host3:eth1"
     assert qp.qpns == tuple(row.sent.flow.qpn for row in result.flows if row.sent.flow.dst == "host3")
-    stored = History.of(tiny).open(result.run_id)
+    stored = History.of(tiny).open(result.id)
     timeline = stored.needed(stored.timeline)
     assert len(timeline.iterations.rank) == 4 * result.options.iters
     assert len(timeline.messages.src) == 4 * 6 * result.options.iters, "six messages of each rank of the ring"

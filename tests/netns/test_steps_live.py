@@ -11,8 +11,8 @@ from heddle.base.events import Silent
 from heddle.endpoints.workloadfile import load_workload
 from heddle.lab.lab import Lab
 from heddle.runs.parts.ideal import IdealUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run_workload
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 from heddle.traffic.workload import Workload
 from tests.netns.collectives import proven
@@ -36,11 +36,11 @@ steps:
 """
 
 
-def done(lab: Lab, workload: Workload) -> tuple[RunResult, IdealUse]:
+def done(lab: Lab, workload: Workload) -> tuple[RunRecord, IdealUse]:
     """The only job, without an error, and with a proof of its paths."""
     (job,) = run_workload(lab, workload, Silent()).jobs
     assert (job.wrong, job.stray, job.icrc_errors) == (0, 0, 0)
-    assert proven(lab, job.run_id).agree
+    assert proven(lab, job.id).agree
     return job, job[IdealUse]
 
 
@@ -55,8 +55,8 @@ def test_stages_of_a_pipeline_compute_send_and_reduce(tiny: Lab, tmp_path: Path,
     (row,) = job.rows
     assert row.size == job.options.sizes[0] and ideal.sizes[0].ideal_us > 11 * k, "computations on the longest path"
     assert any(line.startswith("#step     : forward-1: compute for ") for line in job.lines())
-    stored = History.of(tiny).open(job.run_id).record
-    assert stored.outcome is not None and stored.outcome[IdealUse] == ideal
+    stored = History.of(tiny).open(job.id).record
+    assert stored[IdealUse] == ideal
     assert stored.header.options == job.options
 
 

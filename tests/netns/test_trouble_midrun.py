@@ -26,8 +26,8 @@ from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.lab.status import status
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History, paths_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
@@ -214,13 +214,13 @@ SHORT = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
 LONG = RunOptions(sizes=(4 << 20,), iters=4, warmup=0)  # two seconds at line rate
 
 
-def labelled(own: Lab, result: RunResult) -> dict[str, Any]:
+def labelled(own: Lab, result: RunRecord) -> dict[str, Any]:
     """The result's `fabric_state`; it is also in the table, in the warnings and in the record."""
     data = result.to_json()
     state: dict[str, Any] = data["fabric_state"]
     assert (state["state"] == "converged") == (data["warnings"] == []) == ("#fabric" not in result.table())
     record = History.of(own).open("last").record
-    assert record.outcome is not None and record.outcome.fabric_state == result.fabric_state
+    assert record.fabric_state == result.fabric_state
     return state
 
 

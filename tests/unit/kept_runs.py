@@ -52,7 +52,7 @@ def keep(
     write_record(path, record)
     if around is not None:
         write_surroundings(path, around)
-    if record.outcome is not None:
+    if record.done:
         write_evidence(path, samples.result().flows, samples.evidence())
     write_series(path, Recorded("zone", "all-reduce over 4 ranks", 4000, tuple(labels), queues or series()))
     return open_runs([str(path)])[0]
@@ -60,8 +60,7 @@ def keep(
 
 def with_rows(record: RunRecord, *rows: SizeRow) -> RunRecord:
     """The record with other figures."""
-    assert record.outcome is not None
-    return replace(record, outcome=replace(record.outcome, rows=rows))
+    return replace(record, rows=rows)
 
 
 def row(size: int, *iteration_us: float) -> SizeRow:

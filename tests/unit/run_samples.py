@@ -14,9 +14,8 @@ from heddle.runs.parts import RunParts
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import Carrier, ProofSummary, RunResult
-from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.runrecord import Carrier, ProofSummary, RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
@@ -40,14 +39,14 @@ def flow_row(qpn: int = 266718, packets: int = 7) -> FlowRow:
     return FlowRow(sent(qpn, packets), 0, {column.key: at for at, column in enumerate(Rc.columns)})
 
 
-def result(options: RunOptions = OPTIONS) -> RunResult:
+def result(options: RunOptions = OPTIONS) -> RunRecord:
     """A run of some sizes."""
     rows = tuple(
         SizeRow(size, 1000.0 + at, 0.01 * (at + 1), 0.015 * (at + 1), 0) for at, size in enumerate(options.sizes)
     )
     parts = {"queues": USE, "machine": MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)}
-    return RunResult(
-        **{**vars(header(options)), "in_flight": build_plan(FABRIC, options).in_flight}, rows=rows,
+    return replace(
+        header(options), in_flight=build_plan(FABRIC, options).in_flight, done=True, rows=rows,
         flows=(flow_row(), flow_row(qpn=266719, packets=9)), parts=parts, icrc_errors=0, stray=0,
         counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",),
         transport=Carrier("rc", {"window": 64}, Rc.columns),
@@ -60,27 +59,28 @@ def having(run: R, **parts: RunPart | None) -> R:
     return replace(run, parts={name: part for name, part in found.items() if part is not None})
 
 
-def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunHead:
+def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunRecord:
     """What is known before a run."""
     plan = build_plan(FABRIC, options)
-    return RunHead("zone", "tiny", "2026-03-01T14:25:30Z", 4000, ecmp, options, plan.endpoints, len(plan.qps))
+    return RunRecord("zone", "tiny", "2026-03-01T14:25:30Z", 4000, ecmp, options, plan.endpoints, len(plan.qps))
 
 
 def record(options: RunOptions = OPTIONS, proof: ProofSummary | None = PROOF, ecmp: str = "e-ecmp") -> RunRecord:
     """A run that ended well, without an ID."""
-    return RunRecord(header(options, ecmp), 2.5, replace(result(options), proof=proof).outcome)
+    return replace(result(options), seconds=2.5, proof=proof, ecmp=ecmp, flows=(), in_flight=None)
 
 
 def failed() -> RunRecord:
     """A run that failed."""
     why = "rank 1 on host2:eth1: QP 12 got no acknowledgement after 7 retries\n  hint: ./inv status"
-    return RunRecord(header(), 1.5, None, (why,))
+    return replace(header(), seconds=1.5, failure=(why,))
 
 
 def interrupted() -> RunRecord:
     """A run that Ctrl-C ended after the first of its two sizes."""
     rows = result().rows[:1]
-    return RunRecord(header(), 1.5, None, ("interrupted after 1 of 2 sizes",), interrupted=True, rows=rows)
+    why = ("interrupted after 1 of 2 sizes",)
+    return replace(header(), seconds=1.5, failure=why, interrupted=True, rows=rows)
 
 
 def evidence(flows: int = 2) -> Evidence:

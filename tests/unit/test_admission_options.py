@@ -82,9 +82,8 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
         "not proven", 758,
     )  # fmt: skip
     record = samples.record()
-    assert record.outcome is not None
-    run = keep(tmp_path, record=replace(record, outcome=samples.having(record.outcome, admission=use)))
-    assert run.record.outcome is not None and run.record.outcome[AdmissionUse] == use
+    run = keep(tmp_path, record=samples.having(record, admission=use))
+    assert run.record[AdmissionUse] == use
     text = report_html([run])
     for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text

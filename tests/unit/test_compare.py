@@ -112,9 +112,8 @@ def test_with_few_iterations_the_noise_is_not_known(times: tuple[float, ...]) ->
 
 def test_a_run_that_the_processors_limited_is_not_judged(tmp_path: Path) -> None:
     a, b = (record((1 << 16, (us, us + 1, us + 2)), (1 << 20, (us, us + 1, us + 2))) for us in (1000.0, 2000.0))
-    assert b.outcome is not None
     cause = Cause("processor", 1 << 16, 1, sure=False, text="processor 1: 99% busy")
-    b = replace(b, outcome=samples.having(b.outcome, machine=replace(b.outcome[MachineUse], unreliable=(cause,))))
+    b = samples.having(b, machine=replace(b[MachineUse], unreliable=(cause,)))
     found = both(tmp_path, a, b)
     assert of(found, "busbw", 1 << 16).verdict == "unknown"
     assert of(found, "busbw", 1 << 20).verdict == "differs"
@@ -132,9 +131,8 @@ def test_wrong_data_and_unproven_paths_have_no_verdict_and_no_flag_gives_one(tmp
     a = with_rows(counted(ONE, 3), row(1 << 16, 1000, 1001, 1002))
     wrong = with_rows(a, replace(row(1 << 16, 2000, 2001, 2002), wrong=4096))
     unproven = with_rows(a, row(1 << 16, 2000, 2001, 2002))
-    assert unproven.outcome is not None and unproven.outcome.proof is not None
-    proof = replace(unproven.outcome.proof, agree=False, unproven=2)
-    unproven = replace(unproven, outcome=replace(unproven.outcome, proof=proof))
+    assert unproven.proof is not None
+    unproven = replace(unproven, proof=replace(unproven.proof, agree=False, unproven=2))
     good = with_rows(a, row(1 << 16, 2000, 2001, 2002))
     first, *others = [keep(tmp_path, n, each) for n, each in enumerate((a, wrong, unproven, good), 1)]
     for run, why in zip(others, ("4,096 wrong elements", "2 of "), strict=False):
@@ -192,7 +190,7 @@ def test_sizes_that_only_one_has_are_left_out_and_named(tmp_path: Path) -> None:
             r"different collectives \(all-reduce, incast\)",
         ),
         (
-            replace(record((1 << 16, (1.0,))), header=replace(record((8, (1.0,))).header, k=8000)),
+            replace(record((1 << 16, (1.0,))), k=8000),
             "k = 4000, k = 8000",
         ),
         (record((1 << 17, (1.0,))), "have no size in common: 64 KiB and 128 KiB"),
@@ -244,12 +242,10 @@ def on(
 ) -> RunRecord:
     """A run on a fabric in that state. ports: source ports of each queue pair."""
     record = counted(ONE, marks)
-    assert record.outcome is not None
-    proof = replace(samples.PROOF, qps=record.header.qps * ports, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
-    counts = {**dict.fromkeys(record.outcome.counters, 0), **counters}
+    proof = replace(samples.PROOF, qps=record.qps * ports, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
+    counts = {**dict.fromkeys(record.counters, 0), **counters}
     queues = replace(samples.USE, drops={}, marks=marks)
-    outcome = replace(record.outcome, fabric_state=state, proof=proof, counters=counts)
-    return replace(record, outcome=samples.having(outcome, queues=queues))
+    return replace(samples.having(record, queues=queues), fabric_state=state, proof=proof, counters=counts)
 
 
 FAULT = "rtsw1:eth3: 1/24 lost"
@@ -299,8 +295,8 @@ def test_mmr_is_judged_by_equal_runs_where_paths_or_packets_are_not_fixed(tmp_pa
     assert verdicts("sprayed", on(CLEAN, ports=4), on(CLEAN, mmr=2.0, ports=4)) == ["differs", "unknown"]
     assert verdicts("lossy", on(LOSSY, retransmitted=9), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
     unproven = on(CLEAN, mmr=2.0)
-    assert unproven.outcome is not None and unproven.outcome.proof is not None
-    unproven = replace(unproven, outcome=replace(unproven.outcome, proof=replace(unproven.outcome.proof, agree=False)))
+    assert unproven.proof is not None
+    unproven = replace(unproven, proof=replace(unproven.proof, agree=False))
     assert verdicts("unproven", on(CLEAN), unproven) == ["unknown", "unknown"]
 
 
@@ -316,9 +312,8 @@ def test_times_are_not_judged_by_iterations_where_packets_of_a_qp_take_several_p
 def test_busbw_of_other_numbers_of_ranks_is_judged_by_busbw(tmp_path: Path) -> None:
     """Twice the time for twice the work is the same bandwidth."""
     other = with_rows(counted(ONE, 3), replace(row(1 << 16, 2000, 2002, 2001), busbw=row(1 << 16, 1000).busbw * 0.999))
-    header = replace(other.header, ranks=other.header.ranks[:2])
     a = keep(tmp_path, 1, with_rows(counted(ONE, 3), row(1 << 16, 1000, 1001, 1002)))
-    found = compare(a, keep(tmp_path, 2, replace(other, header=header)))
+    found = compare(a, keep(tmp_path, 2, replace(other, ranks=other.ranks[:2])))
     assert of(found, "busbw", 1 << 16).verdict == "noise"
     assert not any(each.figure == "time" for each in found.ratios)
 
@@ -329,9 +324,7 @@ ONE, OTHER = RunOptions(sizes=(1 << 16,), qps=4), RunOptions(sizes=(1 << 16,), q
 def counted(options: RunOptions, marks: int, pauses: int = 0) -> RunRecord:
     """A run with these counts."""
     record = samples.record(options)
-    assert record.outcome is not None
-    queues = replace(record.outcome[QueueUse], marks=marks, pauses=pauses)
-    return replace(record, outcome=samples.having(record.outcome, queues=queues))
+    return samples.having(record, queues=replace(record[QueueUse], marks=marks, pauses=pauses))
 
 
 def test_equal_runs_tell_which_difference_of_counts_is_noise(tmp_path: Path) -> None:
@@ -391,10 +384,9 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_
 def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
     mine = keep(tmp_path, 1, counted(ONE, 100))
     limited = counted(ONE, 500)
-    assert limited.outcome is not None
     cause = Cause("processor", None, 1, sure=False, text="processor 1: 99% busy")
-    machine = replace(limited.outcome[MachineUse], unreliable=(cause,))
-    keep(tmp_path, 2, replace(limited, outcome=samples.having(limited.outcome, machine=machine)))
+    machine = replace(limited[MachineUse], unreliable=(cause,))
+    keep(tmp_path, 2, samples.having(limited, machine=machine))
     keep(tmp_path, 3, counted(OTHER, 500))
     keep(tmp_path, 4, counted(ONE, 500), around=replace(AROUND, queues={"rtsw1": {"ecn.kmax": 800_000}}))
     keep(tmp_path, 5, samples.failed())

@@ -174,8 +174,8 @@ def in_place_wrong() -> tuple[SizeRow, ...]:
 
 
 def test_wrong_elements_in_json_are_read(tmp_path: Path) -> None:
-    outcome = replace(samples.result(), rows=in_place_wrong()).outcome
-    run = keep(tmp_path, 7, replace(samples.record(replace(samples.OPTIONS, in_place="both")), outcome=outcome))
+    record = samples.record(replace(samples.OPTIONS, in_place="both"))
+    run = keep(tmp_path, 7, replace(record, rows=in_place_wrong()))
     text = EXPORTS["json"].written(run, Asked()).decode()
     assert read(tmp_path, text).unfit == "14 wrong elements"
     assert read(tmp_path, text.replace('"count":14', '"count":0')).unfit == "14 wrong elements"
@@ -198,7 +198,7 @@ def test_compare_takes_a_file_in_the_place_of_a_run(tmp_path: Path, capsys: pyte
     code, said = inv(str(run.path), str(file), "--format", "json")
     assert (code, json.loads(said.out)["left_out"]) == (0, [131072, 1 << 22])
     # Wrong data of either side are named, and fail.
-    bad = keep(tmp_path, 8, replace(samples.record(), outcome=replace(samples.result(), rows=in_place_wrong()).outcome))
+    bad = keep(tmp_path, 8, replace(samples.record(), rows=in_place_wrong()))
     for pair in ((str(file), str(bad.path)), (str(bad.path), str(file))):
         code, said = inv(*pair)
         assert (code, "note: no verdict rests on run 0008 of lab zone: 14 wrong elements" in said.out) == (1, True)

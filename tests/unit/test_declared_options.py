@@ -116,7 +116,7 @@ def test_plan_record_and_command_carry_them(tmp_path: Path) -> None:
     assert adapter.validate_json(adapter.dump_json(plan)).options == plan.options  # as a worker gets it
     write_record(tmp_path, replace(samples.record(options), id="0001"))
     assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["slide"] == 3
-    assert read_record(tmp_path).header.options == options
+    assert read_record(tmp_path).options == options
     assert plain(options)["slide"] == 3 and not {"own", "parameters"} & plain(options).keys()
     assert run_commands(options, "zone") == [
         "./inv run --lab zone --collective all-reduce --transport slider --slide 3"
@@ -129,13 +129,13 @@ def test_a_record_of_before_has_the_options_beside_the_others(tmp_path: Path) ->
     file = tmp_path / "run.json"
     record = json.loads(file.read_text())
     assert record["header"]["options"]["recovery"] == "selective-repeat"
-    assert read_record(tmp_path).header.options.own == {"recovery": "selective-repeat"}
+    assert read_record(tmp_path).options.own == {"recovery": "selective-repeat"}
     record["header"]["options"] |= {"recovery": "go-back-n", "entropy": 1}
     file.write_text(json.dumps(record))
-    assert read_record(tmp_path).header.options == RunOptions()
+    assert read_record(tmp_path).options == RunOptions()
     record["header"]["options"] |= {"transport": "srd", "entropy": 8}
     file.write_text(json.dumps(record))
-    assert read_record(tmp_path).header.options == run_options(transport="srd", entropy=8)
+    assert read_record(tmp_path).options == run_options(transport="srd", entropy=8)
 
 
 def test_options_of_every_run_name_no_transport_and_no_congestion_control() -> None:
@@ -151,7 +151,7 @@ def test_a_control_has_parameters_for_it_alone(tmp_path: Path) -> None:
     adapter = TypeAdapter(Plan)
     assert adapter.validate_json(adapter.dump_json(plan)) == plan
     write_record(tmp_path, replace(samples.record(options), id="0001"))
-    assert read_record(tmp_path).header.options == options
+    assert read_record(tmp_path).options == options
     assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["congestion_profile"] == "default"
     with pytest.raises(InputError, match=r"--cc-set a=1 --cc-set b=2 is not for --cc none\n.*--cc dcqcn or --cc swift"):
         run_options(cc_set=["a=1", "b=2"])

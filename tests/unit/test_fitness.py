@@ -11,7 +11,7 @@ from heddle.host.capacity import Cause
 from heddle.proof.linkuse import Mmr
 from heddle.proof.verdict import PathsResult
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import ProofSummary, RunResult, Unfit, unfit
+from heddle.runs.runrecord import ProofSummary, RunRecord, Unfit, unfit
 from heddle.runs.store import History, limits, paths_of
 from heddle.runs.stored import Stored, StoredRun
 from heddle.views.report import runparts
@@ -27,16 +27,16 @@ from tests.unit.run_samples import having, interrupted, record, result
 PROVEN = ProofSummary(True, 16, 0, ("prediction", "oracle", "counters"), 1.0, 1.0, 0)
 
 
-def proven(**summary: object) -> RunResult:
+def proven(**summary: object) -> RunRecord:
     return replace(result(), proof=replace(PROVEN, **summary))  # type: ignore[arg-type]
 
 
-def busy(run: RunResult, size: int | None) -> RunResult:
+def busy(run: RunRecord, size: int | None) -> RunRecord:
     causes = (Cause("processor", size, 1, sure=True, text="CPU 1 was busy 99% of the time"),)
     return having(run, machine=replace(run[MachineUse], unreliable=causes))
 
 
-def wrong(run: RunResult) -> RunResult:
+def wrong(run: RunRecord) -> RunRecord:
     return replace(run, rows=(replace(run.rows[0], wrong=12), *run.rows[1:]))
 
 
@@ -79,10 +79,10 @@ def test_a_busy_machine_is_named_also_where_paths_need_no_proof() -> None:
 def test_wrong_elements_in_place_are_seen_wherever_a_run_is_shown(tmp_path: Path) -> None:
     first, *others = result().rows
     rows = (replace(first, in_place=replace(first.first, wrong=7)), *others)
-    done = replace(record(), outcome=replace(result(), rows=rows).outcome)
+    done = replace(record(), rows=rows)
     stopped = replace(interrupted(), rows=rows[:1])
     assert (done.wrong, stopped.wrong) == (7, 7)
-    assert done.unfit() == stopped.unfit() == Unfit("wrong data", "7 wrong elements")
+    assert unfit(done) == unfit(stopped) == Unfit("wrong data", "7 wrong elements")
     runs = [keep(tmp_path, number, each) for number, each in enumerate((done, stopped), 1)]
     for run in runs:
         cards = runparts.summary(run)["cards"]
@@ -97,6 +97,6 @@ def test_wrong_elements_in_place_are_seen_wherever_a_run_is_shown(tmp_path: Path
 def test_paths_have_the_wrong_elements_of_their_run(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     proven = PathsResult(True, (), (), Mmr(None, None), {}, "rtsw", {}, ())
     monkeypatch.setattr(StoredRun, "proof", Stored(proven))
-    for number, run in enumerate((record(), replace(record(), outcome=wrong(result()).outcome)), 1):
+    for number, run in enumerate((record(), wrong(record())), 1):
         keep_in(history, run)
         assert paths_of(a_lab(history), str(number)).wrong == run.wrong == (0, 12)[number - 1]

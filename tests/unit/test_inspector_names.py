@@ -81,7 +81,7 @@ def test_a_send_is_measured_alone_between_two_ranks_only(
 
 def test_nodes_are_those_of_one_communicator_and_names_those_of_nccl_inspector() -> None:
     record = samples.record()
-    pairs = replace(record, header=replace(record.header, communicators=((0, 1), (2, 3))))
+    pairs = replace(record, communicators=((0, 1), (2, 3)))
     for labels, _ in exported(pairs)[BANDWIDTH]:
         assert (labels["n_nodes"], labels["nranks"]) == ("2", "2")
     # Message sizes and collectives have the names of nccl inspector.

@@ -22,7 +22,7 @@ from heddle.predict.hashes import kernel_hash
 from heddle.predict.rules import FabricRules, HashingRule
 from heddle.proof.collect import counted_flows
 from heddle.runs.compare import compare
-from heddle.runs.runrecord import RunRecord, read_record, write_record
+from heddle.runs.runrecord import read_record, write_record
 from heddle.runs.store import limits
 from heddle.runs.stored import StoredRun
 from heddle.switch.counters import FlowCount, SwitchCounters
@@ -179,14 +179,13 @@ def kept(tmp_path: Path) -> Callable[..., StoredRun]:
 
     def keep(code: int = 0) -> StoredRun:
         options = replace(samples.OPTIONS, ranks=4, sizes=())
-        head = replace(
-            samples.header(), options=options, qps=12, launch=("--ranks", "4", "--", "python3", "train.py", "-x")
-        )
-        outcome = samples.record().outcome
-        assert outcome is not None
+        launch = ("--ranks", "4", "--", "python3", "train.py", "-x")
         warnings = ("rank 2 on host3: python3 ended with exit code 7",) if code else ()
-        outcome = replace(outcome, rows=(), parts={}, icrc_errors=None, stray=None, exit_code=code, warnings=warnings)
-        write_record(tmp_path, RunRecord(head, 2.5, outcome, id="0001"))
+        record = replace(
+            samples.record(), id="0001", options=options, qps=12, launch=launch, rows=(), parts={}, icrc_errors=None,
+            stray=None, exit_code=code, warnings=warnings,
+        )  # fmt: skip
+        write_record(tmp_path, record)
         return StoredRun("0001", "zone", tmp_path)
 
     return keep
@@ -197,9 +196,9 @@ def test_a_program_is_stored_as_a_run_without_sizes(kept: Callable[..., StoredRu
     data = json.loads((run.path / "run.json").read_text())
     assert data["header"]["options"] == {"ranks": 4, "placement": "block", "sizes": []}
     record = read_record(run.path)
-    assert record.header.work == "train.py" and record.outcome is not None and record.outcome.exit_code == 0
-    assert replace(record.header, launch=("--ranks", "2", "--", "/bin/sh", "-c", "exit")).work == "sh"
-    assert describe_run(record.header) == "train.py on 4 ranks, ECMP e-ecmp"
+    assert record.work == "train.py" and record.done and record.exit_code == 0
+    assert replace(record, launch=("--ranks", "2", "--", "/bin/sh", "-c", "exit")).work == "sh"
+    assert describe_run(record) == "train.py on 4 ranks, ECMP e-ecmp"
     (line,) = [line for line in runs_text({"zone": [run]}, limits(), []).splitlines() if line.startswith("0001")]
     assert line.split()[3:10] == ["train.py", "4", "-", "-", "e-ecmp", "-", "-"]
     (row,) = runs_json({"zone": [run]}, limits(), [])["runs"]
@@ -226,8 +225,8 @@ def test_a_program_that_failed_says_so_and_is_not_compared(kept: Callable[..., S
 def test_a_program_that_sent_nothing_has_no_proof(kept: Callable[..., StoredRun]) -> None:
     run = kept()
     record = read_record(run.path)
-    assert record.outcome is not None and record.outcome.proof is not None
-    write_record(run.path, replace(record, outcome=replace(record.outcome, proof=replace(record.outcome.proof, qps=0))))
+    assert record.proof is not None
+    write_record(run.path, replace(record, proof=replace(record.proof, qps=0)))
     run = StoredRun(run.id, run.lab, run.path)
     (line,) = [line for line in runs_text({"zone": [run]}, limits(), []).splitlines() if line.startswith("0001")]
     assert line.split()[9] == "-"

@@ -77,14 +77,13 @@ def test_a_new_part_is_in_the_document_the_table_and_what_makes_a_run_doubtful()
 
 def test_a_stored_run_has_the_new_part_and_comparison_and_report_show_it(tmp_path: Path) -> None:
     record = samples.record()
-    assert record.outcome is not None
     mild, warm = (
-        keep(tmp_path, number, replace(record, outcome=samples.having(record.outcome, weather=part)))
+        keep(tmp_path, number, samples.having(record, weather=part))
         for number, part in enumerate((MILD, replace(MILD, degrees=25.0)), 1)
     )
     stored = json.loads((mild.path / RECORD).read_text())["outcome"]
     assert stored["weather"] == {"degrees": 20.0, "at": {"host7": 21}} and stored["admission"] is None
-    assert mild.record.outcome is not None and mild.record.outcome[Weather] == MILD
+    assert mild.record[Weather] == MILD
     (warmth,) = (each for each in compare(mild, warm).ratios if each.figure == "warmth")
     assert (warmth.unit, warmth.a, warmth.b, warmth.ratio) == ("degrees", 20.0, 25.0, 1.25)
     page = report_html([mild])
@@ -93,17 +92,16 @@ def test_a_stored_run_has_the_new_part_and_comparison_and_report_show_it(tmp_pat
 
 def test_a_run_from_before_the_part_or_from_after_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = samples.record()
-    assert record.outcome is not None
     before = keep(tmp_path, 1)
     path = before.path / RECORD
     data = json.loads(path.read_text())
     del data["outcome"]["weather"]
     path.write_text(json.dumps(data))
-    assert before.record.outcome is not None and before.record.outcome.part(Weather) is None
-    after = keep(tmp_path, 2, replace(record, outcome=samples.having(record.outcome, weather=MILD)))
+    assert before.record.done and before.record.part(Weather) is None
+    after = keep(tmp_path, 2, samples.having(record, weather=MILD))
     monkeypatch.delitem(PARTS, "weather")
-    assert after.record.outcome is not None and after.record.outcome[QueueUse] == samples.USE
-    assert "weather" not in after.record.outcome.parts
+    assert after.record[QueueUse] == samples.USE
+    assert "weather" not in after.record.parts
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

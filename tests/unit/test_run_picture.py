@@ -48,8 +48,7 @@ def test_two_runs_have_a_colour_and_a_name_each(tmp_path: Path) -> None:
 
 
 def test_runs_of_two_labs_are_named_with_their_lab(tmp_path: Path) -> None:
-    there = samples.record()
-    other = replace(there, header=replace(there.header, lab="north"))
+    other = replace(samples.record(), lab="north")
     picture = draw("svg", [kept(tmp_path, 3), kept(tmp_path / "other", 3, other)]).decode()
     assert "run zone-0003: ECMP" in picture and "run north-0003: ECMP" in picture
 

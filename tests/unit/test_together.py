@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.runs.timeline import Iterations, Messages, Timeline
 from heddle.runs.together import Interference, WorkloadResult
@@ -19,7 +19,7 @@ SIZE: Final = 1 << 16
 Spans = Sequence[tuple[float, float]]
 
 
-def job(name: str, spans: Spans, run: str = "0001", wrong: int = 0) -> RunResult:
+def job(name: str, spans: Spans, run: str = "0001", wrong: int = 0) -> RunRecord:
     """A run of two ranks with these iterations, in seconds; the second rank ends a little earlier."""
     rows = [
         (rank, SIZE, epoch, begin, end - 0.01 * rank) for epoch, (begin, end) in enumerate(spans) for rank in (0, 1)
@@ -31,7 +31,7 @@ def job(name: str, spans: Spans, run: str = "0001", wrong: int = 0) -> RunResult
     us = 1e6 * float((end - begin).mean())
     row = SizeRow(SIZE, us, SIZE / us / 1e3, 1.5 * SIZE / us / 1e3, wrong)
     last = spans[-1][1]
-    return replace(samples.result(), job=name, run_id=run, rows=(row,), courses=courses, span_s=(spans[0][0], last))
+    return replace(samples.result(), job=name, id=run, rows=(row,), courses=courses, span_s=(spans[0][0], last))
 
 
 def evenly(seconds: float, count: int, start: float = 0.0) -> Spans:

@@ -43,8 +43,7 @@ def kept(tmp_path: Path) -> StoredRun:
     """A run with iterations, messages, queues, rates, and a fault."""
     faults = FaultTimes(10 * NS, 3.0, (FAULT,))
     record = samples.record()
-    assert record.outcome is not None
-    run = keep(tmp_path, record=replace(record, outcome=samples.having(record.outcome, faults=faults)))
+    run = keep(tmp_path, record=samples.having(record, faults=faults))
     timeline(ring()).write(run.path)
     course = RateCourse(PacedQp("host1", "host3", 7, 10**8), np.array([0.0, 0.5]), np.array([1e8, 5e7]))
     Rates("dcqcn", 3.0, (course,)).write(run.path)

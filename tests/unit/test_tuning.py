@@ -15,7 +15,7 @@ from heddle.base.problems import InputError
 from heddle.cli.tuner_verb import _wanted
 from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow, figures
 from heddle.runs.tuning import ANY, TunerPoint, TunerSetting, Tuning, _choice
 from heddle.views.runstext import tuning_text
@@ -27,7 +27,7 @@ RING, TREE = (TunerSetting(each, ANY, 1) for each in ("ring", "tree"))
 RING_4, TREE_4 = (replace(each, qps=4) for each in (RING, TREE))
 
 
-def run(times: Sequence[float], machine: MachineUse | None = None) -> RunResult:
+def run(times: Sequence[float], machine: MachineUse | None = None) -> RunRecord:
     """A run with a time for each size, ms, in which iterations differ by 0.2 %."""
     rows = [
         SizeRow.of(
@@ -111,10 +111,7 @@ def test_no_setting_is_preferred_by_noise() -> None:
     assert [each.verdict for each in sprayed.best()] == ["unknown"] * 3 and not as_the_plugin_reads(sprayed.conf())
     assert "several paths" in tuning_text(sprayed)
     for wide, verdict in ((0.5, "noise"), (0.001, "differs")):
-        equal = {
-            each: [run(tuple(ms * (1 + wide * at) for ms in times[each])).outcome for at in (0, 1, -1)]
-            for each in times
-        }
+        equal = {each: [run(tuple(ms * (1 + wide * at) for ms in times[each])) for at in (0, 1, -1)] for each in times}
         known = Tuning.of({each: replace(spread, rows=run(times[each]).rows) for each in times}, equal)
         assert {each.verdict for each in known.best()[:2]} == {verdict}, wide
         assert bool(as_the_plugin_reads(known.conf())) == (verdict == "differs")
@@ -134,7 +131,7 @@ def known(times_ms: Mapping[TunerSetting, Sequence[float]]) -> Tuning:
     runs = {setting: [run((ms,) * 3) for ms in times] for setting, times in times_ms.items()}
     return Tuning.of(
         {setting: each[-1] for setting, each in runs.items()},
-        {setting: [one.outcome for one in each] for setting, each in runs.items()},
+        runs,
     )
 
 

@@ -25,7 +25,7 @@ _RECORDED_BY: Final = "heddle"
 
 def written(run: StoredRun, asked: Asked) -> bytes:
     """The file."""
-    rows = run.record.measured
+    rows = run.record.rows
     if rows and not any(row.rank_us for row in rows):
         raise run.unusable("its Heddle was older, and did not record the times of each rank")
     return "".join(
@@ -35,18 +35,18 @@ def written(run: StoredRun, asked: Asked) -> bytes:
 
 def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
     """In the order of time: sizes, iterations, ranks. coll_sn counts the operations of a communicator."""
-    head, o, now, number = record.header, record.header.options, 0.0, 0
-    groups = head.communicators or (tuple(range(len(head.ranks))),)
-    began_us = datetime.fromisoformat(head.when).timestamp() * 1e6
+    o, now, number = record.options, 0.0, 0
+    groups = record.communicators or (tuple(range(len(record.ranks))),)
+    began_us = datetime.fromisoformat(record.when).timestamp() * 1e6
     factor = o.pattern.busbw_factor(len(groups[0]))
-    for size, figures in ((row.size, each) for row in record.measured for each in row.all):
+    for size, figures in ((row.size, each) for row in record.rows for each in row.all):
         for index in range(skip, len(figures.iteration_us)):
             number += 1
             now += max(times[index] for times in figures.rank_us)
             for place, ranks in enumerate(groups):
-                nodes = len({head.ranks[rank].host for rank in ranks})
-                same = zlib.crc32(f"{head.lab}/{record.id}/{place}".encode())  # in every export of the run
-                about = {"id": f"0x{same:014x}", "comm_name": head.job or f"{head.lab}-{place}"}
+                nodes = len({record.ranks[rank].host for rank in ranks})
+                same = zlib.crc32(f"{record.lab}/{record.id}/{place}".encode())  # in every export of the run
+                about = {"id": f"0x{same:014x}", "comm_name": record.job or f"{record.lab}-{place}"}
                 for number_there, rank in enumerate(ranks):
                     us = figures.rank_us[rank][index]
                     algbw = size / us / 1e3
@@ -55,7 +55,7 @@ def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
                         "metadata": {
                             "inspector_output_format_version": _FORMAT, "git_rev": f"heddle-{record.heddle}",
                             "rec_mechanism": _RECORDED_BY, "dump_timestamp_us": round(began_us + now),
-                            "hostname": head.ranks[rank].host, "pid": rank,
+                            "hostname": record.ranks[rank].host, "pid": rank,
                         },
                         "coll_perf": {
                             "coll": collective_name(o.collective), "coll_sn": number, "coll_msg_size_bytes": size,

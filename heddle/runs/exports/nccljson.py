@@ -20,7 +20,7 @@ from typing import Any, Final
 from heddle.endpoints.runoptions import typed_options
 from heddle.runs.exports.asked import Asked
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import Figures, RunHead, SizeRow, stats_of
+from heddle.runs.runtable import Figures, SizeRow, stats_of
 from heddle.runs.stored import StoredRun
 
 _VERSION: Final = 3
@@ -34,19 +34,19 @@ def written(run: StoredRun, asked: Asked) -> bytes:
 
 def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
     """The document of a run; of a failed run, with the sizes that it had measured."""
-    head, rows, skip = record.header, record.measured, asked.skip
-    began = datetime.fromisoformat(head.when)
+    rows, skip = record.rows, asked.skip
+    began = datetime.fromisoformat(record.when)
     measured = [each for row in rows for each in row.all]
     wrong = record.wrong
     okay = "unchecked" if asked.min_busbw is None else _truth(not asked.below(rows))
     return {
         "version": _VERSION,
         "start_time": began.strftime(_TIME),
-        "args": [head.program, *_arguments(head)],
-        "env": [f"HEDDLE_EMULATED_K={head.k}", f"HEDDLE_LAB={head.lab}", f"HEDDLE_RUN={record.id}"],
+        "args": [record.program, *_arguments(record)],
+        "env": [f"HEDDLE_EMULATED_K={record.k}", f"HEDDLE_LAB={record.lab}", f"HEDDLE_RUN={record.id}"],
         "nccl_version": 0,
-        "config": _config(head, skip),
-        "results": [_result(head, row, skip) for row in rows],
+        "config": _config(record, skip),
+        "results": [_result(record, row, skip) for row in rows],
         "out_of_bounds": {"count": wrong, "okay": _truth(not wrong)},
         "average_bus_bandwidth": {
             "bandwidth": _six(fmean(each.busbw for each in measured)) if rows else "nan", "okay": okay,
@@ -56,19 +56,19 @@ def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _arguments(head: RunHead) -> Iterator[str]:
+def _arguments(record: RunRecord) -> Iterator[str]:
     """The sizes as nccl-tests has them, and the other options that are not the default as they are typed."""
-    sizes = head.options.sizes
+    sizes = record.options.sizes
     yield from (f"--minbytes={sizes[0]}", f"--maxbytes={sizes[-1]}")
     yield from (f"--{name.replace('_', '')}={step}" for name, step in _step(sizes).items())
-    for word, texts in typed_options(head.options).items():
+    for word, texts in typed_options(record.options).items():
         if word in ("size", "collective"):
             continue
         yield from (f"--{word.replace('_', '-')}={text}" for text in texts)
 
 
-def _config(head: RunHead, skip: int) -> dict[str, Any]:
-    o = head.options
+def _config(record: RunRecord, skip: int) -> dict[str, Any]:
+    o = record.options
     return {
         "nthreads": 1,
         "ngpus": 1,
@@ -84,7 +84,7 @@ def _config(head: RunHead, skip: int) -> dict[str, Any]:
         "per_iter_timing": _truth(True),
         "per_iter_skip": skip,
         "parallel_init": _truth(False),
-        "devices": _devices(head),
+        "devices": _devices(record),
     }
 
 
@@ -96,13 +96,13 @@ def _step(sizes: Sequence[int]) -> dict[str, int]:
     return {"step_bytes": sizes[1] - sizes[0] if len(sizes) > 1 else 1 << 20}
 
 
-def _devices(head: RunHead) -> list[dict[str, Any]]:
+def _devices(record: RunRecord) -> list[dict[str, Any]]:
     """The NIC of each rank in place of its GPU. group: its communicator."""
-    group = {rank: place for place, ranks in enumerate(head.communicators) for rank in ranks}
+    group = {rank: place for place, ranks in enumerate(record.communicators) for rank in ranks}
     seen: Counter[str] = Counter()
     found = []
-    for each in head.ranks:
-        about = f"{each.port} {each.ip} behind {each.first_hop}, emulated by Heddle at 1/{head.k} of its rate"
+    for each in record.ranks:
+        about = f"{each.port} {each.ip} behind {each.first_hop}, emulated by Heddle at 1/{record.k} of its rate"
         found.append({
             "rank": each.rank, "group": group.get(each.rank, 0), "pid": 0, "hostname": each.host,
             "device": seen[each.host], "device_hex": "0000:00:00", "device_info": about,
@@ -111,18 +111,18 @@ def _devices(head: RunHead) -> list[dict[str, Any]]:
     return found
 
 
-def _result(head: RunHead, row: SizeRow, skip: int) -> dict[str, Any]:
-    pattern = head.options.pattern
-    out_of_place, in_place = head.sides(row)
+def _result(record: RunRecord, row: SizeRow, skip: int) -> dict[str, Any]:
+    pattern = record.options.pattern
+    out_of_place, in_place = record.sides(row)
     return {
         "size": row.size,
-        "count": head.count(row),
+        "count": record.count(row),
         "type": pattern.printed_type,
         "redop": pattern.redop,
         "root": f"{pattern.printed_root:6d}",
         **_side("out_of_place", out_of_place, skip),
         **_side("in_place", in_place, skip),
-        "actual_iterations": len(row.iteration_us) or head.options.iters,
+        "actual_iterations": len(row.iteration_us) or record.options.iters,
         "experiment_name": "",
     }  # fmt: skip
 

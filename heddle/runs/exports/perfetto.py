@@ -33,25 +33,24 @@ _BUCKETS: Final = 2000  # of a counter
 
 def written(run: StoredRun, _asked: Asked) -> bytes:
     """The trace. InputError for a run that recorded nothing over time."""
-    header = run.record.header
+    record = run.record
     timeline, recorded, rates = run.timeline, run.recorded, run.rates
     if timeline.value is None:
         run.needed(recorded)
     events: list[Event] = []
     if timeline.value is not None:
         flows = [row.sent.flow for row in run.flows] if run.measured.value is not None else []
-        events += _ranks(timeline.value, header.ranks)
+        events += _ranks(timeline.value, record.ranks)
         events += _messages(timeline.value, flows)
     if recorded.value is not None:
         events += _ports(recorded.value)
     events += _rates(rates.value) if rates.value is not None else ()
-    outcome = run.record.outcome
-    events += _faults(() if outcome is None else outcome.times)
+    events += _faults(record.times)
     groups = dict.fromkeys(each["pid"] for each in events)
     names = [_named(pid, "process_name", text) for pid, text in _GROUPS.items() if pid in groups]
     about = {
-        "heddle": VERSION, "run": run.what, "k": header.k,
-        "time": f"us of wall time since the run began, which is emulated time: hardware is {header.k} times faster",
+        "heddle": VERSION, "run": run.what, "k": record.k,
+        "time": f"us of wall time since the run began, which is emulated time: hardware is {record.k} times faster",
         "missing": [each.why for each in (timeline, recorded) if each.why],
     }  # fmt: skip
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0.0), event["ph"] == "b"))

@@ -29,27 +29,27 @@ def written(run: StoredRun, asked: Asked) -> bytes:
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     table.writeheader()
-    for row in run.record.measured:
+    for row in run.record.rows:
         table.writerow({**_run(run.record), **_size(run.record, row, asked.skip)})
     return text.getvalue().encode()
 
 
 def _run(record: RunRecord) -> Mapping[str, Any]:
-    head, o = record.header, record.header.options
+    o = record.options
     return {
-        "lab": head.lab, "run": record.id, "collective": o.collective, "algorithm": o.algorithm,
-        "ranks": len(head.ranks), "qps": o.qps, "hashing": head.ecmp, "transport": o.transport, "k": head.k,
+        "lab": record.lab, "run": record.id, "collective": o.collective, "algorithm": o.algorithm,
+        "ranks": len(record.ranks), "qps": o.qps, "hashing": record.ecmp, "transport": o.transport, "k": record.k,
     }  # fmt: skip
 
 
 def _size(record: RunRecord, row: SizeRow, skip: int) -> Mapping[str, Any]:
-    head, pattern, stats = record.header, record.header.options.pattern, stats_of(row.first.slowest_us, skip)
-    out_of_place, in_place = head.sides(row)
+    pattern, stats = record.options.pattern, stats_of(row.first.slowest_us, skip)
+    out_of_place, in_place = record.sides(row)
     return {
-        "size_bytes": row.size, "count": head.count(row), "type": pattern.printed_type,
+        "size_bytes": row.size, "count": record.count(row), "type": pattern.printed_type,
         "redop": pattern.redop, "root": pattern.printed_root,
         **_side("", out_of_place), **_side("in_place_", in_place),
-        "iterations": len(row.iteration_us) or head.options.iters,
+        "iterations": len(row.iteration_us) or record.options.iters,
         **({} if stats is None else {name: round(getattr(stats, name), 3) for name in _STATS}),
     }  # fmt: skip
 

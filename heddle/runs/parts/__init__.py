@@ -7,7 +7,7 @@ parameters in the report follow from PARTS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -79,7 +79,9 @@ def _loaded(data: Mapping[str, Any]) -> dict[str, RunPart]:
 class RunParts:
     """The parts of a run by name; none for a mechanism that it did not use. Each is also an attribute by its name."""
 
-    parts: Annotated[Mapping[str, RunPart], PlainSerializer(_dumped), PlainValidator(_loaded)]
+    parts: Annotated[Mapping[str, RunPart], PlainSerializer(_dumped), PlainValidator(_loaded)] = field(
+        default_factory=dict
+    )
 
     if not TYPE_CHECKING:  # for tests of users; Heddle uses `part`, which has a type
 

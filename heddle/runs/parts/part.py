@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
 
 from heddle.base.tables import Table
 from heddle.host.capacity import Cause
@@ -35,6 +35,7 @@ class TimeSpan:
     end_s: float
 
 
+@runtime_checkable
 class Courses(Protocol):
     """What a part recorded over time: too large for the record, so it has a file of its own."""
 

@@ -36,7 +36,7 @@ def fabric(run: StoredRun) -> Values:
     if built is None:
         raise NotCarriedError(run.fabric.why)
     loads = loads_of(run)
-    described, layout = describe_run(run.record.header), PictureLayout(built)
+    described, layout = describe_run(run.record), PictureLayout(built)
     title = f"Fabric {built.name}: {len(built.switches)} switches, {len(built.hosts)} hosts, {len(built.links)} links"
     rows = tuple(
         (load.a, load.b, format_rate(load.rate_bps), *_end(load, 0), *_end(load, 1))
@@ -76,12 +76,11 @@ def queues(run: StoredRun) -> Values:
     recorded = run.recorded.value
     if recorded is None:
         raise NotCarriedError(run.recorded.why)
-    times = () if run.record.outcome is None else run.record.outcome.times
     drawn = queuepicture.panels(recorded)
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
     told = "; ".join(f"{panel.title}: at most {format_bytes(panel.most)}" for panel in drawn)
-    picture = queuepicture.draw("svg", recorded, drawn, run.rates.value, times)
+    picture = queuepicture.draw("svg", recorded, drawn, run.rates.value, run.record.times)
     return {"charts": [Chart.of("queues", "Queues over time", f"{told}.", picture)], "table": _queue_table(recorded)}
 
 

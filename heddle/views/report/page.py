@@ -82,7 +82,7 @@ def report_html(
 
 
 def _title(runs: Sequence[StoredRun], comparison: Comparison | None) -> str:
-    names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
+    names = [f"run {run.id} of {run.record.lab}" for run in runs]
     if comparison is not None:
         return f"{names[0]} against {names[1]}"
     return names[0] if len(names) == 1 else f"{len(names)} runs"
@@ -97,10 +97,10 @@ def _run(run: StoredRun, shown: Sequence[Section]) -> Mapping[str, Any]:
         except NotCarriedError as error:
             values, why = {}, str(error)
         found.append({"section": section, "values": values, "why": why})
-    header = run.record.header
+    record = run.record
     return {
-        "name": run.name, "heading": f"Run {run.id} of lab {header.lab}", "when": header.when, "k": header.k,
-        "described": describe_run(header), "state": "" if run.record.outcome else run.record.state,
+        "name": run.name, "heading": f"Run {run.id} of lab {record.lab}", "when": record.when, "k": record.k,
+        "described": describe_run(record), "state": "" if record.done else record.state,
         "sections": found,
     }  # fmt: skip
 

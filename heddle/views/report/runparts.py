@@ -15,7 +15,7 @@ from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes, format_size
 from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
-from heddle.runs.results import unfit
+from heddle.runs.runrecord import unfit
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
@@ -25,8 +25,7 @@ from heddle.views.runstext import how_judged, number_text, ratio_name
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
-    from heddle.runs.results import RunOutcome
-    from heddle.runs.runtable import RunHead
+    from heddle.runs.runrecord import RunRecord
     from heddle.runs.stored import StoredRun
 
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good
@@ -35,12 +34,11 @@ _WORDS = {"same": "the same", "noise": "noise explains it", "differs": "differs"
 
 def summary(run: StoredRun) -> Values:
     """What came of the run, in cards; and everything that makes its figures doubtful."""
-    record, outcome = run.record, run.record.outcome
-    rows = run.record.measured
+    record, rows = run.record, run.record.rows
     cards: list[Card] = []
-    scale = f"emulated, k = {record.header.k}"
+    scale = f"emulated, k = {record.k}"
     if rows:
-        largest = max(rows, key=lambda row: row.size)
+        largest = record.largest
         size, time = format_size(largest.size), f"{figure(largest.time_us / 1e3)} ms"
         right = "the result is wrong" if record.wrong else "every array was checked"
         cards += [
@@ -48,16 +46,15 @@ def summary(run: StoredRun) -> Values:
             (f"time at {size}", time, "an iteration, mean over ranks; emulated"),
             ("wrong elements", counted(record.wrong), right),
         ]  # fmt: skip
-    if outcome is not None:
-        if outcome.exit_code is not None:
-            cards.append(("exit code", str(outcome.exit_code), "of the first rank that failed; 0 if none did"))
-        cards += _counted(outcome, "flows" if record.header.launch else "QPs")
+    if record.exit_code is not None:
+        cards.append(("exit code", str(record.exit_code), "of the first rank that failed; 0 if none did"))
+    cards += _counted(record, "flows" if record.launch else "QPs")
     return {"cards": cards, "doubts": _doubts(run), "failure": "\n".join(record.failure)}
 
 
-def _counted(outcome: RunOutcome, units: str) -> list[Card]:
+def _counted(record: RunRecord, units: str) -> list[Card]:
     cards: list[Card] = []
-    if (proof := outcome.proof) is not None:
+    if (proof := record.proof) is not None:
         names = " and ".join(filter(None, (", ".join(proof.sources[:-1]), proof.sources[-1])))
         said = f"{names} agree" if proof.agree else f"{proof.unproven} {units} are not proven"
         cards.append(("paths", f"{proof.qps - proof.unproven} of {proof.qps} {units} proven", said))
@@ -68,27 +65,27 @@ def _counted(outcome: RunOutcome, units: str) -> list[Card]:
                 f"bytes, max/mean; of flows {figure(proof.mmr_flows, 3)}",
             )
         )
-    return [*cards, *(card for part in outcome.parts.values() for card in part.cards())]
+    return [*cards, *(card for part in record.parts.values() for card in part.cards())]
 
 
 def _doubts(run: StoredRun) -> list[str]:
-    outcome = run.record.outcome
-    if outcome is None:
+    record = run.record
+    if not record.done:
         return []
-    reason = unfit(outcome)
+    reason = unfit(record)
     found = [f"no verdict rests on this run: {reason.why}"] if reason is not None else []
-    found += [line for part in outcome.parts.values() for line in part.doubt_lines()]
-    if outcome.icrc_errors:
-        found.append(f"{outcome.icrc_errors:,} packets arrived with a wrong ICRC")
-    state = outcome.fabric_state
+    found += [line for part in record.parts.values() for line in part.doubt_lines()]
+    if record.icrc_errors:
+        found.append(f"{record.icrc_errors:,} packets arrived with a wrong ICRC")
+    state = record.fabric_state
     if state is not None and state.word != "converged":
         found.append(f"the fabric was {state.word} during this run")
-    return [*found, *outcome.warnings]
+    return [*found, *record.warnings]
 
 
 def results(run: StoredRun) -> Values:
     """The table of nccl-tests, with the range of single iterations; the transport's counters."""
-    rows, options = run.record.measured, run.record.header.options
+    rows, options = run.record.rows, run.record.options
     if not rows:
         raise NotCarriedError("no size was measured")
     pattern = options.pattern
@@ -112,7 +109,7 @@ def results(run: StoredRun) -> Values:
             figure(row.time_us, 6), figure(row.algbw), figure(row.busbw), counted(row.wrong),
         )  # fmt: skip
         lines.append((*common, _range(row)) if spread else common)
-    k = run.record.header.k
+    k = run.record.k
     table = Table(
         f"Results, out of place. Bandwidths are emulated: rates are 1/{k} of the hardware's (k = {k}).",
         (*columns, ">iterations (us)") if spread else columns, tuple(lines),
@@ -129,22 +126,22 @@ def _range(row: SizeRow) -> str:
 
 
 def _transport(run: StoredRun) -> list[Table]:
-    outcome = run.record.outcome
-    if outcome is None or not outcome.transport.columns:
+    record = run.record
+    if not record.transport.columns:
         return []
-    rows = [(c.text, c.unit, counted(outcome.counters.get(c.key, 0))) for c in outcome.transport.columns]
+    rows = [(c.text, c.unit, counted(record.counters.get(c.key, 0))) for c in record.transport.columns]
     more = [
-        ("with a wrong ICRC", "packets", counted(outcome.icrc_errors)),
-        ("stray", "packets", counted(outcome.stray)),
-        ("for another MAC", "packets", counted(outcome.foreign)),
+        ("with a wrong ICRC", "packets", counted(record.icrc_errors)),
+        ("stray", "packets", counted(record.stray)),
+        ("for another MAC", "packets", counted(record.foreign)),
     ]
-    caption = f"Transport {outcome.transport.name}, all queue pairs together"
+    caption = f"Transport {record.transport.name}, all queue pairs together"
     return [Table(caption, ("what", "unit", ">count"), (*rows, *more))]
 
 
 def bandwidth(run: StoredRun) -> Values:
     """busbw by size, the load of each uplink, the timed iterations of each rank."""
-    rows = run.record.measured
+    rows = run.record.rows
     if not rows:
         raise NotCarriedError("no size was measured")
     best = max(rows, key=lambda row: row.busbw)
@@ -179,19 +176,18 @@ def comparison(found: Comparison) -> Values:
 
 def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
-    header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
+    record, around = run.record, run.surroundings.value
     words = {each.name: each.word for each in option_fields()}
-    chosen = {"launch": shlex.join(header.launch)} if header.launch else plain(header.options)
+    chosen = {"launch": shlex.join(record.launch)} if record.launch else plain(record.options)
     options = [(words.get(name, name), value_text(value)) for name, value in chosen.items()]
     tables = [
         _run_table(run),
         Table("Options of the run", ("option", "value"), tuple(options)),
     ]
-    if outcome is not None and outcome.transport.parameters:
-        rows = tuple((name, value_text(value)) for name, value in outcome.transport.parameters.items())
-        tables.append(Table(f"Transport {outcome.transport.name}", ("parameter", "value"), rows))
-    if outcome is not None:
-        tables += [found for part in outcome.parts.values() if (found := part.table()) is not None]
+    if record.transport.parameters:
+        rows = tuple((name, value_text(value)) for name, value in record.transport.parameters.items())
+        tables.append(Table(f"Transport {record.transport.name}", ("parameter", "value"), rows))
+    tables += [found for part in record.parts.values() if (found := part.table()) is not None]
     if (built := run.fabric.value) is not None:
         rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(built.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
@@ -218,31 +214,31 @@ def _live_rows(live: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], 
 
 
 def _run_table(run: StoredRun) -> Table:
-    header = run.record.header
+    record = run.record
     rows = (
-        ("run", f"{run.id} of lab {header.lab}"),
-        ("made from", header.fabric),
-        ("started (UTC)", header.when),
-        ("wall time", f"{run.record.seconds:g} s"),
-        ("k", f"{header.k}: {emulated_words(header.k)}"),
-        ("hashing", header.ecmp),
-        ("ranks", ", ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)),
-        ("flows" if header.launch else "queue pairs", f"{header.qps:,}"),
-        ("Heddle", run.record.heddle),
+        ("run", f"{run.id} of lab {record.lab}"),
+        ("made from", record.fabric),
+        ("started (UTC)", record.when),
+        ("wall time", f"{record.seconds:g} s"),
+        ("k", f"{record.k}: {emulated_words(record.k)}"),
+        ("hashing", record.ecmp),
+        ("ranks", ", ".join(f"{rank.host}:{rank.port}" for rank in record.ranks)),
+        ("flows" if record.launch else "queue pairs", f"{record.qps:,}"),
+        ("Heddle", record.heddle),
     )
     return Table("The run", ("what", "value"), rows)
 
 
 def reproduce(run: StoredRun) -> Values:
     """The commands, and the fabric file where the run carries it."""
-    header, around = run.record.header, run.surroundings.value
+    record, around = run.record, run.surroundings.value
     spec = around.spec if around is not None else {}
-    file = f"{header.lab}.yml" if spec else header.fabric
+    file = f"{record.lab}.yml" if spec else record.fabric
     live = []
     if around is not None:
         live += _hashing(around.hashing, around.fabric.policy.routing.hash.to_json())
         live += _queues(around.queues, len(around.fabric.nodes))
-    lines = [f"./inv up {shlex.quote(file)}", *live, *_commands(header), "./inv paths"]
+    lines = [f"./inv up {shlex.quote(file)}", *live, *_commands(record), "./inv paths"]
     import yaml
 
     text = yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100) if spec else ""
@@ -250,10 +246,10 @@ def reproduce(run: StoredRun) -> Values:
     return {"commands": "\n".join(lines), "file": file if spec else "", "yaml": text, "note": note}
 
 
-def _commands(header: RunHead) -> list[str]:
-    if header.launch:
-        return [shlex.join(["./inv", "launch", "--lab", header.lab, *header.launch])]
-    return run_commands(header.options, header.lab)
+def _commands(record: RunRecord) -> list[str]:
+    if record.launch:
+        return [shlex.join(["./inv", "launch", "--lab", record.lab, *record.launch])]
+    return run_commands(record.options, record.lab)
 
 
 def _hashing(live: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:

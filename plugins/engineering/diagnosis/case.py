@@ -236,8 +236,7 @@ class Case:
         """The slowest ranks and QPs of the run; None where messages were not kept."""
         from heddle.runs.parts.slowest import Slowest
 
-        outcome = None if self.run is None else self.run.record.outcome
-        return None if outcome is None else outcome.part(Slowest)
+        return None if self.run is None else self.run.record.part(Slowest)
 
     @property
     def probes(self) -> tuple[FlowSeen, ...]:
@@ -276,8 +275,7 @@ class Case:
     @property
     def around(self) -> FabricState | None:
         """What the run has read of the lab, before and after it."""
-        outcome = None if self.run is None else self.run.record.outcome
-        return None if outcome is None else outcome.fabric_state
+        return None if self.run is None else self.run.record.fabric_state
 
     @cached_property
     def disturbed(self) -> frozenset[str]:

@@ -123,7 +123,7 @@ def by_checks(case: Case, cause: str) -> CauseResult:
 
 def lossy_class(case: Case) -> CauseResult:
     """Data is in a class that may drop it: a property of the fabric file, not a fault."""
-    dscp = DSCP_DATA if case.run is None else case.run.record.header.options.dscp
+    dscp = DSCP_DATA if case.run is None else case.run.record.options.dscp
     texts = case.fabric.policy.queues.lossy_data(dscp)
     number = case.fabric.policy.queues.class_of_dscp[dscp]
     lost = sum(rows[number].refused for each in case.traffic for rows in each.tallies.values() if number in rows)
@@ -251,7 +251,7 @@ def bit_errors(case: Case) -> CauseResult:
                 found[place.port] = Finding("bit-errors", place.port, what, confidence, lines, place.ties)
     sure_ports = [each for each in found.values() if each.confidence == "established"]
     kept = sure_ports or [*found.values()]
-    errors = None if case.run is None or case.run.record.outcome is None else case.run.record.outcome.icrc_errors
+    errors = None if case.run is None else case.run.record.icrc_errors
     if not kept and errors:
         text = f"{many(errors, 'packet')} arrived with a wrong ICRC, and no flow of data among them"
         return CauseResult(unknown=text)
@@ -327,11 +327,11 @@ def slow_link(case: Case) -> CauseResult:
     if found:
         return CauseResult.of(found, "")
     recorded = None if case.run is None else case.run.recorded.value
-    outcome = None if case.run is None else case.run.record.outcome
-    if recorded is None or outcome is None:
+    run = None if case.run is None else case.run.record
+    if recorded is None or run is None or not run.done:
         return CauseResult.of((), state.ruled_out) if state.ruled_out else CauseResult(unknown="no queues over time")
     # A busy host CPU holds all ports back alike, so then the difference must be larger.
-    below = _SLOWER if outcome.limited else _SLOW
+    below = _SLOWER if run.limited else _SLOW
     labels, series = recorded.labels, recorded.series
     shares = {label.port: rate / label.rate_bps for label, rate in drain_rates(labels, series, always=False)}
     slow = []
@@ -382,7 +382,7 @@ def slow_host(case: Case) -> CauseResult:
         return CauseResult(nics, unknown="" if nics else "the times of ranks are not known")
     late = [rank for rank in slowest.ranks if rank.share >= _LATE]
     found = []
-    for rank in late if _FEW * len(late) <= len(case.run.record.header.ranks) else ():
+    for rank in late if _FEW * len(late) <= len(case.run.record.ranks) else ():
         text = f"messages that had arrived waited for rank {rank.rank} {rank.share:.0%} of an iteration"
         lines = (Observation(text, OF_RANKS), Observation(f"median of the other QPs: {slowest.median:.0%}", OF_RANKS))
         host = rank.nic.partition(":")[0]
@@ -455,8 +455,8 @@ def incast(case: Case) -> CauseResult:
 
 def _waited(case: Case) -> Slowest | None:
     """The slowest QPs of the run, if their packets waited at a port, and the host CPU was surely not the bottleneck."""
-    outcome = None if case.run is None else case.run.record.outcome
-    return case.slowest if outcome is not None and case.slowest and case.slowest.waits and not outcome.overrun else None
+    run = None if case.run is None else case.run.record
+    return case.slowest if run is not None and case.slowest and case.slowest.waits and not run.overrun else None
 
 
 def _by_times(slowest: Slowest) -> Confidence:
@@ -491,13 +491,13 @@ def collision(case: Case) -> CauseResult:
 
 def busy_machine(case: Case) -> CauseResult:
     """The host CPU was the bottleneck of the run, not the fabric."""
-    outcome = None if case.run is None else case.run.record.outcome
-    if outcome is None:
+    run = None if case.run is None else case.run.record
+    if run is None or not run.done:
         return CauseResult(unknown="no finished run")
-    doubts = outcome.doubts
-    confidence: Confidence = "established" if outcome.overrun else "likely"
+    doubts = run.doubts
+    confidence: Confidence = "established" if run.overrun else "likely"
     lines = tuple(Observation(cause.text, "use of the machine") for cause in doubts[:4])
-    what = f"the host CPU {'was' if outcome.overrun else 'may have been'} the bottleneck"
+    what = f"the host CPU {'was' if run.overrun else 'may have been'} the bottleneck"
     found = [Finding("host-cpu", case.fabric.name, what, confidence, lines)] if doubts else []
     return CauseResult.of(found, "the host CPU was not the bottleneck")
 

@@ -31,8 +31,8 @@ def _measure(at: Measuring) -> Mapping[str, float]:
     }
     document = Document({"share_nics": True, "jobs": jobs}, "convergence")
     found = at.run(read_workload(document, "", "convergence"))
-    stored = [History.of(at.running).open(each.run_id) for each in found]
-    to = stored[0].record.header.ranks[0].host
+    stored = [History.of(at.running).open(each.id) for each in found]
+    to = stored[0].record.ranks[0].host
     rates = [each for run in stored if (each := run.rates.value) is not None]
     courses = [course for each in rates for course in each.courses if course.qp.dst == to]
     spans = [line.iterations for run in stored if (line := run.timeline.value) is not None]

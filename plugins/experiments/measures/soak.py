@@ -13,7 +13,7 @@ import numpy as np
 from heddle.runs.measuring import Measure, Measuring
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import RunOutcome
+from heddle.runs.runrecord import RunRecord
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -32,7 +32,7 @@ def _measure(at: Measuring) -> Mapping[str, float]:
     return figures_of(at.runs, seen)
 
 
-def figures_of(runs: Sequence[RunOutcome], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
+def figures_of(runs: Sequence[RunRecord], seen: Sequence[tuple[float, Mapping[int, int]]]) -> dict[str, float]:
     """The figures of these runs. One that a single run does not know is left out: it is not known of the whole."""
     ratios = [used.ratio for run in runs if (used := run.part(IdealUse)) is not None and used.ratio is not None]
     storms = [queues.storms for run in runs if (queues := run.part(QueueUse)) is not None]

@@ -113,9 +113,9 @@ def test_numbers_of_the_page_are_those_of_the_verbs(page: WebClient, viewer: Eve
         (p.flow.qpn, p.flow.sport, paths.nics_of(p)[0], p.measured or p.expected) for p in paths.flows
     }
     record = History.of(lab).newest(1)[0].record
-    assert record is not None and record.outcome is not None
+    assert record is not None and record.done
     shown = first["runs"]["last"][0]
-    assert (shown["id"], shown["rows"][0][3]) == (record.id, record.outcome.rows[0].busbw)
+    assert (shown["id"], shown["rows"][0][3]) == (record.id, record.rows[0].busbw)
 
 
 def test_entries_of_traffic_engineering_are_shown_while_they_are_in_force(viewer: EventStream, lab: Lab) -> None:
@@ -149,8 +149,8 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
     assert sessions == [1.0] * 8
     (busbw,) = [value for (name, _), value in found.items() if name == "nccl_bus_bandwidth_gbs"]
     record = History.of(lab).newest(1)[0].record
-    assert record is not None and record.outcome is not None
-    assert busbw == pytest.approx(record.outcome.rows[0].busbw)
+    assert record is not None and record.done
+    assert busbw == pytest.approx(record.rows[0].busbw)
 
 
 def test_counters_do_not_go_back_when_a_user_resets_them(page: WebClient, lab: Lab) -> None:
@@ -245,7 +245,7 @@ def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, vi
     kept = History.of(lab).newest(1)[0]
     assert int(kept.id) == int(before) + 1
     assert kept.record is not None
-    assert (kept.record.header.options.qps, kept.record.header.options.sizes) == (2, (262144,))
+    assert (kept.record.options.qps, kept.record.options.sizes) == (2, (262144,))
     viewer.wait_for("update", lambda found: found.get("runs", {}).get("last", [{}])[0].get("id") == kept.id)
     assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
 

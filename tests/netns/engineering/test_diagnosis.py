@@ -53,7 +53,7 @@ def test_a_lossy_link_is_named_also_when_every_record_of_it_is_gone(tiny: Lab, m
         result = ran(tiny, qps=4, placement="cyclic", sizes=(1 << 17,))
         seen = of_last(tiny)
         assert named(seen) == ("link-lossy", BAD, "established")
-        path = History.of(tiny).open(result.run_id).path / RECORD
+        path = History.of(tiny).open(result.id).path / RECORD
         stored = json.loads(path.read_text())
         stored["header"]["options"]["faults"] = []
         stored["outcome"] |= dict.fromkeys(HIDDEN)

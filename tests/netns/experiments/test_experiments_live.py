@@ -77,7 +77,7 @@ def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
         "live-again-1", "live-broken-1", "live-engineered-1", "live-plain-1", "live-seeded-4-1", "live-seeded-8-1",
     ]  # fmt: skip
     (run,) = open_runs([f"{copied[1]}/"])
-    assert run.proof.value is not None and run.proof.value.agree and "e-ecmp" not in run.record.header.ecmp
+    assert run.proof.value is not None and run.proof.value.agree and "e-ecmp" not in run.record.ecmp
 
 
 def test_a_published_result_is_in_its_bands_with_proven_paths() -> None:

@@ -98,7 +98,7 @@ pytestmark = pytest.mark.fabric("tiny")
 def test_1_changes_much(heddle_lab, heddle_run):
     set_hashing(heddle_lab, "e-ecmp")
     set_queues(heddle_lab, ["ecn.kmax=200KB"])
-    assert heddle_run(sizes="64K", iters=1).run_id == "0001"
+    assert heddle_run(sizes="64K", iters=1).id == "0001"
     link_down(heddle_lab, "rtsw1:eth3")
     drain(heddle_lab, "ctsw2")
     assert_converged(heddle_lab, degraded=True)
@@ -112,7 +112,7 @@ def test_2_finds_nothing_of_it(heddle_lab, heddle_run, heddle_queues):
     assert not [row for row in heddle_queues().rows if row.traffic_class == 3 and row.packets]
     assert not [each.detail for each in validate(heddle_lab) if not each.ok]
     assert_converged(heddle_lab, within=1)
-    assert heddle_run(sizes="64K", iters=1).run_id == "0001"
+    assert heddle_run(sizes="64K", iters=1).id == "0001"
 
 
 def test_3_leaves_a_process(heddle_lab):

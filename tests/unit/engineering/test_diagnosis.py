@@ -150,9 +150,8 @@ def test_a_new_fact_needs_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_facts(place: Path, *before: Fact) -> StoredRun:
     """A run that has read these facts before its first packet, and none after it."""
     record = samples.record()
-    assert record.outcome is not None
     state = FabricState(FabricReading(facts=before), FabricReading())
-    return keep(place, record=replace(record, outcome=replace(record.outcome, fabric_state=state)))
+    return keep(place, record=replace(record, fabric_state=state))
 
 
 def test_what_was_repaired_since_the_run_comes_after_what_is_wrong_now_and_says_so(tmp_path: Path) -> None:
@@ -416,8 +415,7 @@ QP = SlowQp(2, "host3:eth1", 0, "host1:eth1", (17,), 0.8)
 def of_run(place: Path, slowest: Slowest, *flows: FlowSeen, counted: Evidence | None = None) -> Diagnosis:
     """A stored run with a slow QP or rank, without its lab."""
     record = samples.record()
-    assert record.outcome is not None
-    run = keep(place, record=replace(record, outcome=samples.having(record.outcome, slowest=slowest)))
+    run = keep(place, record=samples.having(record, slowest=slowest))
     return judged(Case(FABRIC, run, counted, None, (TrafficSeen(OF_RUN, {}, flows),)))
 
 

@@ -17,7 +17,7 @@ from heddle.base.plugins import Registry
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.runs.measuring import Measuring
-from heddle.runs.results import ProofSummary
+from heddle.runs.runrecord import ProofSummary
 from heddle_plugins.experiments import livechanges, loading
 from heddle_plugins.experiments.experimentpicture import draw
 from heddle_plugins.experiments.experimentreport import experiments_html

@@ -25,7 +25,7 @@ from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.results import ProofSummary, RunResult, UnfitKind
+from heddle.runs.runrecord import ProofSummary, RunRecord, UnfitKind
 from heddle.spec.load import value_text
 from heddle_plugins.testing import (
     assert_busbw_above,
@@ -79,29 +79,29 @@ def queues(*rows: QueueRow) -> QueuesResult:
     return QueuesResult("t1", 4000, rows, (), (), Reactions(0, 0, 0), AgentRow(1, 2), {})
 
 
-def calm() -> RunResult:
+def calm() -> RunRecord:
     """A run without marks, drops and pauses."""
     found = result()
     use = replace(found[QueueUse], marks=0, drops={}, pauses=0, paused_ports=0, paused_hosts=0, paused_ms=0.0)
-    return having(replace(found, run_id="0002"), queues=use)
+    return having(replace(found, id="0002"), queues=use)
 
 
-def busy() -> RunResult:
+def busy() -> RunRecord:
     """The run of the samples on a machine that was too slow, with marked packets and a wrong element."""
     found = result()
     causes = (Cause("processor", 1 << 16, 1, sure=True, text="CPU 1 was busy 99% of the time"),)
     flows = tuple(replace(flow, ce=at) for at, flow in enumerate(found.flows))
     rows = (*found.rows[:1], replace(found.rows[1], wrong=12))
     machine = replace(found[MachineUse], unreliable=causes, socket_drops=3)
-    return having(replace(found, flows=flows, rows=rows, run_id="0003"), machine=machine)
+    return having(replace(found, flows=flows, rows=rows, id="0003"), machine=machine)
 
 
-def limited() -> RunResult:
+def limited() -> RunRecord:
     """A run with right results on a machine that was too slow."""
     return having(calm(), machine=replace(busy()[MachineUse], socket_drops=0))
 
 
-def unproven() -> RunResult:
+def unproven() -> RunRecord:
     return replace(calm(), proof=ProofSummary(False, 16, 3, ("oracle", "counters"), 1.0, 1.0))
 
 
@@ -116,7 +116,7 @@ def unproven() -> RunResult:
     ],
 )
 def test_no_figure_of_a_run_that_is_not_fit_passes(
-    passes: Callable[[RunResult], None], request: pytest.FixtureRequest
+    passes: Callable[[RunRecord], None], request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(assertions.ACCEPTED.clear)
     wrong = replace(calm(), rows=busy().rows)
@@ -152,7 +152,7 @@ def test_a_good_result_passes() -> None:
     assert_reliable(run)
 
 
-NOT_COUNTED: Mapping[str, Callable[[RunResult], None]] = {
+NOT_COUNTED: Mapping[str, Callable[[RunRecord], None]] = {
     "lost packets": assert_lossless,
     "depths of queues": lambda run: assert_depth_below(run, "1MB"),
     "pause frames": assert_no_pauses,
@@ -205,7 +205,7 @@ CASES: Mapping[str, Callable[[], None]] = {
     "MMR of bytes": lambda: assert_mmr_below(paths(proof(1), links=SKEWED), 1.4),
     "MMR of flows": lambda: assert_mmr_below(paths(proof(1), links=SKEWED), 1.4, by="flows"),
     "MMR where nothing was sent": lambda: assert_mmr_below(paths(links=uplinks({"rtsw1:eth3": (0, 0)})), 1.4),
-    "drops of a run": lambda: assert_lossless(replace(result(), run_id="0001")),
+    "drops of a run": lambda: assert_lossless(replace(result(), id="0001")),
     "drops of queues": lambda: assert_lossless(
         queues(queue("rtsw1:eth3", {"headroom": 12, "threshold": 5}), queue("ctsw1:eth1", {"lost": 40}))
     ),
@@ -247,7 +247,7 @@ RUN = {
 
 
 def test_a_run_has_its_options_and_what_came_of_it() -> None:
-    run = replace(result(), run_id="0003")
+    run = replace(result(), id="0003")
     assert dict(run_properties("r", run)) == RUN
     # One size has one bandwidth; a marked packet and one that the host's sockets lost count; so does a busy host.
     flow = replace(run.flows[0], ce=4)
