@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
+    from heddle.fabric.model import Fabric
     from heddle.host.capacity import PacketBudget, Phase
     from heddle.lab.cutlinks import TunnelSpan
     from heddle.lab.runfaults import FaultClock
@@ -61,12 +62,13 @@ class FlowRow:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
+    """A run of a fabric after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
     its paths; None where no verdict is possible. sizes: the rows of the table. tunnels: of cut links; None if they were
     not read.
     """
 
+    fabric: Fabric
     plan: Plan
     transport: Transport
     reports: Sequence[WorkerReport]

@@ -23,7 +23,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_before, collect_program
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.writer import recording, writing
+from heddle.runs.watching import recording
+from heddle.runs.writer import writing
 from heddle.traffic.options import RunOptions
 
 
@@ -83,15 +84,15 @@ def run_program(
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
             bucket_ns, began_ns = writer.record.options.bucket_ns, time.monotonic_ns()
-            with recording(lab, bucket_ns, work, [writer.draft.path]) as queues:
+            with recording(lab, bucket_ns, work, [writer.path]) as queues:
                 with queues.during(lambda: began_ns):
                     end = run_ranks(lab, every, argv, show, options.limit_s, rdma=options.rdma)
                 evidence = collect_program(lab, before, end.seconds, state_parts(lab))
-                queues.finish(began_ns)
+                recorded = queues.finish(began_ns)
             moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), moved)
             faults = end.sentences(argv[0], options.limit_s)
-            warnings = (*faults, *fabric.warnings(), *queues.remarks)
+            warnings = (*faults, *fabric.warnings(), *recorded.remarks)
             record = writer.finish_program(evidence, exit_code=end.code, fabric_state=fabric, warnings=warnings)
     return ProgramResult(end, record, (*faults, *fabric.warnings()))
 

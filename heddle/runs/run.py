@@ -50,7 +50,8 @@ from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import Figures, SizeRow, figures
 from heddle.runs.together import REPEATS, WorkloadResult
-from heddle.runs.writer import Recording, RunWriter, recording, writing
+from heddle.runs.watching import Recording, recording
+from heddle.runs.writer import RunWriter, writing
 from heddle.runtimes.sharded import ShardPlan
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.communicators import describe
@@ -165,7 +166,7 @@ class _Running:
             observer.warn(reorders)
         span = TunnelSpan(lab)
         heads = [replace(writer.record, before=fabric_before) for writer in self._writers]
-        bucket_ns, places = jobs[0].plan.options.bucket_ns, [writer.draft.path for writer in self._writers]
+        bucket_ns, places = jobs[0].plan.options.bucket_ns, [writer.path for writer in self._writers]
         with recording(lab, bucket_ns, _summary(self._name, jobs), places) as queues:
             if table is not None:
                 table.head(heads[0])
@@ -181,12 +182,12 @@ class _Running:
             record = queues.finish(crews.began_ns)
             span.end()
         warnings = (*earlier, *fabric.warnings())
-        remarks = (*evidence.unplanned, *queues.remarks, *clock.remarks)
+        remarks = (*evidence.unplanned, *record.remarks, *clock.remarks)
         results = []
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
-                each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
-                ended_ns, record, clock, sizes=writer.rows, tunnels=span,
+                lab.fabric, each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget,
+                crews.began_ns, ended_ns, record, clock, sizes=writer.rows, tunnels=span,
             )  # fmt: skip
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())

@@ -23,7 +23,6 @@ from pydantic import TypeAdapter
 
 from heddle.base.arrays import F64, I32, I64
 from heddle.base.ethernet import CLASSES
-from heddle.fabric.model import Fabric
 from heddle.runs.files import Layout, UnreadableError, read_arrays, typed, undamaged, write_arrays
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS, LiveQueues, Words, row_reader
 from heddle.switch.queues.cells import LabQueues
@@ -132,12 +131,12 @@ class QueueTotals:
 
 @dataclass(frozen=True)
 class QueueRecord:
-    """The queues of one run: counters before and after it, and their course. fabric: whose rows these are."""
+    """The queues of one run: counters before and after it, and their course. remarks: warnings for its result."""
 
-    fabric: Fabric
     before: QueueTotals
     after: QueueTotals
     series: Series
+    remarks: tuple[str, ...] = ()
 
 
 class Clock:

@@ -73,18 +73,6 @@ def limits() -> Limits:
         raise InputError(Problem("", f"{KEEP_BYTES}={size}", why, hint)) from None
 
 
-class Draft:
-    """A run that is being written. Files go to `path`; `finish` completes it."""
-
-    def __init__(self, history: History, path: Path, keep: Limits) -> None:
-        self.path = path
-        self._history, self._keep = history, keep
-
-    def finish(self, record: RunRecord) -> RunRecord:
-        """Complete the run: assign its ID, rename its directory, remove old runs. Returns the record with its ID."""
-        return self._history.kept(self.path, record, self._keep)
-
-
 class History:
     """The runs of one lab. Reading needs no lock and no root."""
 
@@ -183,12 +171,12 @@ class History:
         return found
 
     @contextmanager
-    def draft(self) -> Iterator[Draft]:
-        """A directory to write a run to, for a with block. Without `finish` it is removed.
+    def draft(self) -> Iterator[Path]:
+        """A directory to write a run to, for a with block. Without `keep` it is removed.
 
         The caller holds the lab's lock. InputError when the limits in the environment are wrong.
         """
-        keep = limits()
+        limits()
         with self._held():
             self._sweep()
             path = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
@@ -196,7 +184,7 @@ class History:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(fd, fcntl.LOCK_EX)  # held until this process ends; then _sweep may remove the directory
         try:
-            yield Draft(self, path, keep)
+            yield path
         finally:
             try:
                 with as_caller(path):
@@ -204,8 +192,8 @@ class History:
             finally:
                 os.close(fd)
 
-    def kept(self, written: Path, record: RunRecord, keep: Limits) -> RunRecord:
-        """Complete a directory with its record, and rename it to its ID."""
+    def keep(self, written: Path, record: RunRecord) -> RunRecord:
+        """Complete a draft: assign its ID, rename its directory, remove old runs. Returns the record with its ID."""
         with self._held():
             number = self._next()
             state.write_json(self.directory / _NEXT, {"next": number + 1})
@@ -214,7 +202,7 @@ class History:
             written.rename(self.directory / done.id)
             self._point()
             with suppress(HeddleError, OSError):  # the next run tries again; this run is already kept
-                self._prune(keep)
+                self._prune(limits())
         return done
 
     def remove(self, words: Sequence[str]) -> list[str]:

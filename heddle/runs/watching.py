@@ -1,39 +1,35 @@
-"""Watch the queues of a lab during a run, where they are: here, or in each shard.
+"""Record the queues of a lab during a run, where they are: here, or in each shard.
 
-In:  a lab whose lock is held. Out: the counters before and after, and their course (series.py).
+In:  a lab whose lock is held. Out: the counters before and after, and their course; saved for `plot` (series.py).
 `begin` and `end` are around the run; `taken` gives the record, and `close` forgets it. A lab has one watch at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from heddle.base.arrays import F64, I64
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.fabric.model import Fabric, Role
 from heddle.lab.agents import restart_here
 from heddle.lab.spread import nothing, spread
+from heddle.lab.thresholds import wanted_policies
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS
-from heddle.runs.series import QueueTotals, Sampler, Series
+from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
 from heddle.runtimes.shardcalls import Moment
 from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import Policies
+from heddle.switch.queues.portids import numbered_ports
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What was seen. remarks: warnings for the run's result."""
-
-    before: QueueTotals
-    after: QueueTotals
-    series: Series
-    remarks: tuple[str, ...]
 
 
 class _Watch:
@@ -86,7 +82,7 @@ def _of(lab: Lab) -> _Watch:
     return watch
 
 
-def joined(found: Sequence[Watched]) -> Watched:
+def joined(found: Sequence[QueueRecord]) -> QueueRecord:
     """The record of all shards in one, at the times of the first. A port has its rows in its own shard."""
     first, *others = found
     if not others:
@@ -109,7 +105,7 @@ def joined(found: Sequence[Watched]) -> Watched:
         series[0], rows=rows[order].astype(np.int32), columns=columns,
         readings=sum(each.readings for each in series), cost_s=sum(each.cost_s for each in series),
     )  # fmt: skip
-    return Watched(totals[0], totals[1], whole, tuple(remarks))
+    return QueueRecord(totals[0], totals[1], whole, tuple(remarks))
 
 
 def _at(ends: F64, series: Series, name: str) -> I64:
@@ -130,11 +126,11 @@ def _at(ends: F64, series: Series, name: str) -> I64:
 
 
 @spread(joined)
-def taken(lab: Lab, start: Moment) -> Watched:
+def taken(lab: Lab, start: Moment) -> QueueRecord:
     """The record, after `end`. start: earlier samples are left out."""
     watch = _of(lab)
     after = QueueTotals.of(watch.live)
-    return Watched(watch.before, after, watch.sampler.series(start.ns), tuple(watch.remarks))
+    return QueueRecord(watch.before, after, watch.sampler.series(start.ns), tuple(watch.remarks))
 
 
 @spread(nothing)
@@ -147,3 +143,65 @@ def close_here(lab: str) -> None:
     """Forget the watch of a lab, if there is one."""
     if (watch := _WATCHES.pop(lab, None)) is not None:
         watch.stack.close()
+
+
+def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
+    """The label of each row of a series, with the thresholds in force when the run ended."""
+    ports = dict(numbered_ports(fabric))
+    found = []
+    for row in rows:
+        port, number = ports[row // CLASSES], row % CLASSES
+        policy = policies[port.node, port.name][number]
+        ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
+        pause = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
+        host = fabric.by_name[port.node].role is Role.HOST
+        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pause, host=host))
+    return found
+
+
+class Recording:
+    """The recording of one run. Use `during` around the run, and call `finish` when no packet of it is in flight."""
+
+    def __init__(self, lab: Lab, bucket_ns: int, what: str, directories: Sequence[Path]) -> None:
+        self._lab, self._what, self._directories = lab, what, directories
+        prepare(lab, bucket_ns)
+
+    @contextmanager
+    def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
+        """Sample during a with block. The queues are saved also when the run fails or is interrupted.
+
+        began_ns: returns when its first packet could be sent (CLOCK_MONOTONIC), 0 before that.
+        """
+        try:
+            begin(self._lab)
+            try:
+                yield
+            finally:
+                end(self._lab)
+        except (HeddleError, KeyboardInterrupt, SystemExit) as end:
+            how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
+            with suppress(HeddleError):  # report the error that ended the run instead
+                self._save(f"{self._what} ({how})", began_ns())
+            raise
+
+    def finish(self, start_ns: int) -> QueueRecord:
+        """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; with the totals before and after."""
+        return self._save(self._what, start_ns)
+
+    def _save(self, what: str, start_ns: int) -> QueueRecord:
+        found = taken(self._lab, Moment(start_ns))
+        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), found.series.rows.tolist())
+        series = Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), found.series)
+        for directory in self._directories:
+            write_series(directory, series)
+        return found
+
+
+@contextmanager
+def recording(lab: Lab, bucket_ns: int, what: str, directories: Sequence[Path]) -> Iterator[Recording]:
+    """A recording for a with block, written to that of each job. MachineError when the lab has no queues."""
+    found = Recording(lab, bucket_ns, what, directories)
+    try:
+        yield found
+    finally:
+        close(lab)

@@ -3,8 +3,8 @@
 In:  RunRecord of `heddle_run()`, PathsResult of `heddle_paths()`, QueuesResult of `heddle_queues()`, Lab of
 `heddle_lab`. Out: nothing, or AssertionError: expected, observed, where, and the command that shows more.
 Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5. A figure of a run with wrong data or unproven
-paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/runrecord.py); which links packets took
-does not depend on processors. What was not counted never passes.
+paths never passes, that of an unreliable run only if ACCEPTED has the word (runs/runrecord.py); which links packets
+took does not depend on processors. What was not counted never passes.
 """
 
 from __future__ import annotations

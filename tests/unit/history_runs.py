@@ -14,10 +14,10 @@ from tests.unit import run_samples as samples
 def keep(history: History, record: RunRecord | None = None, payload: int = 0) -> str:
     """One more run; its ID. payload: bytes of another file in it."""
     with history.draft() as draft:
-        write_evidence(draft.path, samples.result().flows, samples.evidence())
+        write_evidence(draft, samples.result().flows, samples.evidence())
         if payload:
-            (draft.path / "payload").write_bytes(bytes(payload))
-        return draft.finish(record or samples.record()).id
+            (draft / "payload").write_bytes(bytes(payload))
+        return history.keep(draft, record or samples.record()).id
 
 
 def a_lab(history: History) -> Any:

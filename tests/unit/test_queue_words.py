@@ -270,7 +270,7 @@ def test_counts_are_of_the_run_alone_and_the_deepest_queue_is_a_switchs_by_its_h
     columns = {name: np.zeros((3, 2), np.int64) for name in COLUMNS}
     columns["peak"][:] = [[90_000, 10], [50_000, 60_000], [70_000, 1]]
     seen = Series(np.array([0.01, 0.02]), np.array([host, near, far], np.int32), columns, 0.01, 2, 0.0)
-    found = QueueUse.of(QueueRecord(maps.fabric, before, after, seen))
+    found = QueueUse.of(maps.fabric, QueueRecord(before, after, seen))
     assert (found.marks, found.pauses, found.storms) == (42, 11, 2)
     assert (found.drops, found.dropped) == ({"headroom": 15, "lost": 2}, 17)
     assert (found.paused_ports, found.paused_hosts, found.paused_ms) == (2, 1, 5.5)

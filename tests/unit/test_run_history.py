@@ -92,7 +92,7 @@ class Stopped(BaseException):
 def test_an_interrupted_run_changes_nothing(history: History) -> None:
     keep(history)
     with pytest.raises(Stopped), history.draft() as draft:
-        (draft.path / EVIDENCE).write_text("half")
+        (draft / EVIDENCE).write_text("half")
         raise Stopped
     assert entries(history) == ["0001", "last"]
     assert history.find() == "0001"
@@ -183,8 +183,8 @@ import os, signal, sys
 from pathlib import Path
 from heddle.runs.store import History
 with History("zone", Path(sys.argv[1])).draft() as draft:
-    (draft.path / "evidence.json").write_text("half")
-    print(draft.path.name, flush=True)
+    (draft / "evidence.json").write_text("half")
+    print(draft.name, flush=True)
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -359,8 +359,8 @@ def test_a_link_or_a_file_is_no_run(history: History, tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["", "{", "[]", '{"received": []}', '{"received": [{"ce": 1}], "evidence": {}}'])
 def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str) -> None:
     with history.draft() as draft:
-        write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))  # of fewer flows than the oracle
-        draft.finish(samples.record())
+        write_evidence(draft, samples.result().flows, samples.evidence(flows=1))  # of fewer flows than the oracle
+        history.keep(draft, samples.record())
     if data:
         (history.directory / "0001" / EVIDENCE).write_text(data)
     with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):

@@ -100,7 +100,7 @@ class FaultEffects(RunPart):
             busbw = _busbw(its, begin_s, ((span.end_ns or ended) - began) / _NANO, factor)
             what = span.planned.what(k)
             effects.append(FaultEffect(what, begin_s, until_s, lost, last, settled, back, busbw, after))
-        expected, moved = _moves(measured.queues.fabric, measured.proof, spans)
+        expected, moved = _moves(measured.fabric, measured.proof, spans)
         return cls(tuple(effects), len(measured.flows), expected, moved)
 
     def lines(self) -> Sequence[str]:

@@ -11,6 +11,7 @@ from heddle.base.units import format_bytes
 from heddle.runs.parts.part import Card, Figure, RunPart
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
     from heddle.runs.measured import MeasuredRun
     from heddle.runs.series import QueueRecord
 
@@ -52,11 +53,11 @@ class QueueUse(RunPart):
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self:
         """From what was recorded during the run."""
-        queues = measured.queues.fabric.policy.queues
-        return cls.of(measured.queues, queues.class_of_dscp[measured.plan.options.dscp])
+        queues = measured.fabric.policy.queues
+        return cls.of(measured.fabric, measured.queues, queues.class_of_dscp[measured.plan.options.dscp])
 
     @classmethod
-    def of(cls, seen: QueueRecord, own: int | None = None) -> Self:
+    def of(cls, fabric: Fabric, seen: QueueRecord, own: int | None = None) -> Self:
         """The change of the counters, and the deepest queue of the series."""
         import numpy as np
 
@@ -65,7 +66,7 @@ class QueueUse(RunPart):
         from heddle.switch.queues.cells import CAUSES, LOST
         from heddle.switch.queues.portids import numbered_ports
 
-        fabric, series = seen.fabric, seen.series
+        series = seen.series
         change = np.maximum(0, seen.after.counts - seen.before.counts)
         column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
         lost = np.maximum(0, seen.after.drops - seen.before.drops)

@@ -74,7 +74,7 @@ class Slowest(RunPart):
         """From the end of a run; None when no messages were kept, as of iterations with very many."""
         from heddle.switch.queues.portids import numbered_ports
 
-        plan, series, fabric = measured.plan, measured.queues.series, measured.queues.fabric
+        plan, series, fabric = measured.plan, measured.queues.series, measured.fabric
         flows: Flows = {}
         for qp in plan.qps:
             flows.setdefault((qp.flow.src_rank, qp.flow.dst_rank), []).append(qp.flows)
