@@ -178,8 +178,8 @@ class Recording:
                 yield
             finally:
                 end(self._lab)
-        except (HeddleError, KeyboardInterrupt, SystemExit) as end:
-            how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
+        except (HeddleError, KeyboardInterrupt, SystemExit) as stop:
+            how = "which failed" if isinstance(stop, HeddleError) else "which was interrupted"
             with suppress(HeddleError):  # report the error that ended the run instead
                 self._save(f"{self._what} ({how})", began_ns())
             raise
