@@ -64,8 +64,8 @@ def tuner(
     Each combination is one run, which is kept as the runs of ./inv run are. A choice is written where it is better than
     noise; equal runs of earlier calls count. docs/formats.md describes the file.
     """
+    from heddle.runs.compare import equal_runs
     from heddle.runs.run import plan_workload, run_workload
-    from heddle.runs.settings import equal_runs
     from heddle.runs.store import History
     from heddle.runs.tuning import Tuning
     from heddle.traffic.workload import Workload

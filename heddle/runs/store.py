@@ -287,7 +287,7 @@ def has_run(lab: Lab) -> bool:
 
 def load(lab: Lab, run: str | None = None) -> StoredRun:
     """A finished run with its evidence. run: as typed after --run; None is the last one."""
-    from heddle.runs.coherence import misfit
+    from heddle.proof.evidence import misfit
 
     history = History.of(lab)
     found = history.open(run)

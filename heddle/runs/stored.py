@@ -112,7 +112,7 @@ class StoredRun:
             return Stored(None, f"the run {how}, so it has no paths")
         found, built = _stored(read_evidence, self.path), self.fabric.value
         if found.value is not None and built is not None:
-            from heddle.runs.coherence import misfit
+            from heddle.proof.evidence import misfit
 
             if why := misfit(built, found.value[1]):
                 return Stored(None, f"{EVIDENCE} does not fit to the fabric of the run: {why}")

@@ -21,8 +21,18 @@ from heddle.fabric.model import Fabric, Role
 from heddle.lab.agents import restart_here
 from heddle.lab.spread import nothing, spread
 from heddle.lab.thresholds import wanted_policies
-from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS
-from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
+from heddle.runs.series import (
+    COLUMNS,
+    LEVELS,
+    PEAKS,
+    QueueRecord,
+    QueueTotals,
+    Recorded,
+    RowLabel,
+    Sampler,
+    Series,
+    write_series,
+)
 from heddle.runtimes.shardcalls import Moment
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import Policies

@@ -35,7 +35,7 @@ from heddle.lab import health
 from heddle.lab.spread import nothing, only, spread
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import FlowProof, PathsResult, prove
-from heddle.runs.flowword import nic_named
+from heddle.runs.explain import nic_named
 from heddle.runtimes.shardcalls import Moment
 from heddle.traffic.flow import Endpoint, Flow, Sent
 from heddle.traffic.placement import endpoint_at, no_nic

@@ -28,9 +28,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import blueprint_from, lab_of
 from heddle.proof.selection import read_selection
 from heddle.runs.compare import compare
+from heddle.runs.explain import flow_of
 from heddle.runs.exports import EXPORTS
 from heddle.runs.exports.asked import Asked
-from heddle.runs.flowword import flow_of
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History, load, open_runs
 from heddle.views import graph, runpicture

@@ -11,10 +11,9 @@ import numpy as np
 from heddle.base.problems import InputError
 from heddle.predict.selftest import SelfTest
 from heddle.runs.measured import write_evidence
-from heddle.runs.rowreader import COLUMNS
 from heddle.runs.runrecord import RunRecord, write_record
 from heddle.runs.runtable import SizeRow
-from heddle.runs.series import Recorded, RowLabel, Series, write_series
+from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series, write_series
 from heddle.runs.store import open_runs
 from heddle.runs.stored import StoredRun
 from heddle.runs.surroundings import Surroundings, write_surroundings

@@ -15,11 +15,10 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import Cause
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.predict.statistics import interval
-from heddle.runs.compare import Comparison, Ratio, compare, judged
+from heddle.runs.compare import Comparison, Ratio, compare, equal_runs, judged
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.settings import equal_runs
 from heddle.traffic.options import RunOptions
 from heddle.views.runstext import compare_text
 from tests.unit import run_samples as samples

@@ -32,8 +32,7 @@ from heddle.predict.hashes import (
     udf_values,
 )
 from heddle.predict.walk import element, ports_of, spreads
-from heddle.runs.explain import Step
-from heddle.runs.flowword import made_up
+from heddle.runs.explain import Step, made_up
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow

@@ -26,7 +26,7 @@ from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
-from heddle.runs.flowword import made_up
+from heddle.runs.explain import made_up
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
 from heddle.switch.hashing.hashing import SwitchHashing

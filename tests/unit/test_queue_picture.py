@@ -15,8 +15,7 @@ from heddle.runs.files import UnreadableError
 from heddle.runs.parts.congestion import use_of_rates
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates
-from heddle.runs.rowreader import COLUMNS
-from heddle.runs.series import Recorded, RowLabel, Series
+from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series
 from heddle.views.queuepicture import DRAWN, _first, by_label, draw, drawn, panels, shaded
 from heddle.views.style import FAULT, picture_kind
 

@@ -17,8 +17,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
 from heddle.runs.parts.queues import ClassUse, QueueUse
-from heddle.runs.rowreader import COLUMNS
-from heddle.runs.series import QueueRecord, QueueTotals, Series
+from heddle.runs.series import COLUMNS, QueueRecord, QueueTotals, Series
 from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.cells import CAUSES

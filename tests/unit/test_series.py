@@ -12,17 +12,21 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from heddle.runs import rowreader, series
+from heddle.runs import series
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
-from heddle.runs.rowreader import COLUMNS, COUNTS, CompiledRows, NumpyRows, Words
 from heddle.runs.series import (
+    COLUMNS,
+    COUNTS,
     SERIES,
     Clock,
+    CompiledRows,
+    NumpyRows,
     Recorded,
     RowLabel,
     Sampler,
     Series,
+    Words,
     changes,
     counted,
     read_series,
@@ -348,6 +352,6 @@ def test_what_was_read_does_not_change_with_the_next_reading() -> None:
 def test_the_numpy_reader_is_used_where_there_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
     live = Maps()
-    assert isinstance(rowreader.row_reader(live, Words(live)), NumpyRows)
+    assert isinstance(series.row_reader(live, Words(live)), NumpyRows)
     with series.Sampler(live):
         live.cells["depth"][9] = 5

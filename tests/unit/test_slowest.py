@@ -11,8 +11,7 @@ import pytest
 
 from heddle.runs.files import UnreadableError
 from heddle.runs.parts.slowest import Flows, Slowest
-from heddle.runs.rowreader import COLUMNS
-from heddle.runs.series import Series
+from heddle.runs.series import COLUMNS, Series
 from heddle.runs.slowest import covered, stations
 from heddle.runs.timeline import TIMELINE, Iterations, Messages, Timeline, read_timeline
 from heddle.traffic.flow import Flow

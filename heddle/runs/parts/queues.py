@@ -62,7 +62,7 @@ class QueueUse(RunPart):
         import numpy as np
 
         from heddle.fabric.model import Role
-        from heddle.runs.rowreader import COLUMNS
+        from heddle.runs.series import COLUMNS
         from heddle.switch.queues.cells import CAUSES, LOST
         from heddle.switch.queues.portids import numbered_ports
 

@@ -3,7 +3,7 @@
 
 #define WORD(f, row) (*(volatile i64 *)((f).base + (u64)(row) * (f).stride))
 
-/* As rowreader.py: copy the words of each row in which a packet arrived, waits or was dropped, or a pause arrived or is
+/* As series.py: copy the words of each row in which a packet arrived, waits or was dropped, or a pause arrived or is
  * in force since `since_ns`, or of every row; reset the peaks of these rows to 0. Return their number. which, out: room
  * for all rows.
  */
