@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import F64
+from heddle.runs.parts.slowest import PortWait, Station
 from heddle.runs.series import Series
-from heddle.runs.stations import PortWait, Station
 from heddle.runs.timeline import Timeline
 
 STEADY: Final = 0.1  # shares and waits that differ by less are equal
