@@ -31,7 +31,6 @@ from heddle.kernel.rdma import link_name
 from heddle.lab.lab import Lab
 from heddle.runtimes.netns import HELPER
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
 from heddle.wire.layout import TOS_DATA
 
@@ -79,7 +78,7 @@ def seats(fabric: Fabric, options: ProgramOptions) -> tuple[Seat, ...]:
     ranks, per_host = options.ranks, options.per_host
     if not 1 <= ranks <= _MOST:
         raise InputError(Problem("", f"--ranks {ranks}", f"is outside 1 to {_MOST}", "each rank is a process"))
-    every = place(fabric, RunOptions(placement=options.placement), least=1)
+    every = place(fabric, options.placement, least=1)
     if per_host is None:
         if ranks > len(every):
             why = f"is more than the {many(len(every), 'NIC')} to place them on"

@@ -391,7 +391,8 @@ def _warnings(jobs: Sequence[PlannedJob], queues: QueuePolicy) -> Iterator[str]:
         yield f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks"
     yield from queues.lossy_data(*dict.fromkeys(each.plan.options.dscp for each in jobs))
     for each in jobs:
-        if short := shortfall(each.plan.options, each.plan.propagation.bdp_packets):
+        o = each.plan.options
+        if short := shortfall(o.qps, o.window, each.plan.propagation.bdp_packets):
             yield short
 
 

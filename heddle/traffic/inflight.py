@@ -1,6 +1,6 @@
 """The propagation delay of a run's paths, and the data that a connection and each of its QPs may have in flight.
 
-In:  a fabric and the NICs of the ranks; RunOptions.
+In:  a fabric and the NICs of the ranks; the QPs of a connection, and their window if the user set it.
 Out: Propagation: nanoseconds on hardware, emulated seconds (k times as long), bandwidth-delay product in packets;
      packets per QP; InFlight, for the table's header and JSON.
 The delay is modelled at the end of a path: the receiving NIC takes a frame this much later than the kernel delivers it.
@@ -21,7 +21,6 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.fabric.wiring import BACKEND
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS
 
 WINDOW_PACKETS: Final = 64  # a connection's default, in addition to the bandwidth-delay product
@@ -30,27 +29,26 @@ WINDOW_PACKETS: Final = 64  # a connection's default, in addition to the bandwid
 MIN_QP_WINDOW: Final = 2
 
 
-def windows_of(options: RunOptions, bdp_packets: int = 0) -> tuple[int, ...]:
-    """Unacknowledged packets that each QP of a connection may have, by index."""
-    qps = options.qps
-    if options.window is not None:
-        return (options.window,) * qps
+def windows_of(qps: int, window: int | None = None, bdp_packets: int = 0) -> tuple[int, ...]:
+    """Unacknowledged packets that each QP of a connection may have, by index. window: of each, if the user set it."""
+    if window is not None:
+        return (window,) * qps
     packets = WINDOW_PACKETS + bdp_packets
     shares = (packets * (i + 1) // qps - packets * i // qps for i in range(qps))
     return tuple(max(MIN_QP_WINDOW, share) for share in shares)
 
 
-def shortfall(options: RunOptions, bdp_packets: int) -> str:
+def shortfall(qps: int, window: int | None, bdp_packets: int) -> str:
     """A warning if the user's windows cannot fill the longest path; else empty."""
-    if options.window is None or (packets := options.window * options.qps) >= bdp_packets:
+    if window is None or (packets := window * qps) >= bdp_packets:
         return ""
-    whose = f" on each of {options.qps} QPs" if options.qps > 1 else ""
+    whose = f" on each of {qps} QPs" if qps > 1 else ""
     percent = 100 * packets / bdp_packets
     share = f"{int(percent)}" if percent >= 1 else f"{percent:.1g}"
     return (
-        f"--window {options.window}{whose} keeps {packets} packet{'' if packets == 1 else 's'} in flight, but the"
+        f"--window {window}{whose} keeps {packets} packet{'' if packets == 1 else 's'} in flight, but the"
         f" bandwidth-delay product of the longest path is {bdp_packets} packets: a connection reaches at most {share} %"
-        f" of the line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
+        f" of the line rate; use --window {-(-bdp_packets // qps)} or more, or leave it out"
     )
 
 
@@ -90,10 +88,10 @@ class InFlight:
     usual: int = 0
 
     @classmethod
-    def of(cls, options: RunOptions, windows: Sequence[int], bdp_packets: int = 0) -> InFlight:
-        """Of each connection of a run. windows: of its QPs."""
+    def of(cls, windows: Sequence[int], bdp_packets: int = 0, *, chosen: bool = False) -> InFlight:
+        """Of each connection of a run. windows: of its QPs; chosen: by the user."""
         fair = WINDOW_PACKETS + bdp_packets
-        usual = fair if options.window is None and sum(windows) > fair else 0
+        usual = fair if not chosen and sum(windows) > fair else 0
         return cls(sum(windows), len(windows), min(windows), max(windows), usual)
 
     def text(self) -> str:

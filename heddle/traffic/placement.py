@@ -18,7 +18,6 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Port
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import RunOptions
 
 Each = TypeVar("Each")
 _ADDRESSES: Final = "a rank needs an address of its host's port, and one of its switch (docs/bring-your-own.md)"
@@ -107,24 +106,29 @@ def is_rank_file(placement: str) -> bool:
     return "/" in placement or placement.endswith(".txt")
 
 
-def place(fabric: Fabric, options: RunOptions, used: Collection[str] = (), least: int = 2) -> tuple[Endpoint, ...]:
-    """Rank -> NIC. used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed."""
+def place(
+    fabric: Fabric, placement: str = "block", wanted: int | None = None, used: Collection[str] = (), least: int = 2,
+    *, named: bool = False,
+) -> tuple[Endpoint, ...]:  # fmt: skip
+    """Rank -> NIC. wanted: number of ranks; None for one on each NIC. named: steps name them, so it is fixed.
+
+    used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed.
+    """
     bare = {port.ref: why for port in fabric.nics if (why := no_nic(fabric, port))}
     every = [port for port in fabric.nics if port.ref not in bare]
-    placement = options.placement
     if is_order(placement):
         nics = _ordered(placement, _ground(fabric, every, used))
     elif is_rank_file(placement):
         nics = _Lines(fabric, placement, bare).ports()
     else:
         nics = _listed(fabric, placement, bare)
-    ranks = options.ranks or len(nics)
-    asked = f"--ranks {ranks}" if options.ranks else fabric.name if nics == every else f"--placement {placement}"
+    ranks = wanted or len(nics)
+    asked = f"--ranks {ranks}" if wanted else fabric.name if nics == every else f"--placement {placement}"
     if ranks > len(nics):
         hint = f"try --ranks {len(nics)}"
         if len(nics) == len(every) and not bare:
             hint += f", or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
-        if options.steps:  # they name their ranks
+        if named:
             hint = f"use a fabric with {ranks} NICs, or a smaller trace or list of steps"
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(*_as_problems(bare), Problem("", f"--ranks {ranks}", why, hint))

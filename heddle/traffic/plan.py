@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -41,10 +41,6 @@ from heddle.traffic.sequence import STEPS, Part, PartSequence, parts_text, patte
 from heddle.traffic.tunables import Control
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import entropy_sports
-
-if TYPE_CHECKING:
-    from heddle.traffic.flow import Endpoint
-    from heddle.traffic.options import RunOptions
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
@@ -170,7 +166,8 @@ def build_plan(
     problems = Problems()
     options.check_live(problems)
     problems.raise_if_any()
-    endpoints = place(fabric, options) if endpoints is None else endpoints
+    if endpoints is None:
+        endpoints = place(fabric, options.placement, options.ranks, named=bool(options.steps))
     pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
     _check_slow(endpoints, options)
@@ -192,8 +189,8 @@ def build_plan(
     if not (nics_delay or fabric.policy.delayed_on_links):
         left_out_ns, delays_ns = max(delays_ns), [0] * len(delays_ns)
     propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns)
-    windows = windows_of(options, propagation.bdp_packets)
-    in_flight = InFlight.of(options, windows, propagation.bdp_packets)
+    windows = windows_of(options.qps, options.window, propagation.bdp_packets)
+    in_flight = InFlight.of(windows, propagation.bdp_packets, chosen=options.window is not None)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
         one_way_s = delay_ns * fabric.policy.k * 1e-9
         delay_s, rtt_s = 0.0 if fabric.policy.delayed_on_links else one_way_s, 2 * one_way_s

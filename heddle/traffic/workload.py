@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
@@ -188,21 +189,22 @@ class Workload:
 
     def _ranks(self, fabric: Fabric, job: Job, used: Mapping[str, object]) -> tuple[Endpoint, ...]:
         """Of one job. used: NICs of the jobs before it."""
+        placed, asked = partial(place, fabric, job.options.placement, named=bool(job.options.steps)), job.options.ranks
         if len(self.jobs) == 1 and job.slots is None:
-            return place(fabric, job.options)
-        every = place(fabric, replace(job.options, ranks=None), used)
+            return placed(asked)
+        every = placed(None, used)
         if job.slots is not None:
             if beyond := [slot for slot in job.slots if slot >= len(every)]:
                 why = f"is beyond the last of {len(every)} NICs, which are numbered from 0"
                 raise InputError(job.problem("ranks", beyond[0], why, "use a larger fabric or fewer ranks"))
             chosen = [every[slot] for slot in job.slots]
-        elif is_order(job.options.placement) and (job.options.ranks or 0) <= len(every) and not self.share_nics:
+        elif is_order(job.options.placement) and (asked or 0) <= len(every) and not self.share_nics:
             free = [end for end in every if end.nic not in used]
-            wanted = job.options.ranks or len(free)
+            wanted = asked or len(free)
             if wanted > len(free) or wanted < 2:
                 why = f"needs {max(2, wanted)} NICs, but the jobs before it leave {len(free)} of {len(every)}"
-                raise InputError(job.problem("ranks", job.options.ranks or "all", why, "give the jobs fewer ranks"))
+                raise InputError(job.problem("ranks", asked or "all", why, "give the jobs fewer ranks"))
             chosen = free[:wanted]
         else:
-            return place(fabric, job.options, used)
+            return placed(asked, used)
         return tuple(replace(end, rank=rank) for rank, end in enumerate(chosen))

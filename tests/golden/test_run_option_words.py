@@ -17,7 +17,6 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.collect import refusal
 from heddle.runs.run import plan_run
 from heddle.traffic.inflight import shortfall
-from heddle.traffic.options import RunOptions
 
 WRONG: Final[tuple[dict[str, Any], ...]] = (
     {"qps": 129, "iters": 0, "warmup": -1, "ranks": 1, "window": 0, "local_ack_timeout": 3, "entropy": 0},
@@ -91,5 +90,5 @@ def test_wrong_options_are_explained_in_exactly_these_words(golden: Callable[[st
         said.append(f"{options}\n{caught.value}\n")
     plan = job_plan(fabric, run_options(qps=128, transport="srd", entropy=256))
     said.append(f"rows of counters\n{refusal(fabric, plan, holds=1 << 16, spread=False)}\n")
-    said.append(f"a window that cannot cover the path\n{shortfall(RunOptions(window=2), 1926)}\n")
+    said.append(f"a window that cannot cover the path\n{shortfall(1, 2, 1926)}\n")
     golden("runs/options.log", "\n".join(said))

@@ -199,8 +199,8 @@ def test_a_sweep_over_qps_keeps_the_data_in_flight(qps: int) -> None:
 
 @pytest.mark.parametrize("qps", [33, 48, 64, 100, 128])
 def test_many_qps_have_two_packets_each_and_the_header_says_so(qps: int) -> None:
-    assert set(windows_of(RunOptions(qps=qps))) == {MIN_QP_WINDOW}
-    text = InFlight.of(RunOptions(qps=qps), windows_of(RunOptions(qps=qps))).text()
+    assert set(windows_of(qps)) == {MIN_QP_WINDOW}
+    text = InFlight.of(windows_of(qps)).text()
     assert text == f"{2 * qps} packets per connection in flight, 2 on each of {qps} QPs; 64 with up to 32 QPs"
 
 
@@ -234,15 +234,15 @@ def test_a_qp_sends_no_more_than_its_own_window() -> None:
 
 
 def test_windows_that_cannot_fill_the_path_are_named_with_the_product() -> None:
-    assert shortfall(RunOptions(), 500) == ""
-    assert shortfall(RunOptions(window=100, qps=5), 500) == ""
-    assert shortfall(RunOptions(window=20, qps=5), 500) == (
+    assert shortfall(1, None, 500) == ""
+    assert shortfall(5, 100, 500) == ""
+    assert shortfall(5, 20, 500) == (
         "--window 20 on each of 5 QPs keeps 100 packets in flight, but the bandwidth-delay product of the longest path"
         " is 500 packets: a connection reaches at most 20 % of the line rate; use --window 100 or more, or leave it out"
     )
-    assert shortfall(RunOptions(window=1), 73).startswith("--window 1 keeps 1 packet in flight, but")
-    assert "reaches at most 0.1 % of the line rate" in shortfall(RunOptions(window=2), 1926)
-    assert "reaches at most 99 % of the line rate" in shortfall(RunOptions(window=1925), 1926)
+    assert shortfall(1, 1, 73).startswith("--window 1 keeps 1 packet in flight, but")
+    assert "reaches at most 0.1 % of the line rate" in shortfall(1, 2, 1926)
+    assert "reaches at most 99 % of the line rate" in shortfall(1, 1925, 1926)
 
 
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])

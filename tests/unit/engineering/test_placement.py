@@ -13,7 +13,6 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.offline.forecast import Ask, forecast
-from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
 
 RAIL = load_fabric("rail").fabric
@@ -22,7 +21,7 @@ ZONE = load_fabric("zone").fabric
 
 def nics(fabric: Fabric, placement: str, ranks: int | None = None) -> list[str]:
     """The NICs of a placement, by rank, without `host`."""
-    ends = place(fabric, RunOptions(placement=placement, ranks=ranks))
+    ends = place(fabric, placement, ranks)
     return [end.nic.removeprefix("host").replace(":eth", ".") for end in ends]
 
 
@@ -75,7 +74,7 @@ def test_ranks_are_placed_by_a_list_or_by_the_lines_of_a_file(tmp_path: Path) ->
 )
 def test_placements_that_are_not_possible_are_explained(placement: str, error: str) -> None:
     with pytest.raises(InputError) as caught:
-        place(ZONE, RunOptions(placement=placement))
+        place(ZONE, placement)
     assert str(caught.value).startswith(error)
 
 
@@ -84,7 +83,7 @@ def test_wrong_lines_of_a_rank_file_are_all_reported(tmp_path: Path, monkeypatch
     lines = ["host1", "hots2", "host1:eth1", "rank 9=host3 slot=0", "rank 9=host4 slot=0", "rank x", "+n0"]
     Path("ranks.txt").write_text("\n".join(lines))
     with pytest.raises(InputError) as caught:
-        place(ZONE, RunOptions(placement="ranks.txt"))
+        place(ZONE, "ranks.txt")
     assert [f"{each.where} {each.why}" for each in caught.value.problems] == [
         "ranks.txt:2 names hots2, which is not a host",
         "ranks.txt:3 places a rank on host1:eth1, as line 1 does",
@@ -98,12 +97,12 @@ def test_wrong_lines_of_a_rank_file_are_all_reported(tmp_path: Path, monkeypatch
     }.items():
         Path("ranks.txt").write_text(text)
         with pytest.raises(InputError, match=error):
-            place(ZONE, RunOptions(placement="ranks.txt"))
+            place(ZONE, "ranks.txt")
     with pytest.raises(InputError, match=r"nosuch\.txt does not exist"):
-        place(ZONE, RunOptions(placement="nosuch.txt"))
+        place(ZONE, "nosuch.txt")
     Path("ranks.txt").write_text("rank 0=host1 slot=9\n")
     with pytest.raises(InputError, match="has slot 9, but host1 has"):
-        place(RAIL, RunOptions(placement="ranks.txt"))
+        place(RAIL, "ranks.txt")
 
 
 @pytest.mark.parametrize("name", ["one-large-job", "many-small-jobs"])

@@ -160,7 +160,7 @@ def test_a_program_is_a_step_of_a_job(tmp_path: Path) -> None:
     (tmp_path / "w.yml").write_text(f"jobs:\n  a:\n    ranks: 4\n    steps: [{step}, {{compute: 1us}}, {step}]\n")
     (job,) = load_workload(str(tmp_path / "w.yml")).workload.jobs
     fabric = load_fabric("tiny").fabric
-    options = bound_steps(job.options, place(fabric, job.options), fabric.policy.k)
+    options = bound_steps(job.options, place(fabric, job.options.placement, job.options.ranks), fabric.policy.k)
     exchange = Exchange(replace(options, iters=2, warmup=1), options.pattern, 4, 0)
     exchange.run(lambda to: 0)
     assert exchange.wrong() == [0] * 4
