@@ -9,10 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from heddle.base import owners, state
+from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.tables import many
 from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, Seat, Show, check_command, run_ranks, seats
@@ -20,11 +19,10 @@ from heddle.kernel import rdma
 from heddle.lab import agents, health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
-from heddle.lab.rehash import label
 from heddle.proof.collect import collect_before, collect_program
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.watching import recording
-from heddle.runs.writer import writing
+from heddle.runs.writer import begun, writing
 from heddle.traffic.options import RunOptions
 
 
@@ -98,18 +96,13 @@ def run_program(
 
 
 def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequence[str]) -> RunRecord:
-    record = state.read_record(lab.name)
     words = ["--ranks", str(options.ranks)]
     words += [] if options.per_host is None else ["--per-host", str(options.per_host)]
     words += [] if options.placement == "block" else ["--placement", options.placement]
     words += ["--rdma"] * options.rdma
     words += [] if options.limit_s is None else ["--time-limit", f"{options.limit_s:g}s"]
-    return RunRecord(
-        lab=lab.name,
-        fabric=(record.source if record else "") or lab.fabric.name,
-        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        k=lab.fabric.policy.k,
-        ecmp=label(lab),
+    return begun(
+        lab,
         options=RunOptions(ranks=options.ranks, placement=options.placement, sizes=()),
         ranks=tuple(seat.end for seat in every),
         qps=0,

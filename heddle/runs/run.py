@@ -11,18 +11,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from heddle.base import owners, state
+from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.tables import some_of
 from heddle.base.units import format_duration, format_size
+from heddle.endpoints.congestion.controlled import with_control
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
@@ -51,14 +50,14 @@ from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import Figures, SizeRow, figures
 from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.watching import Recording, recording
-from heddle.runs.writer import RunWriter, writing
+from heddle.runs.writer import RunWriter, begun, writing
 from heddle.runtimes.sharded import ShardPlan
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import Plan
+from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
 
@@ -276,13 +275,9 @@ def _span(crews: Crews, crew: Crew) -> tuple[float, float]:
 
 def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload: str) -> RunRecord:
     """A run that begins now. jobs: all of the run."""
-    record, plan = state.read_record(lab.name), planned.plan
-    return RunRecord(
-        lab=lab.name,
-        fabric=(record.source if record else "") or lab.fabric.name,
-        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        k=plan.k,
-        ecmp=label(lab),
+    plan = planned.plan
+    return begun(
+        lab,
         options=plan.options,
         ranks=plan.endpoints,
         qps=len(plan.qps),
@@ -487,3 +482,19 @@ def array_bytes(plan: Plan, workers: int, ranks: int | None = None) -> int:
     width, in_place = pattern.element_bytes, all(placed for _, placed in plan.passes)
     held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
     return capacity.memory_bytes(held, len(plan.endpoints) if ranks is None else ranks, workers, in_place)
+
+
+def job_plan(
+    fabric: Fabric,
+    options: RunOptions,
+    more_ns: int = 0,
+    endpoints: tuple[Endpoint, ...] | None = None,
+    job: str = "",
+) -> Plan:
+    """The plan of a job; more_ns, endpoints and job as in build_plan."""
+    kind = find_transport(options.transport)
+    before_first = kind.stack.before_first if kind.stack is not None else None
+    plan = build_plan(
+        fabric, options, more_ns, before_first, kind.stack is None, endpoints, job, kind.spread(options)
+    )  # fmt: skip
+    return with_control(plan)

@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heddle.base import state
 from heddle.base.problems import HeddleError
+from heddle.lab.rehash import label
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.measured import FlowRow, write_evidence
@@ -92,6 +95,19 @@ class RunWriter:
             return prove(self._around.fabric, evidence, self._around.selftest)
         except HeddleError:
             return None
+
+
+def begun(lab: Lab, **known: Any) -> RunRecord:
+    """The record of a run that begins now. known: the fields that do not follow from the lab."""
+    record = state.read_record(lab.name)
+    return RunRecord(
+        lab=lab.name,
+        fabric=(record.source if record else "") or lab.fabric.name,
+        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        k=lab.fabric.policy.k,
+        ecmp=label(lab),
+        **known,
+    )
 
 
 @contextmanager

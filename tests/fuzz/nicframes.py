@@ -120,8 +120,8 @@ def case(seed: int, number: int) -> tuple[int, int]:
 
 
 def _control() -> Controlled:
-    from heddle.endpoints.planning import job_plan
     from heddle.fabric.fabricfile import load_fabric
+    from heddle.runs.run import job_plan
     from heddle.traffic.options import RunOptions
 
     control = congestion_of(job_plan(load_fabric("tiny").fabric, RunOptions(congestion="dcqcn")))

@@ -11,11 +11,10 @@ from typing import Any, Final
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.collect import refusal
-from heddle.runs.run import plan_run
+from heddle.runs.run import job_plan, plan_run
 from heddle.traffic.inflight import shortfall
 
 WRONG: Final[tuple[dict[str, Any], ...]] = (

@@ -14,10 +14,9 @@ from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import PROFILES, CongestionProfile, Dcqcn, DcqcnControl, DcqcnRule, power
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, NicFacts, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.run import plan_run
+from heddle.runs.run import job_plan, plan_run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.tunables import values_of
 

@@ -24,11 +24,11 @@ from heddle.cli.program import help_rows
 from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.congestion.ratecontrol import ControlOptions
 from heddle.endpoints.congestion.swift import Swift
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.runoptions import plain, run_options
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.run import job_plan
 from heddle.runs.runrecord import read_record, write_record
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan

@@ -18,11 +18,11 @@ from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import dcqcn_struct
 from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.worker import why_not_compiled
 from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.run import job_plan
 from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
 from tests.objects import constants

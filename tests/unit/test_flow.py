@@ -15,7 +15,6 @@ from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import NicReport, QpReport, SizeResult, WorkerMessage, WorkerReport
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports import find_transport
@@ -29,6 +28,7 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.evidence import _sent as read_sent
 from heddle.proof.verdict import prove
 from heddle.runs.measured import flow_rows
+from heddle.runs.run import job_plan
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import NO_RANK, Flow, Sent
 from heddle.traffic.options import RunOptions

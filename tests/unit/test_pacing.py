@@ -16,12 +16,12 @@ from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
 from heddle.endpoints.transports.rcstate import RcParams, Recovery
 from heddle.endpoints.transports.srd import SrdParams, SrdSender
 from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.run import job_plan
 from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
 from heddle.wire import roce

@@ -11,14 +11,13 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
-from heddle.endpoints.planning import job_plan
 from heddle.endpoints.rdma import verbslib as ib
 from heddle.endpoints.rdma.verbsdevice import Peer, VerbsQp
 from heddle.endpoints.rdma.verbslib import SIZES
 from heddle.endpoints.transports.rxe import Rxe
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import rdma
-from heddle.runs.run import plan_run
+from heddle.runs.run import job_plan, plan_run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.readers import SourcePorts
