@@ -88,7 +88,7 @@ def test_what_was_measured_in_place_is_there_as_such(tmp_path: Path) -> None:
     assert row["out_of_place"] is None and "out_of_place_per_iter" not in row
     assert row["in_place"]["time"] > 0 and len(row["in_place_per_iter"]["per_process_max_times_us"]) == 4
     measured = record(in_place="both")
-    rows = [SizeRow.of(each.size, each.first, each.first) for each in measured.measured]
+    rows = [SizeRow.of(each.size, each.first, each.first) for each in measured.rows]
     both = keep(tmp_path, 9, with_rows(measured, *rows))
     (row, _) = json.loads(exported(both, "json"))["results"]
     assert row["in_place"] == row["out_of_place"] and row["in_place_per_iter"] == row["out_of_place_per_iter"]
@@ -148,7 +148,7 @@ def test_inspector_has_a_line_for_each_operation_of_each_rank(tmp_path: Path, ru
 
 
 def test_a_second_measurement_in_place_has_its_own_columns(tmp_path: Path) -> None:
-    rows = [replace(row, in_place=replace(row.first, busbw=row.busbw / 2, wrong=3)) for row in record().measured]
+    rows = [replace(row, in_place=replace(row.first, busbw=row.busbw / 2, wrong=3)) for row in record().rows]
     run = keep(tmp_path, 8, with_rows(record(), *rows))
     found: dict[str, Any] = json.loads(exported(run, "json"))
     first = found["results"][0]
@@ -160,7 +160,7 @@ def test_a_second_measurement_in_place_has_its_own_columns(tmp_path: Path) -> No
 
 
 def test_sizes_below_the_least_busbw_are_named() -> None:
-    rows = record().measured
+    rows = record().rows
     assert Asked(min_busbw=0.01).below(rows) == ["busbw of 64 KiB is 0.008366 GB/s, which is below --min-busbw 0.01"]
     assert Asked().below(rows) == [] == Asked(min_busbw=0.001).below(rows)
 
