@@ -64,11 +64,7 @@ def _clear(lab: RunningLab) -> None:
     clear(lab.fabric)
 
 
-def _least(rooms: Sequence[int]) -> int:
-    return min(rooms)
-
-
-@spread(_least)
+@spread(min)
 def _room(lab: RunningLab) -> int:
     return room(lab.fabric)
 

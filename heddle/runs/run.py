@@ -188,6 +188,7 @@ class _Running:
                 lab.fabric, each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget,
                 crews.began_ns, ended_ns, record, clock, sizes=writer.rows, tunnels=span,
             )  # fmt: skip
+            span_s = (crew.began_ns - crews.began_ns) / 1e9, (crew.ended_ns - crews.began_ns) / 1e9
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())
             measured = replace(measured, proof=writer.proof(asked))
@@ -196,7 +197,7 @@ class _Running:
                 ecmp=label(lab),  # the hashing may have been changed during the run
                 fabric_state=fabric,
                 warnings=(*warnings, *expected[number], *remarks),
-                span_s=_span(crews, crew) if each.job.name else None,
+                span_s=span_s if each.job.name else None,
             )
             results.append(writer.finish(result, asked, every))
         return WorkloadResult(self._name, tuple(results))
@@ -266,11 +267,6 @@ def homes_of(lab: Lab) -> Homes:
     return Homes({node.name: shards.of(node.name) for node in lab.fabric.hosts}, shards.module, {
         name: clock.ahead_ns for name, clock in shards.clocks().items()
     })  # fmt: skip
-
-
-def _span(crews: Crews, crew: Crew) -> tuple[float, float]:
-    """From when to when a job ran, in seconds after the first barrier of all."""
-    return (crew.began_ns - crews.began_ns) / 1e9, (crew.ended_ns - crews.began_ns) / 1e9
 
 
 def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload: str) -> RunRecord:

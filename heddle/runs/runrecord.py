@@ -175,6 +175,9 @@ class RunRecord(RunHead, RunParts):
     def to_json(self) -> dict[str, Any]:
         from heddle.endpoints.runoptions import plain
 
+        parts = {name: self.parts[name].to_json() if name in self.parts else None for name in PARTS}
+        for name, (key, courses) in self.courses.items():
+            parts[name] = {**(parts[name] or {}), key: courses.to_json()}
         return {
             "lab": self.lab,
             "run_id": self.id or None,
@@ -195,16 +198,10 @@ class RunRecord(RunHead, RunParts):
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             "for_another_mac": self.foreign,
-            **self._parts_json(),
+            **parts,
             "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
         }
-
-    def _parts_json(self) -> dict[str, Any]:
-        found = {name: self.parts[name].to_json() if name in self.parts else None for name in PARTS}
-        for name, (key, courses) in self.courses.items():
-            found[name] = {**(found[name] or {}), key: courses.to_json()}
-        return found
 
     def table(self, short: bool = False) -> str:
         """The whole table in nccl-tests' text format, with Heddle's own lines after `#`.

@@ -26,20 +26,16 @@ COLUMNS: Final = (
 
 def written(run: StoredRun, asked: Asked) -> bytes:
     """The file."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-    table.writeheader()
-    for row in run.record.rows:
-        table.writerow({**_run(run.record), **_size(run.record, row, asked.skip)})
-    return text.getvalue().encode()
-
-
-def _run(record: RunRecord) -> Mapping[str, Any]:
-    o = record.options
-    return {
+    text, record, o = io.StringIO(), run.record, run.record.options
+    about = {
         "lab": record.lab, "run": record.id, "collective": o.collective, "algorithm": o.algorithm,
         "ranks": len(record.ranks), "qps": o.qps, "hashing": record.ecmp, "transport": o.transport, "k": record.k,
     }  # fmt: skip
+    table = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    table.writeheader()
+    for row in record.rows:
+        table.writerow({**about, **_size(record, row, asked.skip)})
+    return text.getvalue().encode()
 
 
 def _size(record: RunRecord, row: SizeRow, skip: int) -> Mapping[str, Any]:

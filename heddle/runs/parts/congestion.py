@@ -35,7 +35,6 @@ class CongestionUse(RunPart):
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
-        """From the end of a run; None without congestion control."""
         from heddle.runs.rates import rates_of_run
 
         control, rates = measured.plan.control, rates_of_run(measured)

@@ -104,7 +104,6 @@ class FaultEffects(RunPart):
         return cls(tuple(effects), len(measured.flows), expected, moved)
 
     def lines(self) -> Sequence[str]:
-        """A line for each fault, and one for the QPs."""
         return [f"#effect   : {each}" for each in self._texts()]
 
     def _texts(self) -> Iterator[str]:

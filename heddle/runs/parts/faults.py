@@ -39,7 +39,6 @@ class FaultTimes(RunPart):
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self | None:
-        """None for a run without faults."""
         clock, k = measured.faults, measured.plan.k
         if not clock.planned:
             return None

@@ -76,7 +76,6 @@ class IdealUse(RunPart):
         return {**asdict(self), "completion_ratio": self.ratio, "exposed_share": self.share}
 
     def lines(self) -> list[str]:
-        """The ratio at the largest size; the exposed communication."""
         lines = [f"#ideal    : {name} {value}: {more}" for name, value, more in self.cards() if name == _RATIO]
         if self.ranks:
             most, many = max(self.ranks, key=lambda each: each.exposed_us), len(self.ranks)

@@ -77,7 +77,6 @@ class MachineUse(RunPart):
         return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
 
     def doubts(self) -> tuple[Cause, ...]:
-        """Reasons why the host CPU was or may have been the bottleneck."""
         return self.unreliable
 
     def doubt_lines(self) -> list[str]:
@@ -103,7 +102,6 @@ class MachineUse(RunPart):
         return lines
 
     def lost(self) -> Mapping[str, int] | None:
-        """Packets that the sockets of hosts lost."""
         return None if self.socket_drops is None else {"host sockets": self.socket_drops} if self.socket_drops else {}
 
     def figures(self) -> tuple[Figure, ...]:

@@ -52,7 +52,6 @@ class QueueUse(RunPart):
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self:
-        """From what was recorded during the run."""
         queues = measured.fabric.policy.queues
         return cls.of(measured.fabric, measured.queues, queues.class_of_dscp[measured.plan.options.dscp])
 
@@ -118,7 +117,6 @@ class QueueUse(RunPart):
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """One line of the table's footer, or two."""
         deepest = (
             f"deepest {format_bytes(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
         )
@@ -142,7 +140,6 @@ class QueueUse(RunPart):
         return [f"#queues   : {line}" for line in lines]
 
     def lost(self) -> Mapping[str, int]:
-        """Packets that a queue or a link dropped."""
         return self.drops
 
     def figures(self) -> tuple[Figure, ...]:

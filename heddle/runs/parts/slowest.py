@@ -182,7 +182,6 @@ class Slowest(RunPart):
         )
 
     def lines(self) -> list[str]:
-        """Two lines of the table's footer, or one."""
         if self.limited:
             return ["#slowest  : not named: the host CPU was or may have been the bottleneck"]
         return [f"#slowest  : {each}" for each in (self._who(), self._where())]

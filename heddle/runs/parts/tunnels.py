@@ -52,7 +52,6 @@ class TunnelsUse(RunPart):
         return (f"tunnels between shards lost frames, where the fabric counts none: {lost}",)
 
     def doubts(self) -> Sequence[Cause]:
-        """A cause for each tunnel that lost frames."""
         return [
             Cause("tunnel", None, None, sure=True, text=f"the tunnel of {port} lost {many(count, 'frame')}")
             for port, count in self.losses.items()
