@@ -64,7 +64,11 @@ def _clear(lab: RunningLab) -> None:
     clear(lab.fabric)
 
 
-@spread(min)
+def _least(rooms: Sequence[int]) -> int:
+    return min(rooms)
+
+
+@spread(_least)
 def _room(lab: RunningLab) -> int:
     return room(lab.fabric)
 

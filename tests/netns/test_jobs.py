@@ -197,6 +197,6 @@ def test_ctrl_c_keeps_the_rows_of_each_job_and_a_second_run_is_told_the_name_of_
     for job in ("a", "b"):
         assert f"#job      : {job}: interrupted after 1 of 2 sizes" in out
     kept = [run.record for run in History.of(tiny).runs() if run.id not in before]
-    assert {each.header.job: (each.state, len(each.rows)) for each in kept} == {
+    assert {each.job: (each.state, len(each.rows)) for each in kept} == {
         "a": ("interrupted", 1), "b": ("interrupted", 1),
     }  # fmt: skip

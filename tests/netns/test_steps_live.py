@@ -57,7 +57,7 @@ def test_stages_of_a_pipeline_compute_send_and_reduce(tiny: Lab, tmp_path: Path,
     assert any(line.startswith("#step     : forward-1: compute for ") for line in job.lines())
     stored = History.of(tiny).open(job.id).record
     assert stored[IdealUse] == ideal
-    assert stored.header.options == job.options
+    assert stored.options == job.options
 
 
 def test_a_ranking_job_exchanges_embeddings_and_reduces_gradients(tiny: Lab) -> None:

@@ -177,7 +177,7 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab, tmp_path: Path) -> None:
                 balance[switch] += change
     assert set(balance.values()) == {0}
     drawn = json.loads(typed("graph", lab.name, "--format", "json", cwd=tmp_path).stdout)
-    assert (drawn["run_id"], drawn["links"]) == (usage.id, [each.to_json() for each in usage.loads])
+    assert (drawn["run_id"], drawn["links"]) == (usage.run_id, [each.to_json() for each in usage.loads])
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / f"{lab.name}.svg").read_text())
     assert usage.caption in texts
     mmr = f"max/mean {paths.mmr.bytes:.2f},"
