@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import F64
-from heddle.runs.parts.slowest import PortWait, Station
+from heddle.runs.parts.part import PortWait, Station
 from heddle.runs.series import Series
 from heddle.runs.timeline import Timeline
 

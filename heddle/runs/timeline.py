@@ -17,7 +17,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, I64
 from heddle.runs.files import Layout, UnreadableError, read_arrays, undamaged, write_arrays
-from heddle.runs.parts.slowest import SPLIT
+from heddle.runs.parts.part import SPLIT
 
 if TYPE_CHECKING:
     from heddle.endpoints.reports import WorkerReport

@@ -11,7 +11,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.tables import some_of
 from heddle.base.units import format_bytes
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.parts.part import Card, RunPart
+from heddle.runs.parts.part import SPLIT, Card, PortWait, RunPart, Station
 from heddle.wire.layout import LAYOUTS
 
 if TYPE_CHECKING:
@@ -19,37 +19,6 @@ if TYPE_CHECKING:
     from heddle.runs.series import Series
     from heddle.runs.timeline import Timeline
     from heddle.traffic.flow import Flow, FlowKey
-
-SPLIT: Final = -1  # QP of a message that is split over all QPs of its connection
-
-
-@dataclass(frozen=True, slots=True)
-class Station:
-    """The QP `qp` from rank src to rank dst (SPLIT: all of the connection), or with qp None the rank dst itself.
-
-    share: mean over iterations, 0 to 1. spread: half of the 95 % interval of that mean; 0 for one iteration.
-    """
-
-    src: int
-    dst: int
-    qp: int | None
-    share: float
-    spread: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PortWait:
-    """A switch's egress port, and the packets of data that waited there. Bytes, seconds; marks in packets.
-
-    wait_s: the mean of a byte. high_water: the most bytes that its queue held. paused_s: its gate was closed.
-    """
-
-    port: str
-    wait_s: float
-    high_water: int
-    paused_s: float
-    marks: int
-
 
 Flows = dict[tuple[int, int], list[tuple["Flow", ...]]]  # (rank, rank) -> the flows of each of its QPs
 _KEPT: Final = 64  # QPs that are equal: the record has no more

@@ -22,7 +22,8 @@ from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, NEXT_HOPS
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence
-from heddle.runs.parts.slowest import PortWait, Slowest, SlowQp, SlowRank
+from heddle.runs.parts.part import PortWait
+from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
 from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series
 from heddle.runs.stored import Stored, StoredRun
 from heddle.spec.schema import RoutingSpec
