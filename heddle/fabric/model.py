@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base.families import Network
 from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.nexthops import Group, edges_of
-from heddle.fabric.ucmp import next_hop_groups
+from heddle.fabric.ucmp import Announcement, announcements, next_hop_groups
 from heddle.fabric.wiring import BACKEND, Bridge, Level, Link, Node, Port, Role, Wiring
 
 __all__ = ["BACKEND", "Bridge", "Fabric", "Level", "Link", "Node", "Port", "Role"]
@@ -53,6 +53,11 @@ class Fabric(Wiring):
     def next_hop_groups(self) -> Mapping[str, tuple[Group, ...]]:
         """Switch -> its next hops, one group for all edges with the same ports; see nexthops.py."""
         return next_hop_groups(self)
+
+    @cached_property
+    def announcements(self) -> Mapping[str, tuple[Announcement, ...]]:
+        """For `routing.ucmp`: port -> the bandwidths that BGP announces over it; see ucmp.py. Faults change none."""
+        return announcements(self)
 
 
 _PATTERN: Final = frozenset("*?[")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from heddle.fabric.model import Fabric
     from heddle.fabric.nexthops import Group
     from heddle.fabric.wiring import Node, Port, Wiring
 
@@ -47,7 +48,7 @@ class Announcement:
 
 
 def next_hop_groups(
-    fabric: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
+    fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
     """Switch -> its groups, those with the lowest port first. An edge that a switch cannot reach is in none of them.
 
@@ -56,7 +57,7 @@ def next_hop_groups(
     groups = groups_of(fabric, dead, drained)
     if not fabric.policy.routing.ucmp:
         return groups
-    return with_bandwidths(fabric, groups)
+    return _Announced(fabric, groups, fabric.announcements).cut()
 
 
 def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,11 +85,6 @@ def expected_weights(group: Group, release: tuple[int, ...] | None = None) -> tu
 
     step = gcd(*group.bandwidths)
     return tuple(each // step for each in group.bandwidths)
-
-
-def with_bandwidths(fabric: Wiring, groups: Mapping[str, tuple[Group, ...]]) -> dict[str, tuple[Group, ...]]:
-    """The groups with bandwidths, in Mbit/s as announced, divided where edges of a group have different ones."""
-    return _Announced(fabric, groups, announcements(fabric)).cut()
 
 
 def announcements(fabric: Wiring) -> dict[str, tuple[Announcement, ...]]:
@@ -141,7 +137,7 @@ class _Announced:
                 self._add(node, upwards=upwards)
 
     def cut(self) -> dict[str, tuple[Group, ...]]:
-        """Every switch's groups, with bandwidths."""
+        """Every switch's groups with bandwidths, in Mbit/s as announced; divided where edges of a group differ."""
         np = self._np
         found: dict[str, tuple[Group, ...]] = {}
         for node in self._fabric.switches:

@@ -158,14 +158,11 @@ class ExpectedRoutes:
         return cls(ports, bandwidths)
 
 
-def gaps(
-    fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes | None = None, *, strict: bool = False
-) -> list[Gap]:
+def gaps(fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes, *, strict: bool = False) -> list[Gap]:
     """Compare FIBs with the expected routes; fibs may hold some switches or all.
 
-    wanted: expected routes; by default those of the fabric file. strict: routes must not contain dead next hops either.
+    strict: routes must not contain dead next hops either.
     """
-    wanted = wanted or ExpectedRoutes.of(fabric)
     prefixes = set(fabric.prefixes.values())
     found = []
     for switch, fib in fibs.items():
@@ -220,7 +217,7 @@ def wait(
     Switches are looked at two by two, until these have their routes: to read all of a large lab again and again would
     take the CPUs from FRR. Then all are read once more.
     """
-    names = [switch.name for switch in fabric.switches if switch.name in handles]
+    names, wanted = [switch.name for switch in fabric.switches if switch.name in handles], ExpectedRoutes.of(fabric)
     total = len(names)
     observer.begin(STEP, total)
     asked = moved = time.monotonic()
@@ -228,7 +225,7 @@ def wait(
 
     def look(switches: Iterable[str]) -> list[Gap]:
         fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
-        return gaps(fabric, fibs)
+        return gaps(fabric, fibs, wanted)
 
     pending, before = names, -1
     while pending:

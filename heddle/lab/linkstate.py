@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.problems import CheckError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Node
@@ -140,10 +140,3 @@ def configure_bgp(lab: Lab, node: Node, line: str) -> None:
     """A line of a switch's `router bgp`, set while it runs. MachineError when bgpd does not take it."""
     commands = ["configure terminal", f"router bgp {node.asn}", line]
     lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
-
-
-def check_rendered(lab: Lab) -> None:
-    """InputError for an imported lab."""
-    if not lab.blueprint.rendered:
-        why = "was imported, so its routes after a fault cannot be predicted"
-        raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))

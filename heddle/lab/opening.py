@@ -82,7 +82,7 @@ class Rendered(Blueprint):
 
     def gaps(self, now: Snapshot) -> list[Problem]:
         """Prefixes with other next hops or weights than the present links, drains and sessions give."""
-        if not convergence.gaps(self.fabric, now.fibs):
+        if not convergence.gaps(self.fabric, now.fibs, convergence.ExpectedRoutes.of(self.fabric)):
             return []
         state, lost = State.of(self.fabric, now), self.missing_sessions(now)
         shut = [*state.shut, *(end.ref for each in lost for end in (each.a, each.b))]

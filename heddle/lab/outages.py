@@ -19,10 +19,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem
+from heddle.lab.faults.kind import check_rendered
 from heddle.lab.faults.orders import clear_where, end, set_kind
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.linkstate import SECONDS, check_rendered, wait
+from heddle.lab.linkstate import SECONDS, wait
 from heddle.lab.ports import ports_of
 from heddle.spec.impairments import DOWN, DRAIN, PACKETS, LinkFault
 
@@ -85,8 +86,8 @@ def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault, timeout: float = 
 
 def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
     """Clear what links do to packets, of ports or of all; returns the ports that had a fault, also one of the file."""
-    named = {port.ref for port in ports_of(lab.fabric, refs)} if refs else None
-    done = clear_where(lab, lambda _, each: named is None or each.where in named, only=PACKETS)
+    named = {port.ref for port in ports_of(lab.fabric, refs)}
+    done = clear_where(lab, (lambda _, each: each.where in named) if refs else None, only=PACKETS)
     return [each.where for _, each in done]
 
 

@@ -23,9 +23,10 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import RouteWatch
 from heddle.lab.faults import orders, record
+from heddle.lab.faults.kind import check_rendered
 from heddle.lab.faults.record import SetFault, changing
 from heddle.lab.faults.registry import KEYS, KINDS
-from heddle.lab.linkstate import check_rendered, wait
+from heddle.lab.linkstate import wait
 from heddle.lab.ports import ends_of
 from heddle.lab.spread import concat, nothing, spread
 from heddle.runtimes.shardcalls import Moment

@@ -332,13 +332,11 @@ def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
     """Port -> the bandwidth that BGP announces for it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
     if not fabric.policy.routing.ucmp:
         return {}
-    from heddle.fabric.ucmp import announcements
-
     return {
         ref: [
             {"mbit": rule.mbit, "prefixes": [fabric.prefixes[edge] for edge in edges_of(rule.edges)]} for rule in rules
         ]
-        for ref, rules in announcements(fabric).items()
+        for ref, rules in fabric.announcements.items()
     }
 
 

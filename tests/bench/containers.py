@@ -19,7 +19,7 @@ from heddle.host.engine.setup import engine_running
 from heddle.kernel.fib import Fib, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import lifecycle as labs
-from heddle.lab.convergence import gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import render
 from heddle.runtimes.registry import get_runtime
@@ -67,7 +67,7 @@ def _command_line(observer: Observer) -> float:
         try:
             _containerlab("deploy", topology, "--max-workers", str(len(fabric.nodes)))
             end = start + _LIMIT_S
-            while gaps(fabric, _fibs(fabric, handles)) and time.monotonic() < end:
+            while gaps(fabric, _fibs(fabric, handles), ExpectedRoutes.of(fabric)) and time.monotonic() < end:
                 time.sleep(0.05)
             return time.monotonic() - start
         finally:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from heddle.base import owners
 from heddle.base.events import Silent
 from heddle.base.process import start_of
 from heddle.checks.validate import validate
@@ -107,6 +108,44 @@ def test_a_slow_link_is_a_fault_of_one_direction_and_the_lab_is_converged(tiny: 
     assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10), "the other end is another port"
     fault(tiny, "clear")
     assert rate(tiny, "rtsw1:eth1") == usual
+
+
+def test_a_clear_of_several_kinds_during_a_run_changes_nothing(tiny: Lab) -> None:
+    usual = rate(tiny, "rtsw1:eth1")
+    fault(tiny, "slow-link", "rtsw1:eth1", "--rate", "10%")
+    fault(tiny, "rtsw1:eth2", "--loss", "1/64")
+    fault(tiny, "down", "rtsw2:eth1")
+    with owners.lock(tiny.name, work="run"):
+        assert "its run goes on" in refused(tiny, "clear")
+        assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10) and [*wanted_faults(tiny)] == ["rtsw1:eth2"]
+        assert fault(tiny, "clear", "rtsw1:eth1")["ended"] != [], "no route changes"
+    assert rate(tiny, "rtsw1:eth1") == usual
+    assert fault(tiny, "clear")["ended"] == ["rtsw1:eth2: fault of packets", "rtsw2:eth1: down"]
+
+
+def test_of_two_commands_at_the_same_moment_the_record_names_what_the_link_does(tiny: Lab) -> None:
+    first, second = ([(PACKETS, "rtsw1:eth3", {"loss": loss})] for loss in (1 / 64, 1 / 32))
+    with record.changing(tiny):
+        ours = orders.start(tiny, first)
+    theirs, go = os.pipe()  # the other command goes on when this one has finished
+    pid = os.fork()
+    if not pid:
+        try:
+            with record.changing(tiny):
+                made = orders.start(tiny, second)
+            os.read(theirs, 1)
+            with record.changing(tiny):
+                record.verified(tiny.dir, made)
+        finally:
+            os._exit(0)
+    until(lambda: wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 32)})
+    with record.changing(tiny):
+        record.verified(tiny.dir, ours)
+    assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 32)}
+    os.write(go, b"1")
+    os.waitpid(pid, 0)
+    assert [(each.values, each.maker) for each in record.read(tiny.dir)] == [({"loss": 1 / 32}, None)]
+    assert fault_differences(tiny, wanted_faults(tiny)) == {}
 
 
 def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(tiny: Lab) -> None:

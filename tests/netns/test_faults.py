@@ -56,7 +56,7 @@ def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     dc: Lab = request.getfixturevalue("dc")
     assert state_of(dc) == State((), ())
-    assert not gaps(dc.fabric, dc.snapshot(LabPart.FIBS).fibs, strict=True)
+    assert not gaps(dc.fabric, dc.snapshot(LabPart.FIBS).fibs, ExpectedRoutes.of(dc.fabric), strict=True)
 
 
 def ways(lab: Lab, switch: str, rack: int) -> set[str]:

@@ -28,7 +28,7 @@ from heddle.host.limits import HERE
 from heddle.kernel.fib import read_fib
 from heddle.lab import health
 from heddle.lab import lifecycle as life
-from heddle.lab.convergence import gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
@@ -130,7 +130,9 @@ def test_a_dead_bgpd_is_named_and_rollback_takes_down_only_what_its_up_made(name
     lab = up(name).lab
     end(lab, "ctsw1", "bgpd")
     stop = time.monotonic() + patience(60)
-    while len(gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs)) != 4:  # ctsw1 has lost both racks, each rack one path
+    while (
+        len(gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, ExpectedRoutes.of(lab.fabric))) != 4
+    ):  # ctsw1 has lost both racks, each rack one path
         assert time.monotonic() < stop
         time.sleep(0.05)
     with pytest.raises(CheckError) as caught:

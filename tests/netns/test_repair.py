@@ -209,12 +209,17 @@ def test_up_and_status_have_one_verdict_on_switches_without_a_configuration(
         life.down(name)
 
 
+def missing_routes(lab: Lab) -> list[convergence.Gap]:
+    wanted = convergence.ExpectedRoutes.of(lab.fabric)
+    return convergence.gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted)
+
+
 def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: Up) -> None:
     """`maximum-paths 1` takes next hops from every route; the configuration file of the switch gets it, too."""
     bgp = ["-c", "configure terminal", "-c", "router bgp"]
     family = ["-c", "address-family ipv4 unicast", "-c", "maximum-paths 1", "-c", "end", "-c", "write memory"]
     whole.output("rtsw1", ["vtysh", *bgp, *family])
-    until(lambda: len(convergence.gaps(whole.fabric, whole.snapshot(LabPart.FIBS).fibs)) >= 1)
+    until(lambda: len(missing_routes(whole)) >= 1)
     assert "up --repair" in str(known_facts(whole, whole.snapshot(parts(whole)))[0].problem)
     whole.output("ctsw2", ["vtysh", *bgp, "-c", "neighbor eth1 shutdown"])
     done = up(whole.name, repair=True)
@@ -282,7 +287,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     heard = Listener()
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
-        until(lambda: len(convergence.gaps(whole.fabric, whole.snapshot(LabPart.FIBS).fibs)) >= 1)
+        until(lambda: len(missing_routes(whole)) >= 1)
         with pytest.raises(CheckError) as caught:
             up(whole.name, observer=heard, timeout=2.0)
         assert "no BGP session: rtsw1:eth1 (Idle (Admin)) - ctsw1:eth1" in heard.warnings[0]

@@ -21,7 +21,7 @@ from heddle.base.problems import CheckError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab import outages
-from heddle.lab.faults import packets
+from heddle.lab.faults import orders, packets
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.parts.queues import QueueUse
@@ -182,10 +182,16 @@ def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
 
     def change() -> None:
         outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
+        outages.set_fault(tiny, ["rtsw1:eth2"], LinkFault(loss=1 / 64))
+        outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
+        assert orders.clear(tiny) == ["rtsw1:eth2: fault of packets", "rtsw2:eth3: fault of packets"]
+        assert now(tiny) == {"rtsw1:eth1": (LinkFault(loss=1 / 64), "run")}, "nothing that belongs to the run"
+        outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
         outages.clear_faults(tiny, ["rtsw1:eth1"])
 
     options = RunOptions(sizes=(1 << 16, 1 << 17), iters=1, warmup=0, faults=(LOSSY, "rtsw1:eth1,loss=1/64"))
-    result = run(tiny, options, Silent(), During(tiny, change))
+    first = iter([change])
+    result = run(tiny, options, Silent(), During(tiny, lambda: [each() for each in first]))
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(corrupt=1 / 64), "fault")}
     assert result.fabric_state is not None
     assert any("faults of links changed during the run" in each for each in result.warnings)

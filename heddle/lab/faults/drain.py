@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN
-from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.kind import NamedFault, check_rendered
 from heddle.lab.faults.record import SetFault
-from heddle.lab.linkstate import check_rendered, configure_bgp
+from heddle.lab.linkstate import configure_bgp
 from heddle.lab.snapshot import LabPart
 from heddle.spec.impairments import DRAIN
 

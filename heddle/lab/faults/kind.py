@@ -23,7 +23,7 @@ from heddle.base.process import end_all, start_of
 from heddle.fabric.model import Fabric, Role, matching_names, split_words
 from heddle.lab.faults import record
 from heddle.lab.faults.record import Process, SetFault, changing, runs
-from heddle.lab.linkstate import check_rendered, wait
+from heddle.lab.linkstate import wait
 from heddle.lab.ports import ends_of, ports_of
 from heddle.lab.spread import nothing, only, spread
 from heddle.spec.faultsettings import SETTINGS
@@ -205,6 +205,13 @@ ON_PURPOSE: Final = "on purpose"
 def undo_of(lab: str, fault: SetFault) -> str:
     """The command that ends the faults of a place."""
     return f"./inv fault clear {fault.where} --lab {lab}"
+
+
+def check_rendered(lab: Lab) -> None:
+    """InputError for an imported lab."""
+    if not lab.blueprint.rendered:
+        why = "was imported, so its routes after a fault cannot be predicted"
+        raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
 
 
 Going = Callable[[float], bool]  # sleeps for these seconds; False when the fault is to end

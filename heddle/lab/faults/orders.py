@@ -7,6 +7,7 @@ Out: SetFault, recorded before each change, with the evidence of its effect; or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +20,7 @@ from heddle.lab.faults.record import SetFault, changing
 from heddle.lab.faults.registry import KINDS
 from heddle.lab.linkstate import SECONDS, wait
 from heddle.lab.ports import ends_of, ports_of
+from heddle.spec.impairments import PACKETS
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -41,13 +43,12 @@ def set_kind(
         faults = start(lab, [(name, where, values) for where in places])
     try:
         shown = kind.proof(lab, faults, timeout)
-        done = [replace(fault, maker=None) for fault in faults]
         with changing(lab):
-            record.replaced(lab, _same(lab, done), done)
+            record.verified(lab.dir, faults)
     except BaseException:  # Ctrl-C above all
         end(lab, faults)
         raise
-    return list(zip(done, shown, strict=True))
+    return [(replace(fault, maker=None), each) for fault, each in zip(faults, shown, strict=True)]
 
 
 def start(lab: Lab, orders: Sequence[Order], *, run: bool = False) -> list[SetFault]:
@@ -104,13 +105,7 @@ def _by_kind(faults: Iterable[SetFault]) -> dict[str, list[SetFault]]:
 def forget(lab: Lab, fault: SetFault) -> None:
     """Remove a fault that has ended by itself from the record."""
     with changing(lab):
-        record.replaced(lab, _same(lab, [fault]), ())
-
-
-def _same(lab: Lab, faults: Iterable[SetFault]) -> list[SetFault]:
-    """What is recorded of the same kinds on the same places."""
-    keys = {each.key for each in faults}
-    return [each for each in record.read(lab.dir) if each.key in keys]
+        record.replaced(lab, [each for each in record.read(lab.dir) if each.key == fault.key], ())
 
 
 def finish(lab: Lab, *, runs: bool = False) -> list[SetFault]:
@@ -147,63 +142,64 @@ def present(lab: Lab, kind: NamedFault) -> list[SetFault]:
 
 def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
     """End all faults but those of the fabric file, also those made by hand, and wait for the routes; returns them."""
-
-    def every(kind: NamedFault) -> list[SetFault]:
-        known = [each for each in record.read(lab.dir) if each.kind == kind.name]
-        return [*known, *(each for each in kind.present(lab, known) if each not in known)]
-
-    return [each for _, each in _ended(lab, every, timeout, by_user=False)]
+    done = [each for _, each in clear_where(lab, lambda kind, _: kind.name != PACKETS, timeout)]
+    with changing(lab):
+        packets = [each for each in record.read(lab.dir) if each.kind == PACKETS]
+        undo(lab, packets)
+    return [*done, *packets]
 
 
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
     """End the faults of ports and nodes, or all, also those made by hand; returns each in words.
 
     Faults of a run stay: its end undoes them. InputError for a word that is no port and no node, and where routes would
-    change during a run; CheckError when routes do not return.
+    change during a run, before anything is changed; CheckError when routes do not return.
     """
-    ports = {port.ref for port in ports_of(lab.fabric, words)} if words else None
+    fabric = lab.fabric
+    ports = {port.ref for port in ports_of(fabric, words)} if words else set()
     names = [each for each in split_words(words) if ":" not in each]
-    nodes = {node.name for node in lab.fabric.nodes if any(fnmatchcase(node.name, each) for each in names)}
+    nodes = {node.name for node in fabric.nodes if any(fnmatchcase(node.name, each) for each in names)}
 
     def meant(kind: NamedFault, each: SetFault) -> bool:
-        both = ends_of(lab.fabric, each.where) if kind.at in ("link", "session") else {each.where}
-        return ports is None or bool(both & ports) or each.where in nodes
+        both = ends_of(fabric, each.where) if kind.at in ("link", "session") else {each.where}
+        return bool(both & ports) or each.where in nodes
 
-    done, k = clear_where(lab, meant, timeout), lab.fabric.policy.k
-    return [f"{each.where}: {kind.cleared or kind.text(each, k)}" for kind, each in done]
+    done = clear_where(lab, meant if words else None, timeout)
+    return [f"{each.where}: {kind.cleared or kind.text(each, fabric.policy.k)}" for kind, each in done]
 
 
 def clear_where(
-    lab: Lab, meant: Callable[[NamedFault, SetFault], bool], timeout: float = SECONDS, only: str = ""
+    lab: Lab, meant: Callable[[NamedFault, SetFault], bool] | None, timeout: float = SECONDS, only: str = ""
 ) -> Found:
     """End the faults that are meant, and wait for the routes; returns them. CheckError for one that does not end.
 
-    only: the name of a kind.
+    meant: None for all, but those of a run in progress. A fault of packets of such a run ends where its port is named:
+    the user may replace it, too. only: the name of a kind.
     """
 
     def some(kind: NamedFault) -> list[SetFault]:
         if only not in ("", kind.name):
             return []
-        mine = [each for each in present(lab, kind) if not (kind.listed and each.run and not each.unfinished)]
-        return [each for each in mine if meant(kind, each)]
+        own = meant is None or kind.listed
+        mine = [each for each in present(lab, kind) if each.unfinished or not (each.run and own)]
+        return [each for each in mine if meant is None or meant(kind, each)]
 
-    done = _ended(lab, some, timeout, by_user=True)
+    done: Found = []
+    locked = set[object]()
+    with changing(lab), ExitStack() as held:
+        # First those that a run in progress refuses: nothing is changed then. Last those that others cause, too.
+        for kind in sorted(KINDS.values(), key=lambda kind: (not kind.routes, not kind.listed)):
+            if mine := some(kind):
+                if type(kind).locked not in locked:
+                    held.enter_context(kind.locked(lab))
+                    locked.add(type(kind).locked)
+                kind.clear(lab, mine)
+                done += [(kind, each) for each in mine]
+    if any(kind.routes for kind, _ in done):
+        wait(lab, timeout)
     by_kind = _by_kind(each for _, each in done)
     if left := [each for name, faults in by_kind.items() for each in KINDS[name].left(lab, faults)]:
         raise CheckError(*left)
-    return done
-
-
-def _ended(lab: Lab, chosen: Callable[[NamedFault], list[SetFault]], timeout: float, *, by_user: bool) -> Found:
-    """End the chosen faults of each kind. by_user: also those of the fabric file."""
-    done: Found = []
-    for kind in KINDS.values():
-        if some := chosen(kind):
-            with kind.locked(lab), changing(lab):
-                (kind.clear if by_user else kind.end)(lab, some)
-            done += [(kind, each) for each in some]
-    if any(kind.routes for kind, _ in done):
-        wait(lab, timeout)
     return done
 
 

@@ -88,10 +88,9 @@ class Packets(NamedFault):
 
     def present(self, lab: Lab, known: Sequence[SetFault]) -> list[SetFault]:
         """The last one of each port that has one, also those of the fabric file."""
-        last, wanted = {each.where: each for each in known}, wanted_faults(lab)
-        return [
-            SetFault(PACKETS, ref, fault.to_json(), run=ref in last and last[ref].run) for ref, fault in wanted.items()
-        ]
+        last = {each.where: each for each in known}
+        wanted = ((last.get(ref, SetFault(PACKETS, ref)), fault) for ref, fault in wanted_faults(lab).items())
+        return [replace(each, values=fault.to_json()) for each, fault in wanted]
 
     def seen(self, lab: Lab, faults: Sequence[SetFault]) -> list[tuple[Source, str]]:
         rows = {each.port: (each.by, each.effect) for each in read_faults(lab)} if faults else {}

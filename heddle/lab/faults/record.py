@@ -105,7 +105,7 @@ def read(directory: Path) -> tuple[SetFault, ...]:
 
 def write(directory: Path, faults: Iterable[SetFault]) -> None:
     """Replace the record of a lab."""
-    state.write_json(directory / _FILE, {"faults": [each.to_json() for each in faults]})
+    state.write_file(directory / _FILE, json.dumps({"faults": [each.to_json() for each in faults]}))
 
 
 def replaced(lab: Lab, old: Iterable[SetFault], new: Iterable[SetFault]) -> None:
@@ -114,6 +114,20 @@ def replaced(lab: Lab, old: Iterable[SetFault], new: Iterable[SetFault]) -> None
     now = (*(each for each in known if each.identity not in gone), *new)
     if now != known:
         write(lab.dir, now)
+
+
+def verified(directory: Path, faults: Iterable[SetFault]) -> None:
+    """Record that these faults were set: without their maker, and without the earlier ones that they replaced.
+
+    Faults that another command has set meanwhile on the same places stay, as in the lab. The caller holds CHANGES.
+    """
+    mine, now = {each.identity for each in faults}, list[SetFault]()
+    for each in read(directory):
+        if each.identity in mine:
+            now = [*(other for other in now if other.key != each.key), replace(each, maker=None)]
+        else:
+            now.append(each)
+    write(directory, now)
 
 
 def changing(lab: Lab) -> AbstractContextManager[None]:
