@@ -36,7 +36,6 @@ from heddle.lab.faults import orders
 from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.linkstate import State, repair_hint
-from heddle.lab.rehash import hashing_faults
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import wrong_thresholds
@@ -307,7 +306,8 @@ def _routes(look: LabLook) -> Iterable[Problem]:
 
 def _hashing(look: LabLook) -> Iterable[Problem]:
     hint = look.repairs("sets it again")
-    faults = hashing_faults(look.lab, look.now.hashing)
+    live = rehash.live_hashing(look.lab)
+    faults = rehash.hashing_faults(look.lab, rehash.wanted(look.lab, live), live, look.now.hashing)
     return [Problem(name, "the hashing:", why, hint) for name, why in faults.items()]
 
 
@@ -461,7 +461,8 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
     count = 0
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
     given, decided, handles = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls(), lab.handles()
-    rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
+    live = rehash.live_hashing(lab)
+    rules = rehash.hashing_sysctls(lab, rehash.wanted(lab, live), live)
     for node in lab.own_nodes:
         wanted = dict(given[node.name])
         of_ports = _of_ports(wanted, node) if lab.blueprint.rendered else {}

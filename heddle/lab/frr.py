@@ -93,6 +93,12 @@ def start_daemons(lab: Lab, switch: str) -> None:
     lab.output(switch, ["sh", "-c", _START_DAEMONS, *_start_of(lab, switch)], timeout=_END_S)
 
 
+def restart_daemons(lab: Lab, switch: str) -> None:
+    """End all daemons of a switch, also stopped ones, and start them. MachineError as `end_daemons`."""
+    words = ["sh", "-c", _OURS + _END_DAEMONS + _START_DAEMONS, *_start_of(lab, switch)]
+    lab.output(switch, words, timeout=2 * _END_S)
+
+
 def _start_of(lab: Lab, switch: str) -> Sequence[str]:
     """The command that starts the daemons."""
     start = read_topology(lab.topology).nodes[switch].start
@@ -159,5 +165,4 @@ def reload_rendered(lab: Lab, switch: str) -> None:
     right = rendered(lab.fabric)[f"{switch}/{file.name}"]
     if lab.runtime.here and file.read_text(encoding="utf-8") != right:
         file.write_text(right, encoding="utf-8")  # in place: the node has this file bound
-    end_daemons(lab, switch)
-    start_daemons(lab, switch)
+    restart_daemons(lab, switch)

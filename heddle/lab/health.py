@@ -28,10 +28,10 @@ from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_s
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders, record
 from heddle.lab.faults.bgpdown import BgpDown
-from heddle.lab.faults.packets import reinstall_faults, wanted_faults
+from heddle.lab.faults.packets import reinstall_faults
 from heddle.lab.faults.record import changing
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.frr import end_daemons, entered, reload_rendered, start_daemons
+from heddle.lab.frr import entered, reload_rendered, restart_daemons
 from heddle.lab.lab import Lab
 from heddle.lab.linkstate import SECONDS, configure_bgp
 from heddle.lab.ports import down_of, in_network, set_links
@@ -42,6 +42,7 @@ from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, resto
 from heddle.switch import install
 
 _OF_ZEBRA: Final = "169.254.0.1"  # zebra sets this entry once, for IPv4 next hops of unnumbered BGP (RFC 5549)
+_FORGET: Final = ("route", "flush", "cache")
 
 
 def faults(lab: Lab) -> list[Problem]:
@@ -113,8 +114,8 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [f"{each.where}: {orders.text_of(lab, each)} was not finished, undone" for each in over if not each.run]
     done += [f"{each.where}: fault of a run that was killed, undone" for each in over if each.run]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
-    kept = wanted_faults(lab)
-    done += [f"{ref}: link fault {'set again' if ref in kept else 'removed'}" for ref in reinstall_faults(lab)]
+    again = reinstall_faults(lab).items()
+    done += [f"{ref}: link fault {'set again' if fault else 'removed'}" for ref, fault in again]
     done += [*_daemons(lab), *_configurations(lab)]
     done += [f"{each.where}: {orders.text_of(lab, each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
@@ -190,19 +191,16 @@ def _settings(lab: Lab) -> list[str]:
         done.append(f"{port.ref}: {each.problem.what} set to {words[1]} again")
     for each in facts.facts(lab, lab.snapshot(LabPart.PORTS | LabPart.NEIGHBOURS), ("neighbour", "path-mtu")):
         node, _, name = each.problem.where.partition(":")
-        if not name:
-            for family in ("-4", "-6"):
-                _changed(lab, node, ["ip", family, "route", "flush", "cache"])
-            done.append(f"{node}: {each.problem.what} forgotten")
-            continue
-        port = fabric.by_name[node].port(name)
-        address, peer = each.problem.what.rpartition(" ")[2], fabric.by_name[port.peer_node].port(port.peer_port)
-        if address == _OF_ZEBRA:
-            right = ["lladdr", peer.mac, "nud", "permanent", "protocol", "zebra"]
-            _changed(lab, node, ["ip", "neigh", "replace", address, "dev", name, *right])
-        else:
-            _changed(lab, node, ["ip", "neigh", "del", address, "dev", name])
-        done.append(f"{node}:{name}: {each.problem.what} {'set again' if address == _OF_ZEBRA else 'removed'}")
+        address, commands = each.problem.what.rpartition(" ")[2], [["ip", "-4", *_FORGET], ["ip", "-6", *_FORGET]]
+        if name:
+            port = fabric.by_name[node].port(name)
+            peer = fabric.by_name[port.peer_node].port(port.peer_port)
+            right = ["lladdr", peer.mac, "nud", "permanent", "protocol", "zebra"] if address == _OF_ZEBRA else []
+            commands = [["ip", "neigh", "replace" if right else "del", address, "dev", name, *right]]
+        for words in commands:
+            _changed(lab, node, words)
+        did = "forgotten" if not name else "set again" if address == _OF_ZEBRA else "removed"
+        done.append(f"{each.problem.where}: {each.problem.what} {did}")
     return done
 
 
@@ -242,8 +240,7 @@ def _daemons(lab: Lab) -> list[str]:
     for switch, names in silent.items():
         if not names or switch in on_purpose:
             continue
-        end_daemons(lab, switch)
-        start_daemons(lab, switch)
+        restart_daemons(lab, switch)
         repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
     return repaired
 

@@ -112,59 +112,76 @@ def up(
     observer = observer or Silent()
     engine = get_runtime(runtime)
     lab = lab_from(blueprint_from(wanted), engine)
-    queues, clock = lab.fabric.policy.queues, StepClock()
+    clock = StepClock()
     check_free(lab.name)
     with owners.lock(lab.name, work="start"):
         check_free(lab.name)  # again: with the lock, the owner stays the same
         running = _running(lab, options, observer)
-        if running is not None:
+        if running is None:
+            lab = _created(lab, options, source, observer, timeout, clock, rollback=rollback)
+            done = Repaired() if repair else None
+        else:
             owners.claim_lab(lab.name)
-            return _resumed(running, observer, timeout, clock, repairing=repair)
-        if kept := state.stored_runs(lab.name):
-            observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
-        for note in lab.blueprint.notes:
-            observer.say(note)
-        for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
+            lab, done = running, _resumed(running, observer, timeout, clock, repairing=repair)
+        return _result(lab, clock, done, observer, created=running is None)
+
+
+def _created(
+    lab: Lab, options: RenderOptions, source: str, observer: Observer, timeout: float | None, clock: StepClock, *,
+    rollback: bool,
+) -> Lab:  # fmt: skip
+    """`up` of a lab that does not run."""
+    engine = lab.runtime
+    if kept := state.stored_runs(lab.name):
+        observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
+    for note in lab.blueprint.notes:
+        observer.say(note)
+    for line in (
+        *_shown(lab.blueprint.warnings),
+        *lab.fabric.policy.queues.late_marks,
+        *lab.fabric.policy.queues.lossy_data(DSCP_DATA),
+    ):
+        observer.warn(line)
+    if engine.here:
+        preflight(lab.fabric, daemons=engine.daemons_here)
+        switch.check(lab.fabric)
+        problems, warnings = lab.blueprint.kernel_faults()
+        for line in warnings:
             observer.warn(line)
-        if engine.here:
-            preflight(lab.fabric, daemons=engine.daemons_here)
-            switch.check(lab.fabric)
-            problems, warnings = lab.blueprint.kernel_faults()
-            for line in warnings:
-                observer.warn(line)
-            if problems:
-                raise MachineError(*problems)
-        with clock.step("prepare"):
-            chosen = engine.prepare(lab.fabric, options, observer)
-        lab = _make(lab, chosen, source, observer, clock)
-        try:
-            with clock.step("converge"):
-                lab.wait(observer, timeout)
-            if lab.blueprint.rendered:
-                with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
-                    record_loaded(lab)
-        except CheckError as error:
-            if rollback:
-                _undo(lab, error, observer)
-                raise
-            left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
-            raise CheckError(*error.problems, left) from None
-        except BaseException as error:  # Ctrl-C above all
+        if problems:
+            raise MachineError(*problems)
+    with clock.step("prepare"):
+        chosen = engine.prepare(lab.fabric, options, observer)
+    lab = _make(lab, chosen, source, observer, clock)
+    try:
+        with clock.step("converge"):
+            lab.wait(observer, timeout)
+        if lab.blueprint.rendered:
+            with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
+                record_loaded(lab)
+    except CheckError as error:
+        if rollback:
             _undo(lab, error, observer)
             raise
-    now, found = health.settled(lab, _SETTLE_S)
-    faults = tuple(each.text for each in found)
-    return UpResult(lab, True, converged(lab, now, found), clock.seconds(), Repaired() if repair else None, faults)
+        left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
+        raise CheckError(*error.problems, left) from None
+    except BaseException as error:  # Ctrl-C above all
+        _undo(lab, error, observer)
+        raise
+    return lab
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
     """Repair a running lab and wait for its routes, as `up` with `repair`. name: None if only one lab is running."""
     lab, clock = open_lab(name), StepClock()
     with owners.lock(lab.name, work="repair"):
-        return _resumed(lab, observer or Silent(), timeout, clock, repairing=True)
+        observer = observer or Silent()
+        return _result(lab, clock, _resumed(lab, observer, timeout, clock, repairing=True), observer)
 
 
-def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClock, *, repairing: bool) -> UpResult:
+def _resumed(
+    lab: Lab, observer: Observer, timeout: float | None, clock: StepClock, *, repairing: bool
+) -> Repaired | None:
     """`up` of a running lab: return when every route is in every kernel. repairing: repair faults first.
 
     Nodes, daemons, queues, links and sessions are checked before waiting for routes. Missing routes follow from their
@@ -198,15 +215,22 @@ def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: StepClo
             raise CheckError(Problem(lab.name, "BGP", why, show), *error.problems) from None
         if foreign := facts(lab, lab.snapshot(parts(lab)), ("route",)):
             raise CheckError(*(each.problem for each in foreign))  # whose origin may install them again after a repair
-    now, found = health.settled(lab, 0 if kept else _SETTLE_S)
+    return done
+
+
+def _result(
+    lab: Lab, clock: StepClock, done: Repaired | None, observer: Observer, *, created: bool = False
+) -> UpResult:
+    """The state of a lab that has its routes. CheckError for what a repair could not repair."""
+    now, found = health.settled(lab, 0 if done and done.left else _SETTLE_S)
     verdict = converged(lab, now, found)
-    if done and verdict is False and (lost := [each.problem for each in found if not each.on_purpose]):
+    if done and not created and verdict is False and (lost := [each.problem for each in found if not each.on_purpose]):
         for line in done.done:
             observer.say(f"repaired  {line}")
         again = f"./inv down {lab.name}, then up again: --repair cannot repair this"
         raise CheckError(*(replace(each, hint=again) if "--repair" in each.hint else each for each in lost))
     faults = tuple(each.text for each in found)
-    return UpResult(lab, False, verdict, clock.seconds(), done, faults)
+    return UpResult(lab, created, verdict, clock.seconds(), done, faults)
 
 
 def _missing_sessions(lab: Lab) -> list[str]:
@@ -335,13 +359,16 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         # Changes that need the kernel's RTNL lock come before the daemons, since hundreds of these take it in turn. But
         # the commands of a user-supplied topology may change its ports, so there the daemons come first.
-        if lab.blueprint.rendered:
-            _install(lab, journal, observer, clock)
-            restore_all_routes(lab)
-        with clock.step("start"):
-            lab.runtime.start(lab.name, lab.topology, journal, observer)
-        if not lab.blueprint.rendered:
-            _install(lab, journal, observer, clock)
+        rendered = lab.blueprint.rendered
+        for step in ("switch", "start") if rendered else ("start", "switch"):
+            if step == "switch":
+                _install(lab, journal, observer, clock)
+                continue
+            if rendered:
+                restore_all_routes(lab)
+            with clock.step(step):
+                lab.runtime.start(lab.name, lab.topology, journal, observer)
+        if not rendered:
             lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
         state.write_file(lab.dir / "up.sh", journal.script())
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))

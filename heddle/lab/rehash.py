@@ -81,11 +81,6 @@ def wanted(lab: Lab, live: Mapping[str, LiveHashing] | None = None) -> dict[str,
     return {node.name: expected(lab, node, live.get(node.name)) for node in lab.fabric.switches}
 
 
-def set_live(lab: Lab) -> frozenset[str]:
-    """The switches whose hashing was set while the lab was running."""
-    return frozenset(live_hashing(lab))
-
-
 def label(lab: Lab) -> str:
     """The lab's mode as shown in tables: `e-ecmp`; where switches differ `e-ecmp, rtsw1: spray`."""
     return label_of(wanted(lab).values())
@@ -166,29 +161,37 @@ def reapply_hashing(lab: Lab) -> list[str]:
     Of an imported topology only those that were set while it ran: the others may have sysctls of their own. The caller
     holds CHANGES.
     """
-    rows, mine = wanted(lab), set_live(lab)
-    wrong = hashing_faults(lab, lab.snapshot(LabPart.HASHING).hashing)
-    names = [name for name in wrong if lab.blueprint.rendered or name in mine]
+    live = live_hashing(lab)
+    rows = wanted(lab, live)
+    wrong = hashing_faults(lab, rows, live, lab.snapshot(LabPart.HASHING).hashing)
+    names = [name for name in wrong if lab.blueprint.rendered or name in live]
     if names:
         _change(lab, [rows[name] for name in names])
     return names
 
 
-def hashing_sysctls(lab: Lab) -> dict[str, dict[str, str]]:
-    """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
-    version, live, kept = lab.fabric.policy.ip_version, set_live(lab), lab.blueprint.own_hashing()
+def hashing_sysctls(
+    lab: Lab, rows: Mapping[str, SwitchHashing], live: Mapping[str, LiveHashing]
+) -> dict[str, dict[str, str]]:
+    """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle.
+
+    rows: `wanted`; live: `live_hashing`.
+    """
+    version, kept = lab.fabric.policy.ip_version, lab.blueprint.own_hashing()
     return {
         name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
         | ({} if name in live else dict(kept.get(name, {})))
-        for name, row in wanted(lab).items()
+        for name, row in rows.items()
     }
 
 
-def hashing_faults(lab: Lab, found: Mapping[str, SwitchHashing]) -> dict[str, str]:
-    """Switch -> how its mode, seed, options or tables differ from those that were set last. found: as read now."""
+def hashing_faults(
+    lab: Lab, rows: Mapping[str, SwitchHashing], live: Mapping[str, LiveHashing], found: Mapping[str, SwitchHashing]
+) -> dict[str, str]:
+    """Switch -> how its mode, seed, options or tables differ from `rows` (`wanted`). found: as read now."""
     faults: dict[str, str] = {}
-    rules = hashing_sysctls(lab)
-    for name, row in wanted(lab).items():
+    rules = hashing_sysctls(lab, rows, live)
+    for name, row in rows.items():
         now = found[name]
         policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
         seed = row.seed if now.by_program else sysctl_number(rules[name].get(HASH_SEED, str(row.seed)))
@@ -287,9 +290,9 @@ def with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
 
 def expected(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
     """The hashing of a switch as it was set live; None: as in the fabric file."""
-    if live is None:
-        return hashing_of(lab.fabric, node)
-    return with_exact(hashing_of(lab.fabric, node, live.mode, live.options, live.seed), live.exact)
+    own = () if live is None else (live.mode, live.options, live.seed)
+    row = hashing_of(lab.fabric, node, *own)
+    return row if live is None else with_exact(row, live.exact)
 
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:

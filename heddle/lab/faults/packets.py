@@ -77,7 +77,8 @@ class Packets(NamedFault):
         known = {each.identity for each in record.read(lab.dir)}
         if refs := [each.where for each in faults if each.identity in known]:
             record.replaced(lab, faults, ())
-            put_as_wanted(lab, refs)
+            wanted = wanted_faults(lab)
+            put(lab, {ref: wanted.get(ref, NO_FAULT) for ref in refs})
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         self.end(lab, [fault])
@@ -198,16 +199,11 @@ def put(lab: Lab, wanted: Mapping[str, LinkFault]) -> None:
     _put(lab, wanted, copied=not lab.runtime.here)
 
 
-def put_as_wanted(lab: Lab, refs: Sequence[str]) -> None:
-    """Give ports the faults that the record and the fabric file say."""
+def reinstall_faults(lab: Lab) -> dict[str, LinkFault]:
+    """Set faults again where program or kernel differ from them; returns those. The caller holds the lab's lock."""
     wanted = wanted_faults(lab)
-    put(lab, {ref: wanted.get(ref, NO_FAULT) for ref in refs})
-
-
-def reinstall_faults(lab: Lab) -> list[str]:
-    """Set faults again where program or kernel differ from them; returns the ports. The caller holds the lab's lock."""
-    if wrong := [*fault_differences(lab, wanted_faults(lab))]:
-        put_as_wanted(lab, wrong)
+    if wrong := {ref: wanted.get(ref, NO_FAULT) for ref in fault_differences(lab, wanted)}:
+        put(lab, wrong)
     return wrong
 
 

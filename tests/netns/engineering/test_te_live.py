@@ -198,4 +198,4 @@ def test_a_controller_is_one_per_lab_and_its_death_changes_no_packet(lab: Lab, f
     assert result.wrong == 0 and not any(load(lab, None).evidence.drops.values())
     assert owners.working_on(lab.name, "te") is None and engineered(lab.name) is not None
     te_live.off(Console(), TeWords(lab.name))
-    assert not rehash.set_live(lab)
+    assert not rehash.live_hashing(lab)
