@@ -156,11 +156,12 @@ def lost_carriers(lab: Lab, found: Sequence[ShardCarrier] | None = None) -> list
         far, answers = names.get(trip.address, ""), trip.alive and trip.rtt_ns
         if {name, far} & {*silent} or (answers and trip.whole):
             continue
-        what = f"the tunnel from {_placed(lab, far)} ({trip.address}, UDP port {tunnel_port(plan.target)})"
+        here, there = (_placed(lab, shard) for shard in (name, far))
+        what = f"the tunnel from {there} ({trip.address}, UDP port {tunnel_port(plan.target)})"
         why = (
             "loses frames of the links' MTU, and passes small ones" if answers else "is dead: nothing comes through it"
         )
-        problems.append(Problem(_placed(lab, name), what, why, _CUT_OFF if answers else _BLOCKED))
+        problems.append(Problem(here, what, why, _CUT_OFF if answers else _BLOCKED))
     return problems
 
 

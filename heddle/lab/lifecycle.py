@@ -136,11 +136,8 @@ def _created(
         observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
     for note in lab.blueprint.notes:
         observer.say(note)
-    for line in (
-        *_shown(lab.blueprint.warnings),
-        *lab.fabric.policy.queues.late_marks,
-        *lab.fabric.policy.queues.lossy_data(DSCP_DATA),
-    ):
+    queues = lab.fabric.policy.queues
+    for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
         observer.warn(line)
     if engine.here:
         preflight(lab.fabric, daemons=engine.daemons_here)
@@ -159,15 +156,12 @@ def _created(
         if lab.blueprint.rendered:
             with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
                 record_loaded(lab)
-    except CheckError as error:
-        if rollback:
+    except BaseException as error:  # Ctrl-C above all
+        if rollback or not isinstance(error, CheckError):
             _undo(lab, error, observer)
             raise
         left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
         raise CheckError(*error.problems, left) from None
-    except BaseException as error:  # Ctrl-C above all
-        _undo(lab, error, observer)
-        raise
     return lab
 
 
@@ -373,11 +367,10 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         state.write_file(lab.dir / "up.sh", journal.script())
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))
         return lab
-    except OSError as error:
-        _undo(lab, error, observer)
-        raise trouble(error) from None
     except BaseException as error:
         _undo(lab, error, observer)
+        if isinstance(error, OSError):
+            raise trouble(error) from None
         raise
     finally:
         os.umask(umask)
@@ -404,10 +397,11 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -
         with clock.step("switch"):
             install_over_shards(lab, observer)
         return
+    handles = lab.handles()
     with clock.step("switch"):
-        switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
+        switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
     with clock.step("agent"):
-        switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
+        switch.start_agent(lab.fabric, handles, lab.dir, journal)
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:
