@@ -66,7 +66,7 @@ def load(data: Any, kind: Any = Any, room: int = UNPACKED_BYTES) -> Any:
 
 
 def result_kind(name: str) -> Any:
-    """The type that a function of Heddle returns, `heddle.lab.lab:read`; Any where it cannot be told."""
+    """The type that a function of Heddle returns, `heddle.lab.lab:Lab.snapshot`; Any where it cannot be told."""
     module, _, path = name.partition(":")
     found: Any = import_module(module)
     for word in path.split("."):

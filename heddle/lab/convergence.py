@@ -370,12 +370,8 @@ def revive(daemons: Daemons, handles: Mapping[str, NodeHandle], ends: Iterable[s
     ends_of = {node for node, port, _ in late} | {fabric.by_name[node].port(port).peer_node for node, port, _ in late}
     if restored := restore_routes(fabric, handles, ends_of):
         return [f"{ref}: its route {LINK_LOCAL} was missing; added" for ref in restored]
-    return _restarted(daemons, late[:_RESTARTED])
-
-
-def _restarted(daemons: Daemons, late: Sequence[tuple[str, str, str]]) -> list[str]:
     lines = []
-    for node, port, state in late:
+    for node, port, state in late[:_RESTARTED]:
         command = ["vtysh", "-d", "bgpd", "-c", f"clear bgp {port}"]
         with suppress(MachineError):  # the daemon ended meanwhile: the wait reports that
             daemons.runtime.output(daemons.fabric.name, daemons.topology, node, command)

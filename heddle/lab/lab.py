@@ -199,12 +199,15 @@ class Lab:
         handles = self.handles()
         return [node for node in self.fabric.nodes if node.name in handles]
 
+    @spread(merged, nodes=lambda _, nodes=None, **__: nodes)
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once. nodes: all by default.
 
         HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
         """
-        return read(self, parts, nodes, keep_errors=keep_errors)
+        handles = self.handles()
+        here = handles.keys() if nodes is None else handles.keys() & set(nodes)
+        return take(self.fabric, handles, parts, self.daemons, nodes=here, keep_errors=keep_errors)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds.
@@ -212,14 +215,6 @@ class Lab:
         timeout: the blueprint's by default.
         """
         wait(self, observer or Silent(), self.blueprint.timeout if timeout is None else timeout)
-
-
-@spread(merged, nodes=lambda _, nodes=None, **__: nodes)
-def read(lab: Lab, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
-    """Lab.snapshot."""
-    handles = lab.handles()
-    here = handles.keys() if nodes is None else handles.keys() & set(nodes)
-    return take(lab.fabric, handles, parts, lab.daemons, nodes=here, keep_errors=keep_errors)
 
 
 @spread(nothing, waits=lambda _, timeout: timeout)

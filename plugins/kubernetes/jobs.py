@@ -14,13 +14,13 @@ from typing import IO, Any, Final
 
 from heddle.base.process import start_of
 from heddle.runtimes.cluster import ShardCommand
-from heddle.runtimes.clusterkind import IndexPod, JobNeed, PodJob, PodState
+from heddle.runtimes.clusterkind import IndexPod, JobNeed, PodJob, PodJobs, PodState
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.kubecluster import KubeCluster, removed
 from heddle_plugins.kubernetes.manifests import EXPERIMENT, EXPERIMENT_KINDS, INDEX, PROCESS
 from heddle_plugins.kubernetes.podexec import PodProcess
 from heddle_plugins.kubernetes.podstate import pod_state
-from heddle_plugins.kubernetes.target import owner
+from heddle_plugins.kubernetes.target import KubeTarget, owner
 
 _DEADLINE_S: Final = 900.0  # from now: the Job's, which `renew` moves
 _RENEW_S: Final = 300.0
@@ -45,13 +45,13 @@ class IndexedJob(PodJob):
         self._cluster.api.apply(job)
 
     def _objects(self) -> list[dict[str, Any]]:
-        deadline = time.monotonic() - self._begun + _DEADLINE_S
+        deadline, pid = time.monotonic() - self._begun + _DEADLINE_S, os.getpid()
+        process = f"{_boot()} {pid} {start_of(pid)}"
         return manifests.experiment_objects(
-            self._name, owner(), self._need, self._cluster.target, deadline_s=deadline, process=_this_process()
+            self._name, owner(), self._need, self._cluster.target, deadline_s=deadline, process=process
         )
 
     def renew(self) -> None:
-        """Move its deadline, from time to time: this process still needs it."""
         if time.monotonic() - self._renewed > _RENEW_S:
             self._cluster.api.apply(self._objects()[0])
             self._renewed = time.monotonic()
@@ -80,15 +80,12 @@ class IndexedJob(PodJob):
         return pod_state(None, _about(self._cluster.events(), name))
 
     def delete(self, pod: str) -> None:
-        """Remove a pod at once; its index gets a new one, but only once."""
         self._cluster.api.delete("Pod", pod, grace_s=0)
 
     def open(self, pod: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
-        """Start argv in a pod, with pipes. errors: see heddle.runtimes.cluster.Cluster."""
         return PodProcess(self._cluster.api, pod, argv, errors)
 
     def remove(self) -> None:
-        """Remove all of it; it returns when the last pod has ended."""
         removed(self._cluster.api, EXPERIMENT_KINDS, self._selector)
 
 
@@ -96,20 +93,25 @@ def _about(events: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, 
     return [each for each in events if (each.get("involvedObject") or {}).get("name") == name]
 
 
-def remove_leftovers(cluster: KubeCluster) -> int:
-    """Remove the Jobs of this owner in the namespace whose process on this machine was killed, with all they have made.
+class KubeJobs(PodJobs):
+    """The Jobs of this owner in a namespace."""
 
-    Returns their number.
-    """
-    jobs = cluster.api.all("Job", manifests.experiment_selector(owner()))
-    lost = [each["metadata"]["labels"][EXPERIMENT] for each in jobs if _killed(each["metadata"].get("annotations"))]
-    for name in lost:
-        removed(cluster.api, EXPERIMENT_KINDS, manifests.experiment_selector(owner(), str(name)))
-    return len(lost)
+    def __init__(self, target: KubeTarget) -> None:
+        self._cluster = KubeCluster(target)
+        self.python: Sequence[str] = self._cluster.python
 
+    def check(self) -> None:
+        self._cluster.check_rights(manifests.EXPERIMENT_RULES)
 
-def _this_process() -> str:
-    return f"{_boot()} {os.getpid()} {start_of(os.getpid())}"
+    def remove_leftovers(self) -> int:
+        jobs = self._cluster.api.all("Job", manifests.experiment_selector(owner()))
+        lost = [each["metadata"]["labels"][EXPERIMENT] for each in jobs if _killed(each["metadata"].get("annotations"))]
+        for name in lost:
+            removed(self._cluster.api, EXPERIMENT_KINDS, manifests.experiment_selector(owner(), str(name)))
+        return len(lost)
+
+    def job(self, name: str, need: JobNeed) -> IndexedJob:
+        return IndexedJob(self._cluster, name, need)
 
 
 def _boot() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,11 +10,11 @@ from heddle.base.events import Observer
 from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
 from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import ClusterKind, JobNeed, PodJobs
+from heddle.runtimes.clusterkind import ClusterKind
 from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked, owner
 
 if TYPE_CHECKING:
-    from heddle_plugins.kubernetes.jobs import IndexedJob
+    from heddle_plugins.kubernetes.jobs import KubeJobs
     from heddle_plugins.kubernetes.kubeprobe import ProbeReport
 
 
@@ -41,6 +41,8 @@ class Kubernetes(ClusterKind):
         return probe(KubeTarget(**target), observer)
 
     def jobs(self, target: Mapping[str, str]) -> KubeJobs:
+        from heddle_plugins.kubernetes.jobs import KubeJobs
+
         return KubeJobs(KubeTarget(**target))
 
     def renew_pod(self) -> None:
@@ -52,31 +54,6 @@ class Kubernetes(ClusterKind):
         from heddle_plugins.kubernetes.podinit import end_pod
 
         end_pod(done=done)
-
-
-class KubeJobs(PodJobs):
-    """See PodJobs."""
-
-    def __init__(self, target: KubeTarget) -> None:
-        from heddle_plugins.kubernetes.kubecluster import KubeCluster
-
-        self._cluster = KubeCluster(target)
-        self.python: Sequence[str] = self._cluster.python
-
-    def check(self) -> None:
-        from heddle_plugins.kubernetes.manifests import EXPERIMENT_RULES
-
-        self._cluster.check_rights(EXPERIMENT_RULES)
-
-    def remove_leftovers(self) -> int:
-        from heddle_plugins.kubernetes.jobs import remove_leftovers
-
-        return remove_leftovers(self._cluster)
-
-    def job(self, name: str, need: JobNeed) -> IndexedJob:
-        from heddle_plugins.kubernetes.jobs import IndexedJob
-
-        return IndexedJob(self._cluster, name, need)
 
 
 KUBERNETES: Final = Kubernetes()

@@ -115,13 +115,9 @@ def finish(lab: Lab, *, runs: bool = False) -> list[SetFault]:
     """
     known = record.read(lab.dir)
     left = [each for each in known if each.unfinished or (runs and each.run)]
-    undo(lab, [*left, *(each for each in known if each not in left and _over(lab, each))])
+    rest = ((KINDS.usable_one(each.kind), each) for each in known if each not in left)
+    undo(lab, [*left, *(each for kind, each in rest if kind is not None and kind.over(lab, each))])
     return left
-
-
-def _over(lab: Lab, fault: SetFault) -> bool:
-    kind = KINDS.usable_one(fault.kind)
-    return kind is not None and kind.over(lab, fault)
 
 
 def in_force(lab: Lab) -> Found:
@@ -233,16 +229,8 @@ def fault_rows(lab: Lab) -> list[dict[str, Any]]:
     for each in record.read(lab.dir):
         if KINDS.usable_one(each.kind) is None:
             effect = "not known: the plugin of this kind cannot be used (./inv plugin); the end of the lab ends it"
-            found.append(
-                {
-                    "kind": each.kind,
-                    "where": each.where,
-                    "what": each.kind,
-                    "by": "",
-                    "effect": effect,
-                    "undo": f"./inv down {lab.name}",
-                }
-            )
+            row = {"kind": each.kind, "where": each.where, "what": each.kind, "by": "", "effect": effect}
+            found.append({**row, "undo": f"./inv down {lab.name}"})
     return found
 
 

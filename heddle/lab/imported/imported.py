@@ -162,7 +162,6 @@ class ImportedLab(Blueprint):
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
     def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
-        """Hashing sysctls that the topology sets: its values have priority over Heddle's."""
         return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
 
     def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
