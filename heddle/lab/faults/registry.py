@@ -19,23 +19,10 @@ from heddle.lab.faults.pfcstorm import PfcStorm
 from heddle.lab.faults.slowlink import SlowHost, SlowLink
 from heddle.spec.impairments import PACKETS
 
-KINDS: Final[Registry[NamedFault]] = Registry(
-    "fault",
-    {
-        "bgp-down": BgpDown(),
-        "bit-errors": BitErrors(),
-        "flap": Flap(),
-        "slow-link": SlowLink(),
-        "slow-host": SlowHost(),
-        "node-down": NodeDown(),
-        "frozen": Frozen(),
-        "misroute": Misroute(),
-        "pfc-storm": PfcStorm(),
-        "packets": Packets(),
-        "down": Down(),
-        "drain": Drain(),
-    },
-    NamedFault,
-)
+_KINDS: Final = (
+    BgpDown(), BitErrors(), Flap(), SlowLink(), SlowHost(), NodeDown(), Frozen(), Misroute(), PfcStorm(), Packets(),
+    Down(), Drain(),
+)  # fmt: skip
+KINDS: Final[Registry[NamedFault]] = Registry("fault", {kind.name: kind for kind in _KINDS}, NamedFault)
 # Words of `./inv fault` and `run --fault`, each with the keys of its values; those of packets stand without a word.
 KEYS: Final = {name: tuple(kind.settings) for name, kind in KINDS.items() if name != PACKETS}
