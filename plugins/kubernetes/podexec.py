@@ -43,7 +43,7 @@ PROTOCOL: Final = "v5.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE_CHANNEL: Final = 255
 _CONTINUATION, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x2, 0x8, 0x9, 0xA
-_FINAL, _MASKED = 0x80, 0x80
+_FINAL: Final = 0x80
 _READ: Final = 1 << 18
 _MOST_UNREAD: Final = 1 << 24  # bytes: far more than a caller queues, so they are answers to pings
 WouldBlock: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -162,18 +162,9 @@ class ChannelSocket:
         return frame
 
     def _frame(self, code: int, payload: bytes) -> None:
-        size = len(payload)
-        self._out.append(_FINAL | code)
-        if size < 126:
-            self._out.append(_MASKED | size)
-        elif size < 1 << 16:
-            self._out += struct.pack(">BH", _MASKED | 126, size)
-        else:
-            self._out += struct.pack(">BQ", _MASKED | 127, size)
-        key = os.urandom(4)
-        repeated = (key * (size // 4 + 1))[:size]
-        masked = int.from_bytes(payload, "big") ^ int.from_bytes(repeated, "big")
-        self._out += key + masked.to_bytes(size, "big")
+        from websocket import ABNF
+
+        self._out += ABNF.create_frame(payload, code).format()
 
 
 MODULE: Final = "heddle_plugins.kubernetes.podexec"
