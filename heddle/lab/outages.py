@@ -85,7 +85,10 @@ def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault, timeout: float = 
 
 
 def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
-    """Clear what links do to packets, of ports or of all; returns the ports that had a fault, also one of the file."""
+    """Clear what links do to packets, of ports or of all; returns the ports that had a fault, also one of the file.
+
+    Without ports, faults of a run in progress stay: its end undoes them.
+    """
     named = {port.ref for port in ports_of(lab.fabric, refs)}
     done = clear_where(lab, (lambda _, each: each.where in named) if refs else None, only=PACKETS)
     return [each.where for _, each in done]
