@@ -6,7 +6,7 @@ path for path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -52,12 +52,16 @@ class Fabric(Wiring):
     @cached_property
     def next_hop_groups(self) -> Mapping[str, tuple[Group, ...]]:
         """Switch -> its next hops, one group for all edges with the same ports; see nexthops.py."""
-        return next_hop_groups(self)
+        return self.groups_without()
+
+    def groups_without(self, dead: Collection[str] = (), drained: Collection[str] = ()) -> dict[str, tuple[Group, ...]]:
+        """The same with links and switches that are not used: see ucmp.next_hop_groups."""
+        return next_hop_groups(self, self.announcements, dead, drained)
 
     @cached_property
     def announcements(self) -> Mapping[str, tuple[Announcement, ...]]:
-        """For `routing.ucmp`: port -> the bandwidths that BGP announces over it; see ucmp.py. Faults change none."""
-        return announcements(self)
+        """Port -> the bandwidths that BGP announces over it; see ucmp.py. Empty without `routing.ucmp`."""
+        return announcements(self) if self.policy.routing.ucmp else {}
 
 
 _PATTERN: Final = frozenset("*?[")

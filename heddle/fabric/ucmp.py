@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from heddle.fabric.model import Fabric
     from heddle.fabric.nexthops import Group
     from heddle.fabric.wiring import Node, Port, Wiring
 
@@ -48,16 +47,17 @@ class Announcement:
 
 
 def next_hop_groups(
-    fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()
+    fabric: Wiring, announced: Mapping[str, tuple[Announcement, ...]], dead: Collection[str], drained: Collection[str]
 ) -> dict[str, tuple[Group, ...]]:
     """Switch -> its groups, those with the lowest port first. An edge that a switch cannot reach is in none of them.
 
-    dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
+    announced: `announcements`. dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful
+    shutdown; not their hosts.
     """
     groups = groups_of(fabric, dead, drained)
     if not fabric.policy.routing.ucmp:
         return groups
-    return _Announced(fabric, groups, fabric.announcements).cut()
+    return _Announced(fabric, groups, announced).cut()
 
 
 def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from heddle.base.process import run
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of
+from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL, Fib, NextHop, local_routes, read_fib
 from heddle.kernel.handle import NodeHandle
@@ -138,7 +138,7 @@ class ExpectedRoutes:
     ) -> ExpectedRoutes:
         """Routes of a fabric with these dead links, drained switches and links without a session; see nexthops.py."""
         lost = {*dead, *shut}
-        groups = next_hop_groups(fabric, lost, drained) if lost or drained else fabric.next_hop_groups
+        groups = fabric.groups_without(lost, drained) if lost or drained else fabric.next_hop_groups
         bandwidths = {
             switch: {
                 fabric.prefixes[edge]: dict(zip(group.ports, group.bandwidths, strict=True))

@@ -25,7 +25,7 @@ from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, TE, kernel_
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
 from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
-from heddle.fabric.ucmp import expected_weights, next_hop_groups
+from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 
@@ -181,7 +181,7 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
     """
     fabric = wires.fabric
     found: Mapping[str, tuple[Group, ...]] = (
-        next_hop_groups(fabric, trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
+        fabric.groups_without(trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
     )
     edges = len(fabric.edges)
     mac = {port.ref: port.mac for node in fabric.switches for port in node.ports}

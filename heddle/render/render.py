@@ -330,8 +330,6 @@ def _network_commands(fabric: Fabric, ports: Sequence[Port], first_table: int) -
 
 def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
     """Port -> the bandwidth that BGP announces for it: prefixes, and Mbit/s. Empty without `routing.ucmp`."""
-    if not fabric.policy.routing.ucmp:
-        return {}
     return {
         ref: [
             {"mbit": rule.mbit, "prefixes": [fabric.prefixes[edge] for edge in edges_of(rule.edges)]} for rule in rules

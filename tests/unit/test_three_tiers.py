@@ -17,7 +17,6 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build
-from heddle.fabric.ucmp import next_hop_groups
 from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.linkspec import LinkSpec
@@ -45,7 +44,7 @@ def largest() -> Fabric:
 
 
 def ways(fabric: Fabric, switch: str, dead: tuple[str, ...] = (), drained: tuple[str, ...] = ()) -> dict[int, str]:
-    groups = next_hop_groups(fabric, dead, drained)[switch]
+    groups = fabric.groups_without(dead, drained)[switch]
     return {rack: " ".join(group.ports) for group in groups for rack in edges_of(group.edges)}
 
 
@@ -87,7 +86,7 @@ def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
 
 @pytest.mark.deep
 def test_next_hops_of_the_largest_fabric_are_in_few_groups(largest: Fabric) -> None:
-    groups = next_hop_groups(largest)
+    groups = largest.groups_without()
     sizes = {name: [(len(g.ports), g.edges.bit_count()) for g in groups[name]] for name in ("rtsw1", "ctsw1", "atsw1")}
     assert sizes["rtsw1"] == [(18, 2015)]
     assert sizes["ctsw1"] == [(1, 1)] * 252 + [(18, 2016 - 252)]
@@ -102,7 +101,7 @@ def test_no_route_climbs_again_where_a_link_is_down(dc: Fabric) -> None:
     assert ways(dc, "rtsw1", dead) == {2: "eth2", 3: "eth2", 4: "eth2"}
     assert ways(dc, "atsw1", dead) == {1: "eth2", 2: "eth1 eth2", 3: "eth3 eth4", 4: "eth3 eth4"}
     assert ways(dc, "ctsw3", dead) == ways(dc, "ctsw3"), "the ATSWs still know a way"
-    assert next_hop_groups(dc, ["rtsw1:eth1"]) == next_hop_groups(dc, dead), "either end names the link"
+    assert dc.groups_without(["rtsw1:eth1"]) == dc.groups_without(dead), "either end names the link"
 
 
 def test_a_drained_switch_or_unlike_links_change_only_the_ways_that_they_must(dc: Fabric) -> None:
@@ -356,6 +355,6 @@ def compare(fabric: Fabric, draw: random.Random) -> None:
     drained = set(draw.sample(names, draw.randint(0, min(4, len(names)))))
     found = {
         name: {edge: frozenset(group.ports) for group in groups for edge in edges_of(group.edges)}
-        for name, groups in next_hop_groups(fabric, dead, drained).items()
+        for name, groups in fabric.groups_without(dead, drained).items()
     }
     assert found == spoken(fabric, dead, drained), (fabric.name, dead, drained)

@@ -9,7 +9,7 @@ import pytest
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import Group, edges_of
 from heddle.fabric.shapes import build
-from heddle.fabric.ucmp import announcements, expected_weights, next_hop_groups, weights_of
+from heddle.fabric.ucmp import announcements, expected_weights, weights_of
 from heddle.render.render import rendered
 from heddle.spec.shapes.clos import ClosSpec
 
@@ -21,7 +21,7 @@ def fabric_of(exceptions: dict[str, str] | None = None, **keys: Any) -> Fabric:
 
 
 def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = ()) -> tuple[int, ...]:
-    groups = next_hop_groups(fabric, dead)[switch]
+    groups = fabric.groups_without(dead)[switch]
     return next(group.bandwidths for group in groups if rack in edges_of(group.edges))
 
 
@@ -123,7 +123,7 @@ def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None
 def test_the_sums_of_the_widest_fabric_fit_into_what_bgp_can_announce() -> None:
     link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
     fabric = fabric_of(link=link, zones=2, racks=3, ctsw=18, atsw=18)
-    groups = next_hop_groups(fabric)
+    groups = fabric.groups_without()
     # 79 for 100 Mbit/s, so that 18 times 18 of them can still be said.
     assert {group.bandwidths[:3] for group in groups["rtsw2"]} == {
         (79, 40, 8), (79, 40, 79), (79 * 324, 79 * 324 // 2, 79 * 324),

@@ -191,6 +191,7 @@ def clear_where(
                     locked.add(type(kind).locked)
                 kind.clear(lab, mine)
                 done += [(kind, each) for each in mine]
+    done = [pair for kind in KINDS.values() for pair in done if pair[0] is kind]
     if any(kind.routes for kind, _ in done):
         wait(lab, timeout)
     by_kind = _by_kind(each for _, each in done)

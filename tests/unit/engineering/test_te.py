@@ -17,7 +17,6 @@ from heddle.base.problems import InputError
 from heddle.cli.console import Console
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.fabric.ucmp import next_hop_groups
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.offline.wires import Wires, forwarding_of, trouble_of, wires_of
@@ -158,7 +157,7 @@ def test_a_flow_without_a_path_has_no_entry_and_a_loop_of_routes_ends() -> None:
 def state_of(fabric: Fabric, *down: str, mode: str = "e-ecmp", exact: Any = None) -> Snapshot:
     """What the switches of a fabric have with some links down."""
     dead = trouble_of(fabric, down, ()).dead
-    hops = fabric.next_hops(next_hop_groups(fabric, dead))
+    hops = fabric.next_hops(fabric.groups_without(dead))
     nodes = {}
     for node in fabric.switches:
         routes = {
