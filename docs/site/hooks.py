@@ -27,9 +27,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = _root(config)
     for path in sorted((root / "labs").rglob("*.md")):
         name = path.relative_to(root).as_posix()
-        listed = name == f"labs/{_README}"  # the others are found from there
-        level = InclusionLevel.INCLUDED if listed else InclusionLevel.NOT_IN_NAV
-        files.append(File.generated(config, name, abs_src_path=str(path), inclusion=level))
+        files.append(File.generated(config, name, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED))
     return files
 
 

@@ -96,6 +96,8 @@ def lint(out: Console) -> None:
     group="Heddle",
     help={
         "out": Option("directory to write (default: site, in the checkout)", value="DIR"),
+        "check": Option("only compare the generated pages with the code: exit code 1 if one is stale"),
+        "write": Option("only write the generated pages"),
         "screenshots": Option("also write pictures of everything that a person sees, to look at", value="DIR"),
     },
     packages=lambda typed: () if typed["screenshots"] is None else (*packages.FABRIC, *packages.BROWSER),
@@ -104,7 +106,9 @@ def lint(out: Console) -> None:
     files_out=["out_", "screenshots"],
     directory_out=True,
 )
-def docs(out: Console, out_: str | None = None, screenshots: str | None = None) -> None:
+def docs(
+    out: Console, out_: str | None = None, check: bool = False, write: bool = False, screenshots: str | None = None
+) -> None:
     """Build the manual as a site that needs no network. Wrong links and anchors fail.
 
     mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory. Only the search needs
@@ -113,6 +117,9 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
     makes a lab for that.
     """
     root = resources.HERE.checkout("./inv docs")
+    if check or write:
+        _generated(out, write=write)
+        return
     site = root / "site" if out_ is None else real(out_).absolute()
     if site.exists() and not (site / _OF_A_SITE).is_file() and (not site.is_dir() or any(site.iterdir())):
         hint = "name a new or an empty directory: the old content is removed"
@@ -140,6 +147,21 @@ def docs(out: Console, out_: str | None = None, screenshots: str | None = None) 
         pictures = [str(path) for path in written(real(screenshots).absolute(), site)]
     text = [f"{len(pages)} pages: {site / 'index.html'}", *pictures]
     out.result({"site": str(site), "pages": len(pages), "screenshots": pictures}, "\n".join(text))
+
+
+def _generated(out: Console, *, write: bool) -> None:
+    """The pages of the manual that are generated from the code: write them, or CheckError for stale ones."""
+    from docs.site import reference
+
+    if write:
+        reference.write()
+    elif stale := reference.stale():
+        hint = "run ./inv docs --write"
+        raise CheckError(*[Problem(f"docs/{name}.md", "", "is not what the code says", hint) for name in stale])
+    pages = [f"docs/{name}.md" for name in reference.PAGES]
+    out.result(
+        {"pages": pages, "written": write}, f"{len(pages)} generated pages: {'written' if write else 'up to date'}"
+    )
 
 
 def loaded_from_elsewhere(page: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""The verb `explain`: the terms of docs/glossary.md, which of them a user's word means, and the pages of the manual.
+"""The verb `explain`: the terms of docs/glossary.yml, which of them a user's word means, and the pages of the manual.
 
-The grammar of the glossary is in `parse_glossary`. Texts name a page by its path in a checkout, `docs/queues.md#pfc`.
-Where a wheel is installed, base/progname.py prints `heddle explain docs/queues.md#pfc` in its place.
+Texts name a page by its path in a checkout, `docs/queues.md#pfc`. Where a wheel is installed, base/progname.py prints
+`heddle explain docs/queues.md#pfc` in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
+import yaml
+
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, nearest
 from heddle.base.resources import DOCS, HERE
 from heddle.base.tables import table
@@ -23,9 +25,6 @@ from heddle.cli.argv import Option, Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
-_HEADING: Final = re.compile(r"(?P<name>[^(]+?)(?: \((?P<also>[^)]+)\))?")
-_LINK: Final = re.compile(r"\[[^\]]+\]\((?P<target>[^)]+)\)")
-_ITEMS: Final = ("why", "see", "more")
 _SOME: Final = 8  # terms that a hint names
 _SHORT: Final = 3  # a shorter word is in too many terms by chance
 _WIDEST: Final = 100  # longer lines of prose are hard to read
@@ -121,44 +120,19 @@ class Term:
         }  # fmt: skip
 
 
-def parse_glossary(text: str) -> list[Term]:
-    """The entries of the page: `## topic`, then `### name (other names)`, a sentence, and items `- why:`, `- see:`,
-    `- more:`. ValueError names the term that is not written so."""
-    entries = []
-    for topic, body in _sections(text, "## "):
-        for heading, lines in _sections(body, "### "):
-            matched = _HEADING.fullmatch(heading)
-            says, *items = re.split(r"^- ", lines, flags=re.MULTILINE)
-            known = {name: _joined(rest) for name, _, rest in (item.partition(": ") for item in items)}
-            link = _LINK.fullmatch(known.get("more", ""))
-            if matched is None or tuple(known) != _ITEMS or link is None or not says.strip():
-                raise ValueError(f"{heading}: needs a sentence, then the items {', '.join(_ITEMS)}; more is a link")
-            also = tuple((matched["also"] or "").split(", ")) if matched["also"] else ()
-            entries.append(
-                Term(topic, matched["name"], also, _joined(says), known["why"], known["see"], link["target"])
-            )
-    return entries
-
-
-def _sections(text: str, mark: str) -> Iterator[tuple[str, str]]:
-    """Headings and what is below them."""
-    for part in f"\n{text}".split(f"\n{mark}")[1:]:
-        heading, _, body = part.partition("\n")
-        yield heading.strip(), body
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())
-
-
 @cache
 def glossary() -> list[Term]:
-    """The entries of docs/glossary.md. MachineError when the page is missing from the installation."""
-    path = HERE.content(DOCS) / "glossary.md"
+    """The entries of docs/glossary.yml. MachineError when the file is missing from the installation."""
+    path = HERE.content(DOCS) / "glossary.yml"
     try:
-        return parse_glossary(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        topics = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except OSError as error:
         raise MachineError(Problem(str(path), "the glossary", f"cannot be read: {error}")) from None
+    return [
+        Term(topic, name, tuple(entry.pop("also", ())), **entry)
+        for topic, entries in topics.items()
+        for name, entry in entries.items()
+    ]
 
 
 def words_of_terms() -> list[str]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 LIST, CLEAR = "list", "clear"
 _HELP: Final[Options] = {
     "action": Option(
-        "the kind of fault (docs/faults.md); up and undrain end down and drain; list; clear; none: faults of packets",
+        "the kind of fault (docs/fault-kinds.md); up and undrain end down and drain; list; clear; none: "
+        "faults of packets",
         completion.fault_words,
     ),
     "port": Option(
@@ -79,7 +80,7 @@ def fault(
 ) -> None:
     """Set a fault on purpose; list or clear what is set.
 
-    ./inv fault KIND PLACE sets one: down, drain, bgp-down, slow-link, ...; docs/faults.md has a table of all kinds.
+    ./inv fault KIND PLACE sets one: down, drain, bgp-down, slow-link, ...; docs/fault-kinds.md lists all kinds.
     Each is verified by its effect before the command returns. Otherwise it is undone, and the exit code is 1.
     ./inv fault list shows what is set, ./inv fault clear [PLACE] ends it. up and undrain end down and drain.
     ./inv fault rtsw1:eth1 --loss 1/256 lets a link lose, corrupt, duplicate, delay or reorder packets. This concerns

@@ -112,7 +112,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     """Write runs as one HTML file: fabric, results, queues, paths, every parameter, the commands to reproduce them.
 
     ./inv report writes the last run; ./inv report 3 5 -o both.html writes two. The lab need not be up, and the file
-    needs no network. A directory of a run that was copied elsewhere can be named too. docs/report.md describes it.
+    needs no network. A directory of a run that was copied elsewhere can be named too. docs/runs.md describes it.
     """
     from heddle.runs.store import open_runs
 
@@ -147,7 +147,7 @@ def compare(
     """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
 
     ./inv compare 3 5 compares two runs of a lab, ./inv compare zone:3 tiny:2 runs of two labs. With --report the
-    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged. Exit 1 for wrong
+    comparison and both runs are written as one HTML file. docs/runs.md says how noise is judged. Exit 1 for wrong
     data and unproven paths: there is no verdict on them. A or B can be a file of nccl-tests, its text or its JSON: then
     the shapes of the curves of busbw are compared (docs/formats.md).
     """

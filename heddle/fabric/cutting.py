@@ -5,7 +5,7 @@ Out: Cut. Racks stay whole: edge switches, and all hosts that they share. Racks 
 same uplinks next to each other. Other switches follow, the nearest to racks first, each to the shard to which most of
 its links lead, among those with enough memory left. Then switches and racks move from shards that are too large, and
 change places as long as that cuts fewer links (Fiduccia and Mattheyses, DAC 1982).
-Nothing is random: the same fabric is always cut in the same way. docs/sharding.md has the measurements behind what
+Nothing is random: the same fabric is always cut in the same way. tests/bench measures what is behind what
 nodes cost.
 """
 
@@ -34,7 +34,7 @@ _START_S: Final = 0.24  # namespace and daemons of a switch
 _SESSION_S: Final = 0.008  # an end of a session, until it is established
 _PATH_S: Final = 65e-6  # a next hop that a neighbour announces, up to the kernel; 9 us if all come at once
 _REFUSED_S: Final = 2e-6  # an announcement with the switch's own AS in its path
-_PACKET_S: Final = 30e-6  # a data packet from NIC to NIC (docs/performance.md)
+_PACKET_S: Final = 30e-6  # a data packet from NIC to NIC (./inv bench packets)
 
 
 @dataclass(frozen=True, slots=True)

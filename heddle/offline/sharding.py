@@ -1,6 +1,6 @@
 """What a fabric in shards takes to come up, from measured costs: time, API calls, and the limits that it reaches.
 
-In:  a fabric and its cut. Out: ShardingForecast. docs/sharding.md has the measurements.
+In:  a fabric and its cut. Out: ShardingForecast. ./inv bench kubernetes measures them.
 """
 
 from __future__ import annotations

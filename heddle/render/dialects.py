@@ -3,7 +3,7 @@
 In:  the options of the user, and the version of the installed containerlab.
 Out: RenderOptions, frozen, for rendering; an InputError if that version or runtime does not support them.
 Every supported containerlab accepts `linux`. `frr` uses containerlab's own FRR kind (0.80 and later). `c9s` leaves out
-the keys that its Kubernetes runtime refuses. docs/containerlab.md has a table of the differences.
+the keys that its Kubernetes runtime refuses. docs/bring-your-own.md has a table of dialects.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In:  a fabric and the NICs of the ranks; the QPs of a connection, and their wind
 Out: Propagation: nanoseconds on hardware, emulated seconds (k times as long), bandwidth-delay product in packets;
      packets per QP; InFlight, for the table's header and JSON.
 The delay is modelled at the end of a path: the receiving NIC takes a frame this much later than the kernel delivers it.
-It does not affect queues, marks and pauses of switches (docs/delay.md).
+It does not affect queues, marks and pauses of switches (docs/congestion-control.md).
 A connection is all QPs from one rank to another. Its window does not depend on the number of QPs, so that a sweep over
 `--qps` changes the paths and not the load. The exception: a QP never has less than MIN_QP_WINDOW.
 """

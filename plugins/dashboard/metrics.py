@@ -88,7 +88,7 @@ LEVELS: Final[Mapping[str, MetricSpec]] = {
 }
 _BUILD: Final = MetricSpec("heddle_build_info", "The version of Heddle; the value is 1.", ("version",))
 _UP: Final = MetricSpec("heddle_lab_up", "1 if the lab runs and can be read.", _LAB)
-_SCALE: Final = MetricSpec("heddle_scale_factor", "k: rates of the lab times k are those of the hardware.", _LAB)
+_SCALE: Final = MetricSpec("heddle_scale_factor", "k: the rates of the hardware divided by the rates of the lab.", _LAB)
 _SPEED: Final = MetricSpec("heddle_link_speed_bytes", "Rate of the link, in bytes a second (emulated).", _PORT)
 _LINK: Final = MetricSpec("heddle_link_up", "1 if the link carries packets, 0 if an end of it is down.", _PORT)
 _BGP: Final = MetricSpec(

@@ -128,8 +128,8 @@ def _placed_files(typed: Mapping[str, Any]) -> Sequence[str]:
     files_in=_placed_files,
     files_out=["out_"],
     tool=Tool(
-        "Rank placements of a ring all-reduce of so many ranks in a running lab, with its links that are down and its "
-        "switches that are drained: completion, racks, bytes between switches, busiest link.",
+        "Rank placements of a ring all-reduce of so many ranks in a running lab. Its links that are down and its "
+        "drained switches count. The result has completion, racks, bytes between switches, busiest link.",
         without=("fabric", "workload", "job", "set", "nccl", "export"),
     ),
 )

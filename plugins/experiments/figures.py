@@ -73,7 +73,7 @@ OF_SIZES: Final[Mapping[str, Callable[[SizeRow], float | None]]] = {
     "slowest": _iterations("max_us"),
     "cv": _iterations("cv_pct"),
 }
-# Of a whole run. docs/experiments.md says what each is.
+# Of a whole run. docs/site/meanings.yml says what each is.
 OF_RUNS: Final = (
     "completion", "drops", "lost", "marks", "pauses", "paused_ports", "paused_hosts", "paused_ms", "storms", "deepest",
     "packets", "bytes", "qps", "qps_spread", "unproven", "wrong", "icrc_errors", "limited", "last_loss", "settled",

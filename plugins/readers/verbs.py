@@ -29,7 +29,7 @@ def import_(
     """Apply a switch's configuration to a fabric: queues, PFC and hashing of SONiC's config_db.json. Start nothing.
 
     Each key is applied, or listed as not modelled, with its line and the reason. --out writes a fabric file for ./inv
-    up. Without it, the command with --set is printed. docs/sonic.md lists the keys.
+    up. Without it, the command with --set is printed. docs/sonic-keys.md lists the keys.
     """
     from heddle.traffic.inflight import xoff_not_reached
     from heddle.views.graph import check_target, write_file

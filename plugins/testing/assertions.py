@@ -354,7 +354,7 @@ def assert_no_pauses(result: RunRecord) -> None:
 
 
 def assert_reliable(result: RunRecord) -> None:
-    """The figures are those of the fabric: the host CPU was not the bottleneck of the run."""
+    """The host CPU was not the bottleneck of the run, so its figures describe the fabric."""
     __tracebackhide__ = True
     from heddle.runs.parts.machine import MachineUse
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: the marker `fabric`, four fixtures, and options. docs/testing.md is its manual.
+"""The pytest plugin: the marker `fabric`, four fixtures, and options. docs/pytest-api.md lists them.
 
 pytest finds it by its entry point where Heddle is installed; in a checkout, `-p heddle.testing.plugin` or
 `pytest_plugins` loads it. Entry point and module have the same name, so that both at once load it once.

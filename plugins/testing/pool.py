@@ -272,7 +272,7 @@ def request_of(
             problems.append(Problem(where, f"{path}: {value!r}"[:120], why, "use texts, numbers, True, False or lists"))
         elif not path or "=" in path or not all(path.split(".")):
             problems.append(
-                Problem(where, repr(path), "is not a key of a fabric file", "docs/fabric-file.md lists them")
+                Problem(where, repr(path), "is not a key of a fabric file", "docs/fabric-keys.md lists them")
             )
         else:
             overrides.append(f"{path}={text}")

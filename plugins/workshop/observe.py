@@ -2,7 +2,7 @@
 
 In:  a UnitLab (the running lab and the learner's progress), and a step of lab.yml.
 Out: Seen: facts by name, and where they were observed. NotDoneError when there is nothing to look at yet.
-docs/writing-units.md lists the facts of each look; FACTS has their names.
+docs/unit-keys.md lists the facts of each look; FACTS has their names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The keys of lab.yml and solution.yml, their checks, and the conditions on facts that they write.
 
-In:  plain data of a YAML file (see catalogue.py). Out: UnitSpec, Solution, frozen. docs/writing-units.md explains them.
+In:  plain data of a YAML file (see catalogue.py). Out: UnitSpec, Solution, frozen. docs/unit-keys.md lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The picture of docs/performance.md: `./inv bench packets --format json | python -m tests.bench.costpicture FILE.svg`.
+"""A picture of what a packet costs: `./inv bench packets --format json | python -m tests.bench.costpicture FILE.svg`.
 
 In:  the figures of `bench packets`. Out: an SVG with a bar for each case: workers, and the forwarding beside them.
 """

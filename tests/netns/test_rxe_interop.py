@@ -127,7 +127,7 @@ class RxePair:
 def impair(spaces: Sequence[Path], words: str) -> None:
     """Replace the queue of both ends of the link by netem with these parameters.
 
-    Without reordering: rxe does not survive an old ACK that arrives within a READ's response (docs/soft-roce.md).
+    Without reordering: rxe does not survive an old ACK that arrives within a READ's response (docs/programs.md).
     """
     for space in spaces:
         run(["nsenter", f"--net={space}", *["tc", "qdisc", "replace", "dev", "eth1", "root", "netem"], *words.split()])

@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_named(tool: str, arguments: dict[str, Any], said: 
 
 
 def test_the_page_lists_the_tools() -> None:
-    page = (ROOT / "docs" / "assistants.md").read_text()
+    page = (ROOT / "docs" / "mcp-tools.md").read_text()
     for name, verb in ALL.offered.items():
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         if name in READS.offered:

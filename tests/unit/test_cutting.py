@@ -196,7 +196,7 @@ def test_by_default_shards_are_two_or_as_many_as_fit_into_machines() -> None:
     assert len(fitting_cut(fabric_of("tiny"), memory=1).shards) == 2, "each rack has a shard"
 
 
-# With a host in each rack, from docs/sharding.md.
+# With a host in each rack.
 @pytest.mark.parametrize(("racks", "ctsw", "measured"), [(64, 8, 2.6e9), (252, 18, 15.0e9)])
 def test_footprints_are_those_measured(racks: int, ctsw: int, measured: float) -> None:
     fabric = fabric_of("zone", racks=racks, ctsw=ctsw, hosts_per_rack=1)

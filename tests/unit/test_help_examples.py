@@ -18,7 +18,7 @@ from heddle.base.problems import InputError
 from heddle.cli import run_verb
 from heddle.cli.argv import Verb, parse, verb_hint
 from heddle.cli.checkout_verbs import bench
-from heddle.cli.explain_verb import entry_text, find_term, glossary, parse_glossary
+from heddle.cli.explain_verb import entry_text, find_term, glossary
 from heddle.cli.nccltests import NcclFlags, NcclSizes
 from heddle.cli.program import commands_in, example_line, examples, examples_text, main
 from heddle.fabric import hashmodes
@@ -329,20 +329,6 @@ def test_a_word_that_is_no_term_gets_a_hint(typed: str, hint: str) -> None:
     with pytest.raises(InputError) as caught:
         find_term([typed])
     assert caught.value.problems[0].hint.startswith(hint)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "## T\n### a\n\nSays.\n\n- why: w\n- see: `s`\n",
-        "## T\n### a\n\n- why: w\n- see: `s`\n- more: [m](m.md)\n",
-        "## T\n### a\n\nSays.\n\n- see: `s`\n- why: w\n- more: [m](m.md)\n",
-        "## T\n### a\n\nSays.\n\n- why: w\n- see: `s`\n- more: m.md\n",
-    ],
-)
-def test_an_entry_that_is_not_whole_is_named(wrong: str) -> None:
-    with pytest.raises(ValueError, match="a: needs a sentence"):
-        parse_glossary(f"# Glossary\n\n{wrong}")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -114,7 +114,7 @@ def zeros(share: float) -> Callable[[np.random.Generator, int], Runs]:
 @pytest.mark.parametrize(
     ("draw", "sizes", "counted", "most"),
     [
-        # What docs/report.md says of each, and 2.5 deviations of 600 cases.
+        # What was measured for each, and 2.5 deviations of 600 cases.
         (modes(0.5, 0.001), (1, 3), False, 0.125),
         (modes(0.5, 0.001), (2, 2), False, 0.125),
         (modes(0.2, 0.01), (1, 5), False, 0.08),

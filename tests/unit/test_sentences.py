@@ -21,6 +21,7 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"^(```|~~~).*?^\1\s*$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "`code`", text)
+    text = re.sub(r"`code`(?:, `code`)+", "`code`", text)  # a list of names
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\|)", text):
         line = block.strip()
         if line.startswith("#"):

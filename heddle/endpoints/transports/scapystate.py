@@ -10,7 +10,7 @@ again. RNR NAK: wait for the time in it.
 Responder: only the packet with the expected PSN is executed. An earlier one is a duplicate, and answered again. A later
 one is discarded, and the first of them answered with NAK sequence error.
 No ACK follows a READ that was accepted last: its response acknowledges all before it. An ACK between the packets of a
-response would end a connection of rxe (docs/soft-roce.md).
+response would end a connection of rxe (docs/programs.md).
 """
 
 from __future__ import annotations

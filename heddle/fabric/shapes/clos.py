@@ -24,8 +24,8 @@ _ASN_CTSW: Final = 4_200_000_000  # + zone
 _ASN_ATSW: Final = 4_200_000_900
 _ASN_RTSW: Final = 4_200_001_000  # + rack
 _RTSW, _CTSW, _ATSW = 1, 2, 3
-# Delays of links (docs/delay.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
-# cable: in a rack (3 m, which is lost in the rounding), across a zone (100 m), between zones (500 m).
+# Delays of links (docs/congestion-control.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a
+# metre of cable: in a rack (3 m, which is lost in the rounding), across a zone (100 m), between zones (500 m).
 LEVELS: Final = (
     Level("host", "hosts", "server", uplink_ns=500),
     Level("rtsw", "RTSW", "leaf", uplink_ns=1_000, is_edge=True, counts_uplinks=True, boxed=True),

@@ -23,8 +23,8 @@ from heddle.spec.shapes.rail import RailSpec
 _ASN_SPINE: Final = 4_200_000_000  # + plane
 _ASN_LEAF: Final = 4_200_001_000  # + number
 _LEAF, _SPINE = 1, 2
-# Delays of links (docs/delay.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
-# cable: from hosts to the leaves of a pod, which are in another rack (20 m), and across the fabric (100 m).
+# Delays of links (docs/congestion-control.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a
+# metre of cable: from hosts to the leaves of a pod, which are in another rack (20 m), and across the fabric (100 m).
 _HOST_NS: Final = 600
 _LEAF_NS: Final = 1_000
 

@@ -1,7 +1,7 @@
-"""The table of docs/reproduce.md: claims of the experiment files, values of docs/results/sigcomm24.csv.
+"""The table of docs/sigcomm24.md: claims of the experiment files, values of docs/results/sigcomm24.csv.
 
 `python -m tests.golden.experiments.reproducedpage DIR` collects that file from the output of `reproduce sigcomm24`.
-Then `pytest tests/golden/experiments/test_reproduced_page.py --regen-goldens` writes the table.
+Then `./inv docs --write` writes the page.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.experiments.loading import Experiment, ExperimentCheck
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PAGE: Final = ROOT / "docs/reproduce.md"
 RESULTS: Final = ROOT / "docs/results/sigcomm24.csv"
-BEGIN, END = (
-    "<!-- made from docs/results/sigcomm24.csv: tests/golden/experiments -->\n",
-    "<!-- end -->\n",
-)
 HEAD: Final = ("check", "published", "both sides; the band", "claimed", "measured", "state", "it fails with")
 PREDICTION: Final = "the prediction"  # `published` of a check that compares live runs with their prediction
 STATES: Final = ("in band", "sign only", "out of band", "not known", "wrong data", "not measured")
@@ -45,9 +40,8 @@ def results() -> dict[tuple[str, str], dict[str, str]]:
 
 
 def page(rows: Rows) -> str:
-    """The page with a new table."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}{table(rows)}\n{counts(rows)}{END}{rest.partition(END)[2]}"
+    """The table, and how many claims have each state."""
+    return f"{table(rows)}\n{counts(rows)}".rstrip()
 
 
 def counts(rows: Rows) -> str:

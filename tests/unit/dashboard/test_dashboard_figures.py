@@ -173,7 +173,7 @@ def test_metrics_follow_the_conventions_of_prometheus_and_are_documented() -> No
         assert spec.shown.endswith("_total") == spec.counter
         assert not set(spec.labels) & set(spec.name.split("_")) - {"run", "lab", "port"}
     # Every metric is in the page about it and every one of the dashboard for grafana is exported.
-    text = (Path(__file__).resolve().parents[3] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
     board = folder("dashboard") / "templates" / "grafana" / "heddle.json"
     panels = json.loads(board.read_text(encoding="utf-8"))["panels"]

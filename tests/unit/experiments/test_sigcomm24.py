@@ -15,7 +15,7 @@ from heddle_plugins.experiments.running import Running
 from tests.golden.experiments.reproducedpage import PREDICTION
 
 FITTED: Final = "19-posting"  # a model that was fitted to the published values claims nothing
-# State of each check that needs no lab, and why it is not another one: docs/reproduce.md.
+# State of each check that needs no lab, and why it is not another one: docs/sigcomm24.md.
 OFFLINE: Final = {
     "01-random-flows": {"mmr": "in band"},
     "04-queue-pairs": {"faster": "sign only", "gain": "out of band"},

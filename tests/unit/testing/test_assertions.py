@@ -237,7 +237,7 @@ def test_each_failure_says_what_was_expected_and_observed_and_where(golden: Call
     golden("testing/failures.txt", "\n".join(texts))
 
 
-DOC = Path(__file__).resolve().parents[3] / "docs" / "testing.md"
+DOC = Path(__file__).resolve().parents[3] / "docs" / "pytest-api.md"
 RUN = {
     "r.id": "0003", "r.collective": "all-reduce", "r.ecmp": "e-ecmp", "r.ranks": "4", "r.qps": "16",
     "r.sizes": "65536,4194304", "r.busbw": "0.0225", "r.busbw.65536": "0.015", "r.busbw.4194304": "0.03",
