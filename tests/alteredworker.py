@@ -16,7 +16,7 @@ from typing import Any, Final
 from unittest import mock
 
 from heddle.endpoints import crew, elements, nicloop, worker
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from heddle.endpoints.transports import rc
 
 NAMED: Final = "HEDDLE_TEST_ALTERED"
@@ -36,7 +36,7 @@ ALTERATIONS: Final[Mapping[str, Mapping[ModuleType, Mapping[str, object]]]] = {
     "passes six frames apart": {nicloop: {"_MODERATION_FRAMES": 6, "_MODERATION_S": 6 * nicloop._MODERATION_S}},
     "an ACK for each packet": {rc: {"_ACK_EVERY": 1}},
     "wrong data": {elements: {"_mixed": _other_input}},
-    "CRC of zlib": {library: {"_CRCS": library._CRCS[-1:]}},
+    "CRC of zlib": {fastloop: {"_CRCS": fastloop._CRCS[-1:]}},
 }
 
 

@@ -16,8 +16,7 @@ from typing import ClassVar, Self
 
 from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, PathUse, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport

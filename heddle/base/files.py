@@ -36,7 +36,8 @@ def real(typed: str) -> Path:
     if isinstance(found, str):
         return Path(found)
     path = expanded(typed)
-    if ONLY in os.environ and not any(map(path.resolve().is_relative_to, _own_folders())):
+    own = (HERE.content(each).resolve() for each in (TOPOLOGIES, TRAFFIC))
+    if ONLY in os.environ and not any(map(path.resolve().is_relative_to, own)):
         hint = "name one of traffic/, or write words, as ring,qps=4; files are for ./inv on the command line"
         raise InputError(Problem("", typed[:_SHOWN], "names no file of Heddle, and an assistant names no others", hint))
     return path
@@ -75,10 +76,6 @@ def _is_there(path: Path, shown: str) -> bool:
     if (why := absent(path)) not in ("", _ABSENT):
         raise InputError(Problem("", shown[:_SHOWN], why, "name another file, or let this user read it"))
     return not why
-
-
-def _own_folders() -> list[Path]:
-    return [HERE.content(each).resolve() for each in (TOPOLOGIES, TRAFFIC)]
 
 
 def beside(file: str, name: str) -> str:

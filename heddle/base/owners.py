@@ -240,20 +240,16 @@ def lock(lab: str, what: str = "", *, work: str = "", seconds: float = 0.0) -> I
         with machine_errors(str(path)):
             for attempt in range(_ATTEMPTS):
                 try:
-                    _make_directory()
+                    for each, mode in ((LOCKS.parent, 0o755), (LOCKS, 0o700)):
+                        with suppress(FileExistsError):
+                            each.mkdir(mode=0o700)
+                            each.chmod(mode)  # daemons read below the first, as user frr, whatever the umask is
                     stack.enter_context(held(path, busy, seconds=seconds, work=work))
                     break
                 except FileNotFoundError:  # the last one that had a lab removed it just now
                     if attempt == _ATTEMPTS - 1:
                         raise
         yield
-
-
-def _make_directory() -> None:
-    for each, mode in ((LOCKS.parent, 0o755), (LOCKS, 0o700)):
-        with suppress(FileExistsError):
-            each.mkdir(mode=0o700)
-            each.chmod(mode)  # the daemons of nodes read below the first, as user frr, whatever the umask is
 
 
 def _remove_empty() -> None:

@@ -362,16 +362,13 @@ def _examined(part: PluginPart) -> tuple[Any, Problem | None]:
 
 def plugin_of(error: BaseException) -> str:
     """The distribution of someone else whose code raised an exception; empty if none of its modules did."""
-    owners = {part.target.partition(":")[0].partition(".")[0]: part.plugin for part in _strangers()}
+    others = (part for rows in _found().parts.values() for part in rows.values() if not part.own)
+    owners = {part.target.partition(":")[0].partition(".")[0]: part.plugin for part in others}
     found, trace = "", error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         found, trace = owners.get(package, found), trace.tb_next
     return found
-
-
-def _strangers() -> list[PluginPart]:
-    return [part for rows in _found().parts.values() for part in rows.values() if not part.own]
 
 
 def first_line(error: BaseException) -> str:

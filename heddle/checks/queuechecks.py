@@ -22,7 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import late_marks, own_settings, wanted_policies
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.classes import port_ids, row
 from heddle.switch.queues.portqueues import read_closed
 from heddle.wire.layout import DSCP_DATA
 

@@ -254,7 +254,10 @@ def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Probe
         refused = _send(sockets, nics, [pair for pair in pairs if pair[0] in own], nonce, arrived)
         # Those of other shards may arrive until the end, so only on one machine is the number known.
         wanted = len(pairs) - len(refused) if len(own) == len(nics) else len(pairs) + 1
-        _drain(sockets, nonce, arrived, wanted, _patience(lab.fabric, len(pairs), len(nics)))
+        # Twice what the slowest port needs for its share, plus a margin for scheduling.
+        rate = min(port.rate_bps for port in lab.fabric.host_ports)
+        patience_s = 0.5 + 2 * 8 * lab.fabric.policy.mtu * (len(pairs) / len(nics)) / rate
+        _drain(sockets, nonce, arrived, wanted, patience_s)
     return ProbesSeen(frozenset(arrived), refused)
 
 
@@ -277,12 +280,6 @@ def _steps(count: int) -> Sequence[int]:
         return range(1, count)
     doubling = [1 << i for i in range(count.bit_length()) if 1 << i < count]
     return sorted({*doubling, *range(1, _MAX_PEERS - len(doubling))})
-
-
-def _patience(fabric: Fabric, packets: int, nics: int) -> float:
-    """Seconds for a round: twice what the slowest port needs for its share, plus a margin for scheduling."""
-    rate = min(port.rate_bps for port in fabric.host_ports)
-    return 0.5 + 2 * 8 * fabric.policy.mtu * (packets / nics) / rate
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -336,9 +336,20 @@ class Crews:
                         selector.unregister(crew)
                         del works[crew]
                 if works and not self._moved:
-                    selector.select(min(_LONGEST_S, max(0.0, self._next(works) - time.monotonic())))
+                    # When something is due, if no worker sends anything before.
+                    due = min(
+                        [each.deadline if each.began_ns or not each.ready else self._begins(each) for each in works]
+                    )
+                    selector.select(min(_LONGEST_S, max(0.0, due - time.monotonic())))
                 for crew in works:
-                    self._listen(crew)
+                    try:
+                        crew.listen()
+                    except HeddleError as error:
+                        self.failed = name = crew.job.name
+                        if not name:
+                            raise
+                        named = (replace(each, where=each.where or f"job {name}") for each in error.problems)
+                        raise type(error)(*named) from None
         return [reports[crew] for crew in self.crews]
 
     def _work(
@@ -371,7 +382,8 @@ class Crews:
             else:
                 self._steps += 1
                 observer.advance("run", self._steps)
-            on_size(crew, (number - 1) % len(passes), _merged((yield from crew.all(_results))))
+            parts = yield from crew.all(lambda message: message.results if message.ready or message.done else None)
+            on_size(crew, (number - 1) % len(passes), dict(sorted(row for part in parts for row in part.items())))
         crew.ended_ns, self._moved = time.monotonic_ns(), True
         crew.deadline = NEVER
         while not all(each.ended_ns for each in self.crews):
@@ -387,29 +399,6 @@ class Crews:
         """When a job may begin (time.monotonic); NEVER while that is not known."""
         since = self._by_name[crew.job.after].ended_ns if crew.job.after else self.began_ns
         return since / 1e9 + crew.job.start_s if since else NEVER
-
-    def _next(self, works: Iterable[Crew]) -> float:
-        """When something is due, if no worker sends anything before."""
-        return min([crew.deadline if crew.began_ns or not crew.ready else self._begins(crew) for crew in works])
-
-    def _listen(self, crew: Crew) -> None:
-        try:
-            crew.listen()
-        except HeddleError as error:
-            self.failed = name = crew.job.name
-            if not name:
-                raise
-            named = (replace(each, where=each.where or f"job {name}") for each in error.problems)
-            raise type(error)(*named) from None
-
-
-def _results(message: WorkerMessage) -> Results | None:
-    return message.results if message.ready or message.done else None
-
-
-def _merged(results: Sequence[Results]) -> dict[int, SizeResult]:
-    """The ranks of all workers, in order."""
-    return dict(sorted((rank, each) for part in results for rank, each in part.items()))
 
 
 def worker_count(plan: Plan) -> int:

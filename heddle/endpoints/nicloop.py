@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from heddle.endpoints.admission.admitted import Admitted
 from heddle.endpoints.admission.ctsends import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
-from heddle.endpoints.congestion.pacing import Shaper
+from heddle.endpoints.congestion.ratecontrol import Shaper
 from heddle.endpoints.connections import Connection, QpConnection, Wants
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.nic import Nic, QueuePair
@@ -96,7 +96,6 @@ class PythonLoop(NicLoop):
         self._poll.register(data.fileno(), select.EPOLLIN)
 
     def sender(self, rank: int, qp: QpInfo) -> int:
-        """Open the sending end of a queue pair."""
         end = self._transport.sender(qp)
         if self._congestion is not None:
             end = self._congestion.sender(end, qp, self._plan.endpoints[rank].rate_bps, self._shapers[rank])
@@ -113,11 +112,9 @@ class PythonLoop(NicLoop):
         return connection if self._admitted is None else self._admitted.link(connection, pairs[0])
 
     def wants(self, rank: int) -> Wants | None:
-        """The slots of a rank, with admission."""
         return self._admitted.wants(rank) if self._admitted is not None else None
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
-        """Open the receiving end of a queue pair."""
         nic = self._nics[rank]
         end = self._transport.receiver(qp, memory)
         if self._congestion is not None:
@@ -191,7 +188,6 @@ class PythonLoop(NicLoop):
             nic.events = events
 
     def take_rest(self) -> None:
-        """Receive all remaining frames, also those that wait for their delay."""
         for nic in self._nics.values():
             for _ in range(REST_TURNS):
                 nic.receive(time.monotonic())
@@ -209,7 +205,6 @@ class PythonLoop(NicLoop):
                 )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """The frames of each NIC that were for no queue pair."""
         for rank, nic in self._nics.items():
             yield NicReport(replace(nic.counters, foreign=self.foreign(rank)), nic.socket.drops())
 

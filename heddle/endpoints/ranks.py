@@ -2,8 +2,8 @@
 
 In:  a Plan, a rank, and for each peer the QPs to it.
 Out: results per size: seconds, and the number of errors in all iterations (elements.py).
-Addresses on the wire identify their data (addressing.py). An epoch is one iteration; it ends when all operations of the
-schedule are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
+Addresses on the wire identify their data (connections.py). An epoch is one iteration; it ends when all operations of
+the schedule are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
 (traffic/collectives/pattern.py).
 """
 
@@ -21,8 +21,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
-from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
+from heddle.endpoints import connections
 from heddle.endpoints.elements import Elements, Expected, Numbers, RankArrays
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.reports import RankJournal, SizeResult
@@ -113,12 +112,12 @@ class Rank:
         ranks: int,
         rank: int,
         rkey: int,
-        links: Mapping[int, Connection],
+        links: Mapping[int, connections.Connection],
         peer_keys: Mapping[int, int],
         totals: Mapping[int, Numbers],
         clock: Callable[[], float] = time.monotonic,
-        destinations: Destinations | None = None,
-        wants: Wants | None = None,
+        destinations: connections.Destinations | None = None,
+        wants: connections.Wants | None = None,
         bytes_per_s: float = 0.0,
         repeat: int = 1,
         inside: Set[int] = frozenset(),
@@ -224,16 +223,13 @@ class Rank:
     def check(self) -> None:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
         last = self._expected.wrong_elements(self._results(), self._epoch)
-        self.results.append(self._result(self._wrong + last))
+        lengths = tuple(np.diff([self._began, *self._ends]).tolist())
+        self.results.append(SizeResult(self.size, self._ends[-1] - self._began, self._wrong + last, lengths))
         self.journal.end(self._epoch - self._options.iters + 1, self.size, self._began, self._ends)
 
     def _results(self) -> dict[Buffer, Numbers]:
         """The buffers with the result."""
         return {name: self._arrays.numbers(name, self._epoch) for name in self._expected.buffers}
-
-    def _result(self, wrong: int) -> SizeResult:
-        lengths = tuple(np.diff([self._began, *self._ends]).tolist())
-        return SizeResult(self.size, self._ends[-1] - self._began, wrong, lengths)
 
     def waits(self) -> Waits | None:
         """What this rank waits for; None if it has finished its size, or only computes."""
@@ -248,7 +244,7 @@ class Rank:
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
         """The destination of a write; None for a wrong key, or an address in no message of this or the next epoch."""
-        low_bits, step, offset = place_of(va)
+        low_bits, step, offset = connections.place_of(va)
         epoch = self._near_epoch(low_bits, 16)
         schedule = self._schedule_of(epoch) if epoch is not None else None
         if rkey != self._rkey or epoch is None or schedule is None:
@@ -259,15 +255,15 @@ class Rank:
         staged = self._staged.get((epoch, receive.key))
         if staged is None:
             size = receive.hi - receive.lo
-            parts = len(part_sizes(size, self._options.qps)) if self._options.qp_mode == "split" else 1
+            parts = len(connections.part_sizes(size, self._options.qps)) if self._options.qp_mode == "split" else 1
             staged = self._staged[(epoch, receive.key)] = _Staged(np.empty(size, np.uint8), parts)
         start = offset - receive.lo
         return staged.data.data[start : start + length]
 
     def arrived(self, imm: int) -> None:
         """Handle a complete message, or a complete part of one."""
-        low_bits, key = announced(imm)
-        epoch = self._near_epoch(low_bits, EPOCH_BITS)
+        low_bits, key = connections.announced(imm)
+        epoch = self._near_epoch(low_bits, connections.EPOCH_BITS)
         staged = self._staged.get((epoch, key)) if epoch is not None else None
         if staged is None or epoch is None:
             return
@@ -385,10 +381,10 @@ class Rank:
             into = self._arrays.bytes_of(action.into, self._epoch)
             self._elements.merge(into[action.put : action.put + len(data)], data, action.reduce)
             return (action.key,)
-        va = address_of(self._epoch, action.key[0], action.put)
+        va = connections.address_of(self._epoch, action.key[0], action.put)
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn
-        imm = announced_by(self._epoch, action.key)
+        imm = connections.announced_by(self._epoch, action.key)
         if action.peer not in self._inside:
             self.journal.posted(self._epoch, action, turn, self._clock())
         post = partial(self._links[action.peer].post, data, va, self._peer_keys[action.peer], imm, turn)

@@ -12,11 +12,11 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
-from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
 from heddle.host.capacity import WorkerUse
+from heddle.traffic.admission import WaitCounts
 from heddle.traffic.schedule import Key, Schedule, Send
 
 ROWS: Final = 32768  # messages in the journals of all ranks of a job

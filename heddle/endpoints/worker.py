@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
-from heddle.endpoints.addressing import announced, place_of, rkey_of
 from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
+from heddle.endpoints.connections import announced, place_of, rkey_of
 from heddle.endpoints.elements import Elements
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from heddle.endpoints.fastpath.fastloop import FastLoop
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
@@ -430,11 +430,11 @@ def compiled(plan: Plan, transport: Transport) -> bool:
     return not why_not_compiled(plan, transport) and _library(plan) is not None
 
 
-def _library(plan: Plan) -> library.Library | None:
+def _library(plan: Plan) -> fastloop.Library | None:
     if plan.options.fastpath == "off":
         return None
-    found = library.load()
-    if isinstance(found, library.Library):
+    found = fastloop.load()
+    if isinstance(found, fastloop.Library):
         return found
     if plan.options.fastpath == "on":
         raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave the option out"))

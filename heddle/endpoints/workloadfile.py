@@ -18,16 +18,8 @@ from heddle.base import resources
 from heddle.base.files import beside, expanded, is_file, real, short_path
 from heddle.base.problems import HeddleError, InputError, Problem, Problems, nearest
 from heddle.base.untrusted import kept_below
+from heddle.endpoints import stepsfile
 from heddle.endpoints.runoptions import run_options
-from heddle.endpoints.stepsfile import (
-    TRACE_KEYS,
-    names_of,
-    steps_of,
-    trace_names,
-    trace_of,
-    typed_files,
-    with_steps,
-)
 from heddle.traffic.collectives import file_options, patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
@@ -134,19 +126,19 @@ class _Reader:
             self._problems.found += map(keys.located, error.problems)
         if len(self._problems.found) == before:
             options = replace(options, ranks=ranks or options.ranks)
-            yield Job(name, with_steps(options, steps), slots, start, after, repeat, keys)
+            yield Job(name, stepsfile.with_steps(options, steps), slots, start, after, repeat, keys)
 
     def _steps(
         self, trail: tuple[str, ...], keys: Keys, values: dict[str, Any], slots: Sequence[int] | None
     ) -> tuple[str, int]:
         """The steps of a job, as text, and the number of ranks of its trace, if it has one. Their keys are removed."""
-        trace = {key: values.pop(key) for key in TRACE_KEYS if key in values}
+        trace = {key: values.pop(key) for key in stepsfile.TRACE_KEYS if key in values}
         if "trace" in trace:
-            return trace_of(keys, trace, values, slots, self._problems, self._beside)
+            return stepsfile.trace_of(keys, trace, values, slots, self._problems, self._beside)
         if trace and not any((*at, "trace") in self._document.marks for at in ((), trail[:-1])):
             found = (keys.problem(key, trace[key], "is for a job with a trace", "write trace: FILE") for key in trace)
             self._problems.found += found
-        return steps_of(self._document, trail, keys, values, self._problems, self._beside), 0
+        return stepsfile.steps_of(self._document, trail, keys, values, self._problems, self._beside), 0
 
     def _nothing(self, keys: Keys) -> None:
         """A job that has nothing to run, unless its key for that is wrong or may be misspelt."""
@@ -252,9 +244,9 @@ def files_of(typed: str | None) -> list[str]:
     first, *more = (typed or "").split(",")
     keys = dict(each.split("=", 1) for each in more if "=" in each)
     if is_trace(first):
-        return [*trace_names({**keys, "trace": first}, str), *typed_files(keys)]
+        return [*stepsfile.trace_names({**keys, "trace": first}, str), *stepsfile.typed_files(keys)]
     if not first or first in workloads() or _is_words(first):
-        return [*[first] * is_matrix_file(first), *typed_files(keys)]
+        return [*[first] * is_matrix_file(first), *stepsfile.typed_files(keys)]
     file = typed or ""
     return [file, *kept_below(expanded(file), named_in(file))]
 
@@ -262,7 +254,7 @@ def files_of(typed: str | None) -> list[str]:
 def named_in(file: str) -> list[str]:
     """The files that a workload's file names; none for a file that cannot be read: load_workload reports it."""
     try:
-        return names_of(_read(real(file), file).data, lambda name: beside(file, name))
+        return stepsfile.names_of(_read(real(file), file).data, lambda name: beside(file, name))
     except (HeddleError, AttributeError, TypeError, ValueError, OSError):
         return []
 

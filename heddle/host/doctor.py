@@ -22,6 +22,7 @@ from heddle.base.extras import EXTRAS, Extra
 from heddle.base.problems import MachineError
 from heddle.base.sysctls import SYSCTLS, WRITABLE, sysctls_read_only
 from heddle.host import delivery, limits, packages, preflight
+from heddle.host.engine import docker
 from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
@@ -290,8 +291,6 @@ def _docker() -> Check:
 
 
 def _engine() -> Check:
-    from heddle.host.engine import docker
-
     wrong = docker.trouble()
     if wrong is None:
         done = docker.docker(["info", "--format", "{{.ServerVersion}}, {{.Driver}}"], check=False, timeout=20)

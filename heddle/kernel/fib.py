@@ -17,16 +17,8 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
 
 from heddle.base.families import Address, Network, Version
+from heddle.kernel import netlink as nl
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.netlink import (
-    RTM_GETNEXTHOP,
-    RTM_GETNEXTHOPBUCKET,
-    RTM_GETROUTE,
-    NetlinkError,
-    RouteSocket,
-    attributes,
-    interfaces,
-)
 from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG
 
 RT_TABLE_MAIN: Final = 254
@@ -132,21 +124,21 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
     For IPv6, without the link-local network of every interface and the node's own addresses on `lo`.
     Raises MachineError when the namespace does not exist.
     """
-    with RouteSocket(handle.netns) as netlink:
+    with nl.RouteSocket(handle.netns) as netlink:
         return fib_of(netlink, handle.name, read_names(netlink), version)
 
 
-def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
+def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
     """The same, read by an open socket. names: ifindex -> interface name."""
     objects = _Objects(netlink, names)
     found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...]]] = {}
     buckets: dict[Network, tuple[int, ...]] = {}
     known: dict[bytes, tuple[NextHop, ...]] = {}  # most routes of a switch have the same next hops, byte for byte
-    for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+    for body in _dump(netlink, nl.RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
         _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
         if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
             continue
-        attrs = attributes(body, RTMSG.size)
+        attrs = nl.attributes(body, RTMSG.size)
         network = _network(attrs.get(RTA_DST, b""), length, version)
         if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
             continue
@@ -169,12 +161,12 @@ def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version:
     return Fib(switch, {network: hops for network, (_, hops) in found.items()}, buckets)
 
 
-def local_routes(netlink: RouteSocket) -> set[int]:
+def local_routes(netlink: nl.RouteSocket) -> set[int]:
     """The interfaces (ifindex) of the socket's namespace that have the route fe80::/64."""
     found = set()
     wanted = RTMSG.pack(_AF[6], 0, 0, 0, RT_TABLE_MAIN, _RTPROT_KERNEL, 0, 0, 0)
-    for body in _dump(netlink, RTM_GETROUTE, wanted):
-        attrs = attributes(body, RTMSG.size)
+    for body in _dump(netlink, nl.RTM_GETROUTE, wanted):
+        attrs = nl.attributes(body, RTMSG.size)
         if (attrs.get(RTA_DST), RTMSG.unpack_from(body)[1]) == (_LINK_LOCAL_BYTES, LINK_LOCAL.prefixlen):
             found.add(_u32(attrs.get(RTA_OIF)))
     return found
@@ -182,13 +174,13 @@ def local_routes(netlink: RouteSocket) -> set[int]:
 
 def port_names(handle: NodeHandle) -> dict[int, str]:
     """ifindex -> interface name, of every interface of a node."""
-    with RouteSocket(handle.netns) as netlink:
+    with nl.RouteSocket(handle.netns) as netlink:
         return read_names(netlink)
 
 
 def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
     """The next hops in one route message that lists them all (an answer to RTM_F_FIB_MATCH)."""
-    attrs = attributes(message, RTMSG.size)
+    attrs = nl.attributes(message, RTMSG.size)
     fields = RTMSG.unpack_from(message)
     if fields[7] != RTN_UNICAST:
         return ()
@@ -198,15 +190,15 @@ def route_hops(message: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
 class _Objects:
     """The namespace's nexthop objects, which FRR uses for all its routes; buckets are read only when needed."""
 
-    def __init__(self, netlink: RouteSocket, names: Mapping[int, str]) -> None:
+    def __init__(self, netlink: nl.RouteSocket, names: Mapping[int, str]) -> None:
         self._netlink = netlink
         self._single: dict[int, NextHop | None] = {}
         self._group: dict[int, list[tuple[int, int]]] = {}
         self._resilient: set[int] = set()
         self._dealt: dict[int, dict[int, int]] | None = None  # group -> bucket -> member; read on the first use
-        for body in _dump(netlink, RTM_GETNEXTHOP, NHMSG.pack(0, 0, 0, 0, 0)):
+        for body in _dump(netlink, nl.RTM_GETNEXTHOP, NHMSG.pack(0, 0, 0, 0, 0)):
             flags = NHMSG.unpack_from(body)[4]
-            attrs = attributes(body, NHMSG.size)
+            attrs = nl.attributes(body, NHMSG.size)
             number = _u32(attrs.get(_NHA_ID))
             if _NHA_GROUP in attrs:
                 # The kernel stores weight - 1; the high byte exists since kernel 6.12 and is zero before.
@@ -241,9 +233,9 @@ class _Objects:
             return ()
         if self._dealt is None:
             self._dealt = {}
-            for body in _dump(self._netlink, RTM_GETNEXTHOPBUCKET, NHMSG.pack(0, 0, 0, 0, 0)):
-                attrs = attributes(body, NHMSG.size)
-                bucket = attributes(attrs[_NHA_RES_BUCKET], 0)
+            for body in _dump(self._netlink, nl.RTM_GETNEXTHOPBUCKET, NHMSG.pack(0, 0, 0, 0, 0)):
+                attrs = nl.attributes(body, NHMSG.size)
+                bucket = nl.attributes(attrs[_NHA_RES_BUCKET], 0)
                 index = struct.unpack("=H", bucket[_BUCKET_INDEX])[0]
                 self._dealt.setdefault(_u32(attrs.get(_NHA_ID)), {})[index] = _u32(bucket.get(_BUCKET_NH_ID))
         dealt = self._dealt.get(number, {})
@@ -276,7 +268,7 @@ def _multipath(data: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
         length, flags, weight, ifindex = _RTNEXTHOP.unpack_from(data, offset)
         if length < _RTNEXTHOP.size:
             raise ValueError(f"struct rtnexthop of {length} bytes")
-        attrs = attributes(data[offset : offset + length], _RTNEXTHOP.size)
+        attrs = nl.attributes(data[offset : offset + length], _RTNEXTHOP.size)
         hops.append(_hop(names, ifindex, _gateway(attrs), weight + 1, flags))
         offset += (length + 3) & ~3
     return tuple(hops)
@@ -310,16 +302,16 @@ def _u32(raw: bytes | None) -> int:
     return 0 if raw is None else int(_U32.unpack_from(raw)[0])
 
 
-def read_names(netlink: RouteSocket) -> dict[int, str]:
+def read_names(netlink: nl.RouteSocket) -> dict[int, str]:
     """ifindex -> interface name, read by an open socket."""
-    return {each.ifindex: each.name for each in interfaces(netlink)}
+    return {each.ifindex: each.name for each in nl.interfaces(netlink)}
 
 
-def _dump(netlink: RouteSocket, kind: int, body: bytes) -> list[bytes]:
+def _dump(netlink: nl.RouteSocket, kind: int, body: bytes) -> list[bytes]:
     """A dump; empty if the kernel has no such table yet (ENOENT) or no nexthop objects (before 5.3)."""
     try:
         return netlink.dump(kind, body)
-    except NetlinkError as error:
+    except nl.NetlinkError as error:
         if error.errno in (errno.ENOENT, errno.EOPNOTSUPP):
             return []
         raise

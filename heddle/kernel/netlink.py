@@ -24,24 +24,9 @@ from typing import Final, NamedTuple, Self
 
 from heddle.base.families import Version
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel import uapi
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import THIS_NAMESPACE, inside, nameless
-from heddle.kernel.uapi import (
-    IFF_LOWER_UP,
-    IFF_UP,
-    IFINFOMSG,
-    IFLA_CARRIER_CHANGES,
-    IFLA_EXT_MASK,
-    IFLA_IFNAME,
-    IFLA_MASTER,
-    NLMSGHDR,
-    RTA_DST,
-    RTMSG,
-    TC_H_ROOT,
-    TCA_KIND,
-    TCA_OPTIONS,
-    TCMSG,
-)
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
@@ -84,7 +69,7 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 
 # Body of RTM_GETLINK: every interface, without the statistics (RTEXT_FILTER_SKIP_STATS), which take most of the time.
-ALL_LINKS: Final = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_EXT_MASK, struct.pack("=I", 1 << 3))
+ALL_LINKS: Final = uapi.IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(uapi.IFLA_EXT_MASK, struct.pack("=I", 1 << 3))
 
 
 def attributes(data: bytes, offset: int) -> dict[int, bytes]:
@@ -166,7 +151,7 @@ class RouteSocket:
         parts: list[bytes] = []
         for kind, body in requests:
             self._sequence += 1
-            parts.append(NLMSGHDR.pack(16 + len(body), kind, flags, self._sequence, 0) + body)
+            parts.append(uapi.NLMSGHDR.pack(16 + len(body), kind, flags, self._sequence, 0) + body)
             parts.append(b"\0" * (-len(body) % 4))
         self._socket.send(b"".join(parts))
 
@@ -179,7 +164,7 @@ class RouteSocket:
                 raise MachineError(Problem("", self._where, "did not answer over netlink within 5 s")) from None
             offset = 0
             while offset + 16 <= len(block):
-                length, kind, flags, answers, _ = NLMSGHDR.unpack_from(block, offset)
+                length, kind, flags, answers, _ = uapi.NLMSGHDR.unpack_from(block, offset)
                 body = block[offset + 16 : offset + length]
                 offset += (length + 3) & ~3
                 if answers != sequence:
@@ -215,8 +200,8 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
 def carriers(netlink: RouteSocket) -> tuple[dict[str, bool], dict[str, int]]:
     """The same by an open socket, and interface -> how often its carrier was lost or found since it was made."""
     found = list(interfaces(netlink))
-    down = {each.name: not each.flags & IFF_UP for each in found if not carries_traffic(each.flags)}
-    counts = {each.name: each.attrs.get(IFLA_CARRIER_CHANGES, b"") for each in found}
+    down = {each.name: not each.flags & uapi.IFF_UP for each in found if not carries_traffic(each.flags)}
+    counts = {each.name: each.attrs.get(uapi.IFLA_CARRIER_CHANGES, b"") for each in found}
     return down, {name: int.from_bytes(count, sys.byteorder) for name, count in counts.items()}
 
 
@@ -231,15 +216,15 @@ class NetInterface(NamedTuple):
 
 def carries_traffic(flags: int) -> bool:
     """Whether an interface with these flags is up and has a carrier."""
-    return flags & (IFF_UP | IFF_LOWER_UP) == IFF_UP | IFF_LOWER_UP
+    return flags & (uapi.IFF_UP | uapi.IFF_LOWER_UP) == uapi.IFF_UP | uapi.IFF_LOWER_UP
 
 
 def interfaces(netlink: RouteSocket) -> Iterator[NetInterface]:
     """Every interface of the socket's namespace, without statistics."""
     for body in netlink.dump(RTM_GETLINK, ALL_LINKS):
-        _, _, index, flags, _ = IFINFOMSG.unpack_from(body)
-        attrs = attributes(body, IFINFOMSG.size)
-        yield NetInterface(index, attrs[IFLA_IFNAME].rstrip(b"\0").decode(), flags, attrs)
+        _, _, index, flags, _ = uapi.IFINFOMSG.unpack_from(body)
+        attrs = attributes(body, uapi.IFINFOMSG.size)
+        yield NetInterface(index, attrs[uapi.IFLA_IFNAME].rstrip(b"\0").decode(), flags, attrs)
 
 
 class Qdisc(NamedTuple):
@@ -254,17 +239,17 @@ class Qdisc(NamedTuple):
 
 def qdiscs(netlink: RouteSocket) -> Iterator[Qdisc]:
     """Every queueing discipline in the socket's namespace."""
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-        attrs = attributes(body, TCMSG.size)
-        yield Qdisc(ifindex, handle, parent, attrs[TCA_KIND].rstrip(b"\0").decode(), attrs)
+    for body in netlink.dump(RTM_GETQDISC, uapi.TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = uapi.TCMSG.unpack_from(body)
+        attrs = attributes(body, uapi.TCMSG.size)
+        yield Qdisc(ifindex, handle, parent, attrs[uapi.TCA_KIND].rstrip(b"\0").decode(), attrs)
 
 
 def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
     """The body of RTM_NEWQDISC for one queueing discipline. nested: options are attributes, not a struct."""
-    what = attribute(TCA_KIND, kind.encode() + b"\0")
-    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
-    return TCMSG.pack(0, ifindex, handle, parent, 0) + what
+    what = attribute(uapi.TCA_KIND, kind.encode() + b"\0")
+    what += attribute(uapi.TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
+    return uapi.TCMSG.pack(0, ifindex, handle, parent, 0) + what
 
 
 def refusal(kind: str, options: bytes) -> str:
@@ -276,7 +261,7 @@ def refusal(kind: str, options: bytes) -> str:
         return "only root can check this"
     with nameless(), RouteSocket(THIS_NAMESPACE) as netlink:
         try:
-            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
+            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, uapi.TC_H_ROOT, kind, options), NLM_F_CREATE)
         except NetlinkError as error:
             if error.errno == errno.ENOENT:
                 return f"this kernel has no sch_{kind}"
@@ -318,11 +303,11 @@ def path_mtus(netlink: RouteSocket) -> dict[str, int]:
     """Address -> the MTU that was learned for the path there, in bytes."""
     found = {}
     for family in (socket.AF_INET, socket.AF_INET6):
-        for body in netlink.dump(RTM_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, _RTM_F_CLONED)):
-            attrs = attributes(body, RTMSG.size)
+        for body in netlink.dump(RTM_GETROUTE, uapi.RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, _RTM_F_CLONED)):
+            attrs = attributes(body, uapi.RTMSG.size)
             metrics = attributes(attrs.get(_RTA_METRICS, b""), 0)
-            if RTA_DST in attrs and _RTAX_MTU in metrics:
-                found[str(ip_address(attrs[RTA_DST]))] = struct.unpack("=I", metrics[_RTAX_MTU])[0]
+            if uapi.RTA_DST in attrs and _RTAX_MTU in metrics:
+                found[str(ip_address(attrs[uapi.RTA_DST]))] = struct.unpack("=I", metrics[_RTAX_MTU])[0]
     return found
 
 
@@ -390,5 +375,5 @@ def port_behind(netlink: RouteSocket, bridge: int, address: str) -> int:
     if not isinstance(entry, int):
         return int(_NDMSG.unpack_from(entry)[1])
     rows = list(netlink.dump(RTM_GETLINK, ALL_LINKS))
-    members = [row for row in rows if attributes(row, 16).get(IFLA_MASTER) == struct.pack("=I", bridge)]
+    members = [row for row in rows if attributes(row, 16).get(uapi.IFLA_MASTER) == struct.pack("=I", bridge)]
     return int(struct.unpack_from("=i", members[0], 4)[0]) if len(members) == 1 else 0

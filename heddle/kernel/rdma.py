@@ -103,17 +103,12 @@ def _has_module(*, load: bool) -> bool:
 def _has(function: str, since: tuple[int, int]) -> bool:
     """Whether the module has a function. since: the release that counts where the module is not loaded."""
     if not _MODULE.exists():
-        return _release() >= since
+        release = re.match(r"(\d+)\.(\d+)", platform.release())
+        return release is not None and tuple(map(int, release.groups())) >= since
     try:
         return f" {function}\t".encode() in Path("/proc/kallsyms").read_bytes()
     except OSError:
         return False
-
-
-def _release() -> tuple[int, ...]:
-    """The first two numbers of the kernel's release."""
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    return tuple(map(int, found.groups())) if found else ()
 
 
 def _mode(text: str) -> str:

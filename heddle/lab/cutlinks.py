@@ -28,7 +28,7 @@ from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.links import cuts
 from heddle.switch.links.cuts import BEAT, TUNNEL, CutCount, CutEnd, TunnelUse, read_counts, tunnel_port, tunnel_uses
-from heddle.switch.queues import disciplines
+from heddle.switch.queues.portqueues import load_htb
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -263,7 +263,7 @@ class TunnelSpan:
 @spread(nothing, nodes=lambda _, nodes=None: nodes)
 def install_in_shard(lab: Lab, observer: Observer, nodes: Collection[str] | None = None) -> None:
     """Queues, programs, cut links, the process of their carriers and the PFC agent, in each shard."""
-    disciplines.load()
+    load_htb()
     journal, handles = Journal(), lab.handles()
     cables = cable_space(lab.name)
     switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing(), cables)

@@ -66,8 +66,7 @@ from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, all_runtimes, get_
 from heddle.runtimes.sharded import ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.pfc import control as pfc
-from heddle.switch.queues import disciplines
-from heddle.switch.queues.portqueues import Setup
+from heddle.switch.queues.portqueues import Setup, load_htb
 from heddle.wire.layout import DSCP_DATA
 
 _SETTLE_S: Final = 2.0  # for facts that end by themselves, after the routes have come
@@ -344,7 +343,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         owners.claim_lab(lab.name)
         state.write_record(record)
         if lab.runtime.here:
-            disciplines.load()
+            load_htb()
             limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
         with clock.step("render"):
             lab.blueprint.write(lab.topology.parent, options)

@@ -22,11 +22,9 @@ from heddle.fabric.policy import PfcPolicy
 from heddle.fabric.wiring import Port
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, only, spread
-from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS
-from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
-from heddle.switch.queues.classes import ClassPolicy, Policies
-from heddle.switch.queues.portids import numbered_ports, row
-from heddle.switch.queues.queuestate import QueueState
+from heddle.switch.pfc.loop import REACTION_BINS, REACTION_STEP_NS
+from heddle.switch.queues.cells import CAUSES, LOST, LabQueues, QueueState
+from heddle.switch.queues.classes import ClassPolicy, Policies, numbered_ports, row
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -29,9 +29,8 @@ from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.wiring import Node
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
-from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from heddle.switch.hashing.steering import Exact, exact_from_json, exact_to_json
-from heddle.switch.hashing.swap import change
+from heddle.switch.hashing.hashing import SwitchHashing, change, hashing_of
+from heddle.switch.hashing.maps import Exact, exact_from_json, exact_to_json
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -39,7 +39,7 @@ from heddle.switch.queues.portqueues import (
 )
 
 if TYPE_CHECKING:
-    from heddle.switch.queues.queuestate import QueueState, Tallies
+    from heddle.switch.queues.cells import QueueState, Tallies
 
 
 class LabPart(Flag):
@@ -412,8 +412,7 @@ class _Reading:
                 for name, table in read_counters(self._fabric, {node.name for node in switches}).items():
                     nodes[name] = replace(nodes[name], counters=table)
         if self._parts & (LabPart.QUEUES | LabPart.DROPS):
-            from heddle.switch.queues.cells import LabQueues
-            from heddle.switch.queues.queuestate import QueueState, missed, tallies
+            from heddle.switch.queues.cells import LabQueues, QueueState, missed, tallies
 
             with self._guarded(LabPart.QUEUES | LabPart.DROPS), LabQueues.pinned(self._fabric) as live:
                 if LabPart.QUEUES in self._parts:

@@ -34,8 +34,7 @@ from heddle.spec.plain import nested_values
 from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import Policies, policies_of
-from heddle.switch.queues.portids import numbered_ports, row
+from heddle.switch.queues.classes import Policies, numbered_ports, policies_of, row
 from heddle.switch.queues.portqueues import Setup
 from heddle.wire.layout import DSCP_DATA
 

@@ -17,18 +17,7 @@ from heddle.base.problems import InputError
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
 from heddle.host.capacity import free_bytes
-from heddle.offline.columns import (
-    BATCH,
-    CONNECTION_BYTES,
-    FLOW_BYTES,
-    LENGTH_BYTES,
-    Connections,
-    Volume,
-    addresses,
-    connect,
-    cutting,
-    of_pattern,
-)
+from heddle.offline import columns
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import grouped, rounded
@@ -45,8 +34,8 @@ class Traffic:
     job: Job
     endpoints: Sequence[Endpoint]
     address: U32
-    connections: Connections
-    volume: Volume
+    connections: columns.Connections
+    volume: columns.Volume
     split: str = ""
 
     @property
@@ -58,12 +47,16 @@ class Traffic:
 def check_memory(job: Job, ranks: int, connections: int, lengths: int = 1) -> None:
     """InputError when the connections do not fit in memory; called before they are made. lengths: different ones."""
     each = job.options.qps * _spread(job)
-    need = connections * CONNECTION_BYTES + min(connections * each, BATCH) * FLOW_BYTES + lengths * each * LENGTH_BYTES
+    need = (
+        connections * columns.CONNECTION_BYTES
+        + min(connections * each, columns.BATCH) * columns.FLOW_BYTES
+        + lengths * each * columns.LENGTH_BYTES
+    )
     free = free_bytes()
     if need > free:
         size = f"{need / 1e9:.0f} GB, but {free / 1e9:.1f} GB are free"
         why = f"makes {connections:,} connections of {ranks:,} ranks, which need {size}"
-        fit = int((free / CONNECTION_BYTES) ** 0.5 * 0.9)
+        fit = int((free / columns.CONNECTION_BYTES) ** 0.5 * 0.9)
         key, value = job.runs
         raise InputError(job.problem(key, value, why, f"use fewer ranks, as ranks: {min(fit, ranks - 1)}"))
 
@@ -94,9 +87,9 @@ def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traff
         many, size = groups.shape
         check_memory(job, len(endpoints), many * pattern.connections(size))
         options = rounded(pattern, size, options)
-    cut = cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport, _spread(job))
+    cut = columns.cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport, _spread(job))
     count = max(options.sizes) // pattern.element_bytes
-    pairs, kinds, volume = of_pattern(pattern, size, count, cut)
+    pairs, kinds, volume = columns.of_pattern(pattern, size, count, cut)
     check_memory(job, len(endpoints), many * len(pairs), len(volume.wire))
     src, dst = groups[:, pairs].reshape(-1, 2).T
     kinds = np.tile(kinds, many)
@@ -104,9 +97,9 @@ def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traff
         hosts = np.unique([end.host for end in endpoints], return_inverse=True)[1]
         out = hosts[src] != hosts[dst]
         src, dst, kinds = src[out], dst[out], kinds[out]
-    connections = connect(
+    connections = columns.connect(
         endpoints, src, dst, kinds, options.qps, options.source_ports, _spread(job)
     )  # fmt: skip
     job = replace(job, options=options) if options.steps else job
     said = describe(fabric, endpoints, communicators)
-    return Traffic(job, endpoints, addresses(endpoints), connections, volume, said)
+    return Traffic(job, endpoints, columns.addresses(endpoints), connections, volume, said)

@@ -12,7 +12,7 @@ from typing import Final
 
 from heddle.fabric.cutting import NODE_BYTES, Cut
 from heddle.fabric.model import Fabric
-from heddle.switch.queues.portids import MOST_PORTS
+from heddle.switch.queues.classes import MOST_PORTS
 
 CPUS: Final = 4  # processors of a machine, unless the caller has another number
 _POD_S: Final = 13.0  # from nothing until pods run, with an image of 200 MiB to unpack (Kubernetes 1.34)

@@ -249,7 +249,7 @@ def rule_of(policy: Policy, mode: str, *, resilient: bool | None = None) -> Hash
 
 
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
-    """The tables that programs steer by, as in heddle/switch/hashing/steering.py. forwarding: without failures.
+    """The tables that programs steer by, as in heddle/switch/hashing/maps.py. forwarding: without failures.
 
     Switches directly above the edge add the number of the destination's edge, from 0, to a slice.
     """

@@ -19,17 +19,8 @@ from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
+from heddle.predict import hashes
 from heddle.predict.forwarding import FlowArrays, Forwarding
-from heddle.predict.hashes import (
-    FIELD_LABEL,
-    POLICIES,
-    POLICY_INNER,
-    POLICY_L3,
-    e_ecmp_words,
-    jhash2,
-    kernel_hash,
-    udf_values,
-)
 from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members
@@ -59,8 +50,8 @@ class HashingRule:
     @property
     def labels(self) -> bool:
         """Whether the kernel hashes the flow label of IPv6 packets."""
-        return self.policy in (POLICY_L3, POLICY_INNER) or (
-            self.policy == POLICY_CUSTOM and bool(self.fields & FIELD_LABEL)
+        return self.policy in (hashes.POLICY_L3, hashes.POLICY_INNER) or (
+            self.policy == POLICY_CUSTOM and bool(self.fields & hashes.FIELD_LABEL)
         )
 
     @property
@@ -75,17 +66,17 @@ class HashingRule:
     def words(self, flows: FlowArrays) -> U32 | None:
         """The words that the program hashes, (flows, 4) or (flows, 10); None if they differ within one flow."""
         if self.mode == "flow":  # resilient: the 5-tuple only
-            return e_ecmp_words(flows, None, qpn=False)
-        if self.udf is not None and udf_values(flows, self.udf) is None:
+            return hashes.e_ecmp_words(flows, None, qpn=False)
+        if self.udf is not None and hashes.udf_values(flows, self.udf) is None:
             return None
-        return e_ecmp_words(flows, self.udf)
+        return hashes.e_ecmp_words(flows, self.udf)
 
     def value(self, flows: FlowArrays, seed: U32) -> U32 | None:
         """The hash of each flow; None if packets of one flow differ in what is hashed."""
         if not self.by_program:
-            return kernel_hash(flows, seed, self.policy, self.fields)
+            return hashes.kernel_hash(flows, seed, self.policy, self.fields)
         words = self.words(flows)
-        return None if words is None else jhash2(words, seed)
+        return None if words is None else hashes.jhash2(words, seed)
 
     def inputs(self, flows: FlowArrays) -> npt.NDArray[np.uint64] | None:
         """A number for each flow, equal where what is hashed is: two hashes with different seeds. None: as `value`."""
@@ -98,7 +89,7 @@ class HashingRule:
 
     def problem(self, switch: str, seed: int) -> Problem | None:
         """The reason that a switch's choice cannot be computed; None when it can."""
-        if self.mode not in MODES or self.policy not in POLICIES:
+        if self.mode not in MODES or self.policy not in hashes.POLICIES:
             why = f"hashes by {self.mode} with fib_multipath_hash_policy {self.policy}, which is not modelled"
             return Problem("", switch, why, "run ./inv validate: it shows the expected settings")
         if seed == 0 and not self.by_program and self.mode not in SPREADING:
@@ -153,7 +144,7 @@ class SteeringTables:
         most = np.full(len(group), -1, dtype=np.int64)
         for at in range(int(size.max(initial=0))):
             port = np.where(at < size, self.member[np.where(at < size, self.start[group] + at, 0)], NO_PORT)
-            weight = jhash2(np.column_stack([value, np.full_like(value, at)]), seed).astype(np.int64)
+            weight = hashes.jhash2(np.column_stack([value, np.full_like(value, at)]), seed).astype(np.int64)
             better = forwarding.holds(live, port) & (weight > most)
             best[better], most[better] = port[better], weight[better]
         return best
@@ -193,7 +184,7 @@ def exact_keys(
 def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> SteeringTables:
     """Tables that steer over exactly the groups of a Forwarding, members in the order of their ports.
 
-    For a fabric without expected next hops; other fabrics use steering_of (switch/hashing/steering.py).
+    For a fabric without expected next hops; other fabrics use steering_of (switch/hashing/maps.py).
     """
     several = forwarding.width > 1
     group = np.where(several[forwarding.group], forwarding.group, NO_PORT).astype(np.int32)
@@ -292,7 +283,7 @@ class FabricRules:
             raise CheckError(
                 Problem("", switch, why, "use ./inv hashing flow --set policy=l4, and start the program again")
             )
-        return forwarding.choose(group, kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
+        return forwarding.choose(group, hashes.kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
 
     def _hashed(
         self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32
@@ -312,7 +303,7 @@ class FabricRules:
         # member the kernel chooses by another hash; without a steering group by the first one.
         group, value, seed, had = group[rest], value[rest], seed[rest], kept[rest] >= 0
         by_weight = self.steering.heaviest(forwarding, here[rest], destination[rest], group, value, seed)
-        by_kernel = forwarding.choose(group, np.where(had, jhash2(value[:, None], seed), value) >> np.uint32(1))
+        by_kernel = forwarding.choose(group, np.where(had, hashes.jhash2(value[:, None], seed), value) >> np.uint32(1))
         kept[rest] = np.where(by_weight >= 0, by_weight, by_kernel)
         return kept
 

@@ -22,8 +22,8 @@ from heddle.lab.rehash import RuleChange
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import QPNS, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.hashing.steering import MAX_MEMBERS
-from heddle.switch.queues.queuestate import Tallies, Tally, tallies_since
+from heddle.switch.hashing.maps import MAX_MEMBERS
+from heddle.switch.queues.cells import Tallies, Tally, tallies_since
 from heddle.traffic.flow import PROTOCOL_SHIFT, Flow, Sent
 from heddle.wire.layout import DSCP_DATA, PROTO_TCP, PROTO_UDP
 

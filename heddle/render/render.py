@@ -24,38 +24,27 @@ from heddle.base.userfiles import as_caller
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.wiring import Node, Port
-from heddle.render.dialects import (
-    DEPLOY,
-    HOST_CAPABILITIES,
-    KIND_KEYS,
-    NODE_MEMORY,
-    PRIVILEGED,
-    SKIP_WHEN_UNUSED,
-    SWITCH_CAPABILITIES,
-    Dialect,
-    RenderOptions,
-    image_names,
-)
+from heddle.render import dialects
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-DEFAULT: Final = RenderOptions()
+DEFAULT: Final = dialects.RenderOptions()
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
 # The files of a switch's directory, and those that the topology binds; containerlab's FRR kind adds the others itself.
-SWITCH_FILES: Final[Mapping[Dialect, Sequence[str]]] = {
+SWITCH_FILES: Final[Mapping[dialects.Dialect, Sequence[str]]] = {
     "linux": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
     "frr": ("frr.conf", "start.sh"),
     "c9s": ("frr.conf", "daemons", "vtysh.conf", "start.sh"),
 }
-BOUND_FILES: Final[Mapping[Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
+BOUND_FILES: Final[Mapping[dialects.Dialect, Sequence[str]]] = {**SWITCH_FILES, "frr": ("start.sh",)}
 # 90 MB of netlink receive buffer is Debian's own default: a burst of links and routes must not overrun zebra.
 MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
 BGPD_OPTIONS: Final = "-P 0"
 
 
-def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
+def render(fabric: Fabric, out: Path, options: dialects.RenderOptions = DEFAULT) -> Path:
     """Write all files of the fabric into `out` and return the topology's path.
 
     All files are first written to a temporary directory beside `out`, so an error changes nothing. If `out` exists,
@@ -98,7 +87,7 @@ def topology_name(lab: str) -> str:
     return f"{lab}.clab.yml"
 
 
-def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]:
+def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[str, str]:
     """Relative path -> text of every file, the topology last."""
     env = _environment()
     announced = _announced(fabric)
@@ -122,14 +111,14 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
     files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
         shared,
         options=options,
-        deploy=DEPLOY[options.dialect],
-        kind_keys=options.takes(KIND_KEYS),
-        skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
-        unprivileged=options.takes(PRIVILEGED),
-        images=image_names(),
-        switch_capabilities=SWITCH_CAPABILITIES,
-        host_capabilities=HOST_CAPABILITIES,
-        node_memory=NODE_MEMORY,
+        deploy=dialects.DEPLOY[options.dialect],
+        kind_keys=options.takes(dialects.KIND_KEYS),
+        skip_when_unused=options.takes(dialects.SKIP_WHEN_UNUSED),
+        unprivileged=options.takes(dialects.PRIVILEGED),
+        images=dialects.image_names(),
+        switch_capabilities=dialects.SWITCH_CAPABILITIES,
+        host_capabilities=dialects.HOST_CAPABILITIES,
+        node_memory=dialects.NODE_MEMORY,
         level_of=fabric.level_of,
         # containerlab's graph sorts its rows by the names of groups.
         switch_groups=list(dict.fromkeys(fabric.level_of(node).group for node in reversed(fabric.switches))),
@@ -265,7 +254,7 @@ def _plain(commands: list[str]) -> list[str]:
     return [f'"{command}"' if ": " in command else command for command in commands]
 
 
-def mac_commands(node: Node, dialect: Dialect) -> list[str]:
+def mac_commands(node: Node, dialect: dialects.Dialect) -> list[str]:
     """The `ip` commands that set the MACs of a node's ports, in dialects whose links cannot define them.
 
     The port goes down and up again, so that its link-local address is derived from the new MAC: zebra computes a

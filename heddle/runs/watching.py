@@ -35,8 +35,7 @@ from heddle.runs.series import (
 )
 from heddle.runtimes.shardcalls import Moment
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.classes import Policies
-from heddle.switch.queues.portids import numbered_ports
+from heddle.switch.queues.classes import Policies, numbered_ports
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

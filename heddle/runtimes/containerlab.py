@@ -37,23 +37,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import mgmt_subnet
-from heddle.runtimes.clab_deploy import (
-    CLAB_DIR,
-    Container,
-    containers_of,
-    deploy,
-    environment,
-    mark,
-    marked_link,
-    marked_nodes,
-    marked_topology,
-    marker,
-    namespace_of,
-    note,
-    ours,
-    own_namespaces,
-    same_space,
-)
+from heddle.runtimes import clab_deploy as clab
 from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories, same_users
 from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.registry import Runtime
@@ -85,11 +69,11 @@ class ContainerlabRuntime(Runtime):
         return replace(options, version=version)
 
     def exists(self, lab: str) -> bool:
-        return marker(lab).exists() or any(ours(each, lab) for each in containers_of(lab))
+        return clab.marker(lab).exists() or any(clab.ours(each, lab) for each in clab.containers_of(lab))
 
     def name_conflict(self, lab: str) -> Problem | None:
-        for each in containers_of(lab):
-            if not ours(each, lab):
+        for each in clab.containers_of(lab):
+            if not clab.ours(each, lab):
                 why = f"is already a containerlab lab that Heddle did not deploy, from {each.topology}"
                 hint = f"use another --name, or run containerlab destroy -t {shlex.quote(each.topology)}"
                 return Problem("", f"lab {lab}", why, hint)
@@ -100,9 +84,9 @@ class ContainerlabRuntime(Runtime):
 
     def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
         """Nodes that are not running, one problem per node: stopped or removed by hand, or crashed."""
-        here = {each.node: each for each in containers_of(lab)}
+        here = {each.node: each for each in clab.containers_of(lab)}
         nodes = read_topology(topology).nodes
-        spaces = own_namespaces([each for each in here.values() if each.running])
+        spaces = clab.own_namespaces([each for each in here.values() if each.running])
         found = [name for name, each in here.items() if _is_up(each, spaces.get(each.name))]
         return [_why_not(lab, name, here.get(name)) for name in nodes if name not in found]
 
@@ -117,7 +101,7 @@ class ContainerlabRuntime(Runtime):
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
         journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
-        note(lab, topology, journal)
+        clab.note(lab, topology, journal)
         journal.note(["docker", *_limit(lab, read_topology(topology).nodes)])
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
@@ -125,8 +109,8 @@ class ContainerlabRuntime(Runtime):
         topo = read_topology(topology)
         total = len(topo.nodes) + len(topo.links)
         observer.begin("create", total)
-        mark(lab, topology, topo.nodes)
-        note(lab, topology, journal)
+        clab.mark(lab, topology, topo.nodes)
+        clab.note(lab, topology, journal)
         done = 0
 
         def step() -> None:
@@ -134,7 +118,7 @@ class ContainerlabRuntime(Runtime):
             done += 1
             observer.advance("create", min(done, total))
 
-        deploy(lab, topology, step)
+        clab.deploy(lab, topology, step)
         limit = _limit(lab, topo.nodes)
         journal.note(["docker", *limit])
         if (done_update := docker(limit, check=False)).code != 0:
@@ -191,12 +175,12 @@ def _netns(lab: str, node: str) -> Path:
     return NETNS_DIR / _container(lab, node)
 
 
-def _is_up(container: Container, space: Path | None) -> bool:
+def _is_up(container: clab.Container, space: Path | None) -> bool:
     """Whether a node is running, and its name below /run/netns leads to its namespace, where Heddle works."""
-    return container.running and space is not None and same_space(namespace_of(container), space)
+    return container.running and space is not None and clab.same_space(clab.namespace_of(container), space)
 
 
-def _why_not(lab: str, node: str, container: Container | None) -> Problem:
+def _why_not(lab: str, node: str, container: clab.Container | None) -> Problem:
     """The reason that a node is not running. If started by hand it has its links, but not Heddle's settings on them."""
     hint = f"run ./inv down {lab}, then up again, to recreate it"
     if container is None:
@@ -267,15 +251,15 @@ def remove_lab(lab: str, observer: Observer) -> int:
     """End the lab's processes, and remove its containers, network and records. Returns the number of objects."""
     if not lab.isalnum():  # a path or an empty name would remove files that belong to no lab
         raise ValueError(f"{lab!r} is not a lab's name")
-    topology = marked_topology(lab)
+    topology = clab.marked_topology(lab)
     _await_deploy(lab)
-    containers = [each for each in containers_of(lab) if ours(each, lab)]
-    if not containers and not marker(lab).exists():
+    containers = [each for each in clab.containers_of(lab) if clab.ours(each, lab)]
+    if not containers and not clab.marker(lab).exists():
         return 0
     observer.begin("remove", len(containers))
     names = _links(lab, containers)
     parked = [path for name in names if (path := _parking(name)).exists()]
-    spaces = [*own_namespaces([each for each in containers if each.running]).values(), *parked]
+    spaces = [*clab.own_namespaces([each for each in containers if each.running]).values(), *parked]
     count = len(containers) + end_processes(lab, spaces, of_containers=False)
     theirs = _theirs(names, containers)
     if not theirs:  # containerlab destroy selects by name only
@@ -283,17 +267,17 @@ def remove_lab(lab: str, observer: Observer) -> int:
     _remove_containers(lab)
     _remove_network(lab)
     _remove_links([path for path in names if path.name not in theirs])
-    if (newest := marked_link(lab)) is not None:
+    if (newest := clab.marked_link(lab)) is not None:
         _remove_orphans(newest)
     _forget(lab)
-    count += remove_directories(CLAB_DIR / lab, BPF_DIR / lab)
+    count += remove_directories(clab.CLAB_DIR / lab, BPF_DIR / lab)
     observer.end("remove", f"{len(containers)} containers")
     return count
 
 
-def _links(lab: str, containers: list[Container]) -> list[Path]:
+def _links(lab: str, containers: list[clab.Container]) -> list[Path]:
     """Names below /run/netns. No pattern is used: names of another lab `zone-a` have the same prefix as `zone`."""
-    names = {each.name for each in containers} | {f"clab-{lab}-{node}" for node in marked_nodes(lab)}
+    names = {each.name for each in containers} | {f"clab-{lab}-{node}" for node in clab.marked_nodes(lab)}
     return sorted(NETNS_DIR / name for name in names)
 
 
@@ -302,7 +286,7 @@ def _parking(path: Path) -> Path:
     return NETNS_DIR / f"clab-park-{path.name}"
 
 
-def _theirs(names: list[Path], containers: list[Container]) -> set[str]:
+def _theirs(names: list[Path], containers: list[clab.Container]) -> set[str]:
     """Names that containers of other labs use: lab `zone-a` may have a node `b`, and this one, `zone`, an `a-b`."""
     have = set(engine.docker(["ps", "-a", "--format", "{{.Names}}"]).out.split())
     return {path.name for path in names} & have - {each.name for each in containers}
@@ -354,7 +338,7 @@ def _destroy(lab: str, topology: Path | None) -> None:
     if program is None or topology is None or not topology.exists():
         return
     argv = [str(program), "destroy", "-t", str(topology), "--name", lab, "--cleanup", "--log-level", "error"]
-    variables = [f"{name}={value}" for name, value in environment(lab).items()]
+    variables = [f"{name}={value}" for name, value in clab.environment(lab).items()]
     with suppress(MachineError):
         run(["env", *variables, *argv], check=False, timeout=_DESTROY_S)
 
@@ -362,7 +346,7 @@ def _destroy(lab: str, topology: Path | None) -> None:
 def _remove_containers(lab: str) -> None:
     """Remove the containers that are left. One that is ending refuses the removal, and is gone a moment later."""
     end = time.monotonic() + _REMOVE_S
-    while left := [each.id for each in containers_of(lab) if ours(each, lab)]:
+    while left := [each.id for each in clab.containers_of(lab) if clab.ours(each, lab)]:
         engine.docker(["rm", "-f", "-v", *left], check=time.monotonic() > end, timeout=_DESTROY_S)
         time.sleep(0.1)
 
@@ -395,7 +379,7 @@ def _deploying(lab: str | None = None) -> list[int]:
                     continue
                 variables = Path(entry.path, "environ").read_bytes().split(b"\0")
                 by_name = words[0].endswith((b"containerlab", b"clab"))
-                if by_name if lab is None else f"CLAB_LABDIR_BASE={CLAB_DIR / lab}".encode() in variables:
+                if by_name if lab is None else f"CLAB_LABDIR_BASE={clab.CLAB_DIR / lab}".encode() in variables:
                     found.append(int(entry.name))
     return found
 

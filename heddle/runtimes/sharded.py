@@ -66,7 +66,9 @@ class ShardPlan:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             shards = {str(name): tuple(map(str, nodes)) for name, nodes in data["shards"].items()}
-            addresses, target = (_texts(data.get(key, {})) for key in ("addresses", "target"))
+            addresses, target = (
+                {str(name): str(each) for name, each in data.get(key, {}).items()} for key in ("addresses", "target")
+            )
             return cls(shards, str(data["key"]), addresses, str(data.get("runtime", "")), target)
         except FileNotFoundError:
             return cls({})
@@ -259,10 +261,6 @@ class ShardedRuntime(Runtime):
         if lab in self._calls:
             self._calls.pop(lab).close()
         return self.cluster(lab).remove(lab, observer)
-
-
-def _texts(data: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(each) for name, each in data.items()}
 
 
 class _Calls(Shards):

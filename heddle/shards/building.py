@@ -20,7 +20,7 @@ from heddle.lab.opening import lab_of, reopened, topology_path
 from heddle.runtimes.netns import NetnsRuntime, cable_space
 from heddle.runtimes.netns_topology import change_addresses, unpack, write_part
 from heddle.switch.links import cuts
-from heddle.switch.queues.portids import port_ids
+from heddle.switch.queues.classes import port_ids
 
 
 def create(

@@ -24,7 +24,7 @@ from heddle.base.process import run
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.libbpf import Map, loaded
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.portids import OWNER, numbered_ports
+from heddle.switch.queues.classes import OWNER, numbered_ports
 
 CountKey = tuple[str, str, int, int]  # source, destination, source port, destination QP
 FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, source port, QP, source, destination

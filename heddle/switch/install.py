@@ -38,8 +38,7 @@ from heddle.switch.links.portfaults import LineSpaces, file_faults, require_nete
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import OWNER, PortRef, row
+from heddle.switch.queues.classes import OWNER, PortRef, policies_of, row
 from heddle.switch.queues.portqueues import HOSTS, programs_of
 
 if TYPE_CHECKING:
@@ -70,7 +69,10 @@ def apply(
     setup = queues.Setup.of(fabric)
     with _pin_queues(fabric, setup, journal) as lab_queues:
         if any(node.role is Role.HOST for node in nodes):
-            _pin_nic(fabric.name)
+            pins = _pin_dir(fabric.name, HOSTS)
+            with loaded(resources.HERE.bpf_object("nic")) as made:
+                made.map("taken", 4, 16).pin(pins / "taken")
+                made.program("nic").pin(pins / "nic")
         with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
             jobs = [
                 pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
@@ -159,7 +161,8 @@ def reinstall(
     from heddle.switch.queues.cells import LabQueues
 
     setup = queues.Setup.of(fabric)
-    ends = [end for ports in broken.values() for port in ports for end in (port, _peer(fabric, port))]
+    ends = [port for ports in broken.values() for port in ports]
+    ends += [fabric.by_name[port.peer_node].port(port.peer_port) for port in ends]
     with LabQueues.pinned(fabric) as live, _recounted(live, {setup.ids[end.node, end.name] for end in ends}):
         for name, ports in broken.items():
             node, handle = fabric.by_name[name], handles[name]
@@ -195,10 +198,6 @@ def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
         for number in taken:
             flags[number] = int(flags[number]) & ~LINK_DOWN
     live.settle()
-
-
-def _peer(fabric: Fabric, port: Port) -> Port:
-    return fabric.by_name[port.peer_node].port(port.peer_port)
 
 
 def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQueues:
@@ -247,13 +246,6 @@ def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
         yield {
             name: stack.enter_context(Map.pinned(pins / name, 4, LAYOUTS[name].itemsize)) for name in ("cells", "dscp")
         }
-
-
-def _pin_nic(lab: str) -> None:
-    pins = _pin_dir(lab, HOSTS)
-    with loaded(resources.HERE.bpf_object("nic")) as made:
-        made.map("taken", 4, 16).pin(pins / "taken")
-        made.program("nic").pin(pins / "nic")
 
 
 def _pin_dir(lab: str, owner: str) -> Path:

@@ -14,20 +14,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems, did_you_mean
 from heddle.base.units import parse_duration
+from heddle.traffic import readers
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, file_options, find_pattern, patterns, usual_algorithm
 from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.readers import (
-    ELEMENT_BYTES,
-    MAX_SIZE,
-    SourcePorts,
-    check_faults,
-    parse_bucket,
-    parse_chunk,
-    parse_sizes,
-    parse_source_ports,
-)
 from heddle.traffic.sequence import PartSequence
 from heddle.traffic.tunables import pairs
 from heddle.wire.layout import DSCP_DATA, ECT0
@@ -42,7 +33,7 @@ NO_CONTROL: Final = "none"
 
 _WHAT, _SIZES, _PLACES = "What runs", "Sizes", "Placement"
 _TRANSPORT, _CONGESTION, _FAULTS = "Transport", "Congestion", "Faults"
-_BY_NUMBERS: Final = SourcePorts()
+_BY_NUMBERS: Final = readers.SourcePorts()
 
 
 def _collectives(_: object) -> Sequence[str]:
@@ -84,7 +75,7 @@ class RunOptions(AdmissionOptions):
     )] = None  # fmt: skip
     sizes: Annotated[tuple[int, ...], Declared(
         "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests", _SIZES, word="size", value="SIZE",
-        reads=parse_sizes, typed="1M",
+        reads=readers.parse_sizes, typed="1M",
     )] = (1 << 20,)  # fmt: skip
     iters: Annotated[int, Declared(
         "measured iterations", _WHAT, value="N", short="-n", least=1, most=10_000, hint="the default is 5",
@@ -115,9 +106,9 @@ class RunOptions(AdmissionOptions):
         "block, cyclic, interleaved, random[:SEED], fragmented:RACKS:HOSTS[:SEED], hosts or NICs with commas, or a "
         "file with a line for each rank", _PLACES,
     )] = "block"  # fmt: skip
-    source_ports: Annotated[SourcePorts, Declared(
+    source_ports: Annotated[readers.SourcePorts, Declared(
         "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C", _TRANSPORT, word="sport",
-        reads=parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
+        reads=readers.parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
         words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
     )] = _BY_NUMBERS  # fmt: skip
     dscp: Annotated[int, Declared(
@@ -125,7 +116,7 @@ class RunOptions(AdmissionOptions):
         hint="the default is 24",
     )] = DSCP_DATA  # fmt: skip
     # One message; NCCL's P2P net chunk.
-    chunk: Annotated[int, Declared("bytes per message", _SIZES, reads=parse_chunk, typed="128K")] = 1 << 17
+    chunk: Annotated[int, Declared("bytes per message", _SIZES, reads=readers.parse_chunk, typed="128K")] = 1 << 17
     # Unacknowledged packets of a QP; default: 64 per connection, shared by its QPs.
     window: Annotated[int | None, Declared(
         "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)", _TRANSPORT,
@@ -143,7 +134,7 @@ class RunOptions(AdmissionOptions):
     # Of the queues' record over time.
     bucket_ns: Annotated[int, Declared(
         "time between two samples of the queues, for plot: 1ms to 100ms", OUTPUT, word="bucket", assistants=False,
-        reads=parse_bucket, typed="10ms", writes=lambda ns: [f"{ns / 1e6:g}ms"],
+        reads=readers.parse_bucket, typed="10ms", writes=lambda ns: [f"{ns / 1e6:g}ms"],
     )] = 10_000_000  # fmt: skip
     transport: Annotated[str, Declared(
         "protocol of the queue pairs (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of",
@@ -167,14 +158,15 @@ class RunOptions(AdmissionOptions):
     # Default: posting a message takes no time.
     posting: Annotated[Posting | None, Declared(
         "threads that post messages to the NICs of a host, as 8,pinned,sharded,batch,lazy (default: at no cost)",
-        _TRANSPORT, value="THREADS", reads=parse_posting, typed="", writes=posting_words, words=POSTING_WORDS,
+        _TRANSPORT, value="THREADS", reads=parse_posting, typed="", words=POSTING_WORDS,
+        writes=lambda posting: [posting.text] if posting is not None else [],
     )] = None  # fmt: skip
     congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc")] = NO_CONTROL
     # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
     faults: Annotated[tuple[str, ...], Declared(
         "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
         "kinds as in fault; can be repeated", _FAULTS, word="fault", value="PORT,KIND=VALUE", assistants=False,
-        gathers=check_faults, writes=list,
+        gathers=readers.check_faults, writes=list,
     )] = ()  # fmt: skip
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
@@ -211,8 +203,10 @@ class RunOptions(AdmissionOptions):
         if self.ranks is not None and self.ranks > MAX_RANKS:
             why, hint = f"is outside 2 to {MAX_RANKS}", "leave it out for one rank per NIC"
             problems.add(where="", what=f"--ranks {self.ranks}", why=why, hint=hint)
-        if (size := next((each for each in self.sizes if each > MAX_SIZE), None)) is not None:
-            why = f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)"
+        if (size := next((each for each in self.sizes if each > readers.MAX_SIZE), None)) is not None:
+            why = (
+                f"has {size} bytes, which is outside {readers.ELEMENT_BYTES} (one float32) to {readers.MAX_SIZE} (256M)"
+            )
             problems.add(where="", what=f"--size {size}", why=why)
 
     def __post_init__(self) -> None:
@@ -332,8 +326,3 @@ def parse_posting(text: str) -> Posting:
             legal = [*_FLAGS, "batch", *(f"{each}=" for each in _TIMES)]
             raise ValueError(f"has {word or 'an empty word'}, which is no part of it; {did_you_mean(name, legal)}")
     return Posting(int(first), **values)  # type: ignore[arg-type]
-
-
-def posting_words(posting: Posting | None) -> list[str]:
-    """As typed; nothing where posting has no cost."""
-    return [posting.text] if posting is not None else []

@@ -192,14 +192,17 @@ def build_plan(
     windows = windows_of(options.qps, options.window, propagation.bdp_packets)
     in_flight = InFlight.of(windows, propagation.bdp_packets, chosen=options.window is not None)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
-        one_way_s = delay_ns * fabric.policy.k * 1e-9
+        one_way_s, here, there = delay_ns * fabric.policy.k * 1e-9, endpoints[src], endpoints[dst]
         delay_s, rtt_s = 0.0 if fabric.policy.delayed_on_links else one_way_s, 2 * one_way_s
         for index in range(options.qps):
             own, peer = numbers.next(src), numbers.next(dst)
             sport = source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, spread)
             answer_sport = source_port(options.source_ports, index, peer, own)
-            flow = _flow(endpoints[src], endpoints[dst], sport, peer, job, options.dscp)
+            flow = Flow(
+                here.host, there.host, here.ip, there.ip, sport, peer, here.first_hop, src_rank=here.rank,
+                dst_rank=there.rank, job=job, data_dscp=options.dscp,
+            )  # fmt: skip
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
     fan_in = int(np.bincount([dst for _, dst in connections]).max())
@@ -239,13 +242,6 @@ def grouped(
     if admission is not None:  # a message needs a slot
         chunk = min(chunk, admission.slot_bytes)
     return pattern, communicators, replace(options, parameters=parameters, chunk=chunk)
-
-
-def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int, job: str, dscp: int) -> Flow:
-    return Flow(
-        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank, job=job,
-        data_dscp=dscp,
-    )  # fmt: skip
 
 
 def rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:

@@ -180,7 +180,8 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
     elif opcode == wire.ACK and len(packet.data) < behind + wire.AETH_BYTES:
         kind, words = ROCE_CUT, [*words, "cut before the AETH"]
     elif opcode == wire.ACK:
-        syndrome, msn = _aeth(packet.data, behind)
+        (word,) = wire.WORD.unpack_from(packet.data, behind)
+        syndrome, msn = word >> 24, word & wire.PSN_MASK
         fields |= {"syndrome": syndrome, "msn": msn}
         kind = _ANSWERS.get(syndrome & wire.SYNDROME_KIND, "RoCE other")
         reserved = "reserved " if kind == "RoCE other" else ""
@@ -207,12 +208,6 @@ def _roce_v1(packet: _Packet) -> Dissected:
 
 _LEAST_ROCE: Final = wire.UDP_BYTES + wire.BTH_BYTES + wire.ICRC_BYTES
 _ANSWERS: Final = {0x00: "RoCE ACK", wire.RNR_NAK: "RoCE RNR", wire.NAK_SEQUENCE & wire.SYNDROME_KIND: "RoCE NAK"}
-
-
-def _aeth(data: bytes, at: int) -> tuple[int, int]:
-    """Syndrome and message sequence number."""
-    (word,) = wire.WORD.unpack_from(data, at)
-    return word >> 24, word & wire.PSN_MASK
 
 
 def _tcp(packet: _Packet) -> Dissected:

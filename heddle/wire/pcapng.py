@@ -99,7 +99,8 @@ class PcapngFile:
             raise InputError(Problem("", f"--out {path}", why, "name a file in a writable directory")) from None
         self._temporary = Path(name)
         self._file = os.fdopen(fd, "wb")
-        self._write(_section() + b"".join(_interface(port, filter) for port in ports))
+        section = struct.pack("=IHHq", _BYTE_ORDER, 1, 0, -1) + _options((_SHB_USERAPPL, b"Heddle"))
+        self._write(_block(_SHB, section) + b"".join(_interface(port, filter) for port in ports))
 
     def __enter__(self) -> Self:
         return self
@@ -169,10 +170,6 @@ def _options(*pairs: tuple[int, bytes]) -> bytes:
 
 def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 4)
-
-
-def _section() -> bytes:
-    return _block(_SHB, struct.pack("=IHHq", _BYTE_ORDER, 1, 0, -1) + _options((_SHB_USERAPPL, b"Heddle")))
 
 
 def _interface(port: str, filter: str) -> bytes:

@@ -15,28 +15,25 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, MachineError, trouble
 from heddle.base.progname import as_started
 from heddle.base.tables import many
+from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import Port
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import engineered, in_force
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.portids import OWNER
+from heddle.switch.queues.classes import OWNER, Policies
 from heddle.traffic.collectives import patterns
 from heddle.views.fabricsvg import POINT, fabric_svg, legend_svg
 from heddle.views.loadscale import page_steps
 from heddle.views.picturelayout import PictureLayout
 from heddle_plugins.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle_plugins.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
-
-if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric
-    from heddle.fabric.wiring import Port
-    from heddle.lab.lab import Lab
-    from heddle.switch.queues.classes import Policies
 
 EVERY_S: Final = 0.5  # between two readings
 LINGER_S: Final = 10.0  # reading goes on for so long after the last viewer: pages are loaded again

@@ -29,9 +29,8 @@ from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.spread import spread
 from heddle.lab.thresholds import wanted_policies
-from heddle.switch.queues.cells import LINK_DOWN, LabQueues
-from heddle.switch.queues.portids import numbered_ports
-from heddle.switch.queues.queuestate import QueueState
+from heddle.switch.queues.cells import LINK_DOWN, LabQueues, QueueState
+from heddle.switch.queues.classes import numbered_ports
 
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Port
@@ -62,7 +61,7 @@ class LiveReading:
 
     @cached_property
     def columns(self) -> Mapping[str, I64]:
-        """Counters and levels of all queues, a row for each port id and class (portids.row).
+        """Counters and levels of all queues, a row for each port id and class (classes.row).
 
         paused: 1 while the gate is closed; paused_ns: how long it was closed, until now where it is. dropped: packets,
         of all causes.

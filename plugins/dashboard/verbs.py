@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heddle.base.extras import DASHBOARD
+from heddle.base.files import real
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
@@ -34,7 +35,6 @@ def dashboard(
     and up. ./inv dashboard --port 8080 prints its address. Others reach it with --bind 0.0.0.0 and the token.
     """
     from heddle.base import state
-    from heddle.base.files import real
     from heddle.lab.opening import open_lab
     from heddle_plugins.dashboard.access import make_token, read_token
     from heddle_plugins.dashboard.serving import Serving, listen

@@ -50,7 +50,7 @@ def free_hosts(fabric: Fabric, free: Sequence[Port]) -> list[FreeHost]:
 
 def candidates(hosts: Sequence[FreeHost], ranks: int, seed: int) -> dict[str, list[Port]]:
     """Name -> NICs by rank. hosts: with as many NICs as ranks, or more. seed: the first one of the random orders."""
-    turns = in_turn([[*in_turn(_split(area, _box))] for area in _split(hosts, _area)])
+    turns = in_turn([[*in_turn(_split(area, lambda host: host.box))] for area in _split(hosts, lambda host: host.area)])
     interleaved = _nics(turns)[:ranks]
     chosen = {nic.ref for nic in interleaved}
     return {
@@ -69,9 +69,9 @@ def packed(hosts: Sequence[FreeHost], ranks: int) -> list[Port]:
 def packed_hosts(hosts: Sequence[FreeHost], ranks: int) -> list[FreeHost]:
     """All hosts, those first that fill the fewest areas and boxes, and leave the largest ones free."""
     found: list[FreeHost] = []
-    for area in _fewest(_split(hosts, _area), ranks):
+    for area in _fewest(_split(hosts, lambda host: host.area), ranks):
         missing = ranks - sum(len(host.nics) for host in found)
-        for box in _fewest(_split(area, _box), missing):
+        for box in _fewest(_split(area, lambda host: host.box), missing):
             found += box
     return found
 
@@ -93,14 +93,6 @@ def _split(hosts: Sequence[FreeHost], key: Callable[[FreeHost], int]) -> list[li
     for host in hosts:
         found.setdefault(key(host), []).append(host)
     return [*found.values()]
-
-
-def _box(host: FreeHost) -> int:
-    return host.box
-
-
-def _area(host: FreeHost) -> int:
-    return host.area
 
 
 def _size(hosts: Sequence[FreeHost]) -> int:

@@ -282,7 +282,7 @@ class _Reader:
             for device, at, channel in ends:
                 if device is not None and channel.gpus and channel.gpus[at][0] == system:
                     rank = channel.gpus[at][1]
-                    nics[rank] = _local(device) if nics[rank] is None else nics[rank]
+                    nics[rank] = device & ((1 << _SYSTEM_BIT) - 1) if nics[rank] is None else nics[rank]
             yield DumpedHost(self._file, nics, tuple(ring for ring in rings if ring))
 
     def _of_system(self) -> Iterator[DumpedHost]:
@@ -297,10 +297,6 @@ class _Reader:
                 used[nearest.number] = used.get(nearest.number, 0) + 1
             hosts.setdefault(gpu.path[0], {})[rank] = None if nearest is None else nearest.number
         yield from (DumpedHost(self._file, nics) for nics in hosts.values())
-
-
-def _local(device: int) -> int:
-    return device & ((1 << _SYSTEM_BIT) - 1)
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:

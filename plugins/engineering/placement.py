@@ -20,11 +20,13 @@ import numpy as np
 from heddle.base.arrays import F64, I64
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.tables import many, some_of, table
+from heddle.base.units import format_bytes
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import Port
 from heddle.host.preflight import frr_release
 from heddle.offline.demand import Traffic, traffic_at
-from heddle.offline.loads import Demand, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.loads import Demand, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.wires import (
     EVEN_SPLIT,
     Trouble,
@@ -40,17 +42,8 @@ from heddle.offline.wires import (
 )
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.traffic.workload import Job, Keys, Workload
-from heddle_plugins.engineering.mincut import (
-    MOST_CONNECTIONS,
-    CutLevel,
-    Exchange,
-    FreeHost,
-    candidates,
-    free_hosts,
-    packed,
-    packed_hosts,
-    search,
-)
+from heddle.views.forecasttext import seconds_text, wrapped
+from heddle_plugins.engineering import mincut
 from heddle_plugins.engineering.nccldumps import DumpedHost, on_hosts
 
 MINCUT: Final = "min-cut"
@@ -168,11 +161,11 @@ def rank_placements(fabric: Fabric, workload: Workload, ask: PlacementAsk, obser
         problem = Problem("", f"--ranks {ranks}", f"needs {ranks} NICs, but {len(free)} {count}", hint)
         raise InputError(job.keys.located(problem))
     by_ref = {port.ref: port for port in fabric.nics}
-    hosts = free_hosts(fabric, free)
+    hosts = mincut.free_hosts(fabric, free)
     written = job.options.placement if job.slots is None else "ranks of the file"
-    named = {**candidates(hosts, ranks, ask.seed), written: [by_ref[end.nic] for end in wanted]}
+    named = {**mincut.candidates(hosts, ranks, ask.seed), written: [by_ref[end.nic] for end in wanted]}
     if ask.dumped:
-        named[NCCL] = on_hosts(ask.dumped, packed_hosts(hosts, ranks))
+        named[NCCL] = on_hosts(ask.dumped, mincut.packed_hosts(hosts, ranks))
     found, left_out = dict[tuple[str, ...], Candidate](), dict[str, str]()
     observer.begin("placements", len(named) + 1)
 
@@ -306,30 +299,30 @@ class _Judge:
             unreachable,
         )  # fmt: skip
 
-    def searched(self, job: Job, hosts: Sequence[FreeHost], spread: Sequence[Port], seed: int) -> list[list[Port]]:
+    def searched(
+        self, job: Job, hosts: Sequence[mincut.FreeHost], spread: Sequence[Port], seed: int
+    ) -> list[list[Port]]:
         """The placements that the search finds. InputError when it is left out."""
         ranks, free = len(spread), [nic for host in hosts for nic in host.nics]
-        orders = [packed(hosts, ranks), spread]
+        orders = [mincut.packed(hosts, ranks), spread]
         traffic = self._traffic(job, orders[0][:ranks])
         connections = traffic.connections
-        if len(connections) > MOST_CONNECTIONS:
+        if len(connections) > mincut.MOST_CONNECTIONS:
             raise InputError(Problem("", MINCUT, f"needs time for {len(connections):,} connections"))
         amount = traffic.volume.wire.sum(axis=1).astype(np.float64)[connections.kind]
-        exchange = Exchange(connections.src.astype(np.int64), connections.dst.astype(np.int64), amount, ranks)
-        demand = demand_of(self._wires, traffic, self._nics(traffic), self._forwarding)
+        exchange = mincut.Exchange(connections.src.astype(np.int64), connections.dst.astype(np.int64), amount, ranks)
+        nics = nics_of(self._wires, traffic, self.trouble.dead)
+        demand = demand_of(self._wires, traffic, nics, self._forwarding)
         nic_s = float((demand.direct * 8 / self._wires.rate).max())
         if not nic_s:
             raise InputError(Problem("", MINCUT, "needs a job that sends bytes"))
         number = {port.ref: at for at, port in enumerate(free)}
         number_of = np.repeat(np.arange(len(hosts)), [len(host.nics) for host in hosts])
         starts = [np.array([number[port.ref] for port in order], dtype=np.int64) for order in orders]
-        found = search([*self._levels(free, number_of, job)], number_of, exchange, starts, nic_s, seed)
+        found = mincut.search([*self._levels(free, number_of, job)], number_of, exchange, starts, nic_s, seed)
         return [[free[at] for at in place] for place in dict.fromkeys(tuple(place.tolist()) for place in found)]
 
-    def _nics(self, traffic: Traffic) -> Nics:
-        return nics_of(self._wires, traffic, self.trouble.dead)
-
-    def _levels(self, free: Sequence[Port], hosts: I64, job: Job) -> Iterator[CutLevel]:
+    def _levels(self, free: Sequence[Port], hosts: I64, job: Job) -> Iterator[mincut.CutLevel]:
         """Hosts, if their ranks copy inside them; edge switches; areas, if there are several."""
         wires = self._wires
         drained = [wires.switch_id[name] for name in self.trouble.drained]
@@ -338,12 +331,12 @@ class _Judge:
         cuts, between = cuts_of(wires, live), self._demand.between(wires)
         if job.options.inside_gbps(job.options.pattern):
             rates = np.bincount(hosts, weights=[port.rate_bps for port in free]).astype(np.float64)
-            yield CutLevel(hosts, rates, np.zeros(len(rates)), np.zeros(len(rates)))
+            yield mincut.CutLevel(hosts, rates, np.zeros(len(rates)), np.zeros(len(rates)))
         edge = np.array([wires.edge[wires.switch_id[port.peer_node]] for port in free], dtype=np.int64)
-        yield CutLevel(edge, cuts.edge_bps, between.sum(axis=1), between.sum(axis=0))
+        yield mincut.CutLevel(edge, cuts.edge_bps, between.sum(axis=1), between.sum(axis=0))
         if len(cuts.area_bps) > 1 and cuts.above:
             joined = cuts.joined(between)
-            yield CutLevel(cuts.area_of[edge], cuts.area_bps, joined.sum(axis=1), joined.sum(axis=0))
+            yield mincut.CutLevel(cuts.area_of[edge], cuts.area_bps, joined.sum(axis=1), joined.sum(axis=0))
 
 
 _ROOT: Final = "fabric"
@@ -369,22 +362,16 @@ def tree(fabric: Fabric) -> Branch:
     """The whole fabric."""
     leaves: dict[tuple[int, str], list[str]] = {}
     for host in fabric.hosts:
-        if edges := {port.peer_node for port in fabric.nics_of[host.name]}:
-            leaves.setdefault((_area(fabric, host), _leaf(fabric, host, sorted(edges))), []).append(host.name)
+        if edges := sorted({port.peer_node for port in fabric.nics_of[host.name]}):
+            area = (host.group(fabric.area) or 0) if fabric.area != fabric.box else 0
+            leaf = edges[0] if len(edges) == 1 else f"{fabric.box or 'group'}{host.group(fabric.box) or 1}"
+            leaves.setdefault((area, leaf), []).append(host.name)
     areas: dict[int, list[Branch]] = {}
     for (area, name), hosts in leaves.items():
         areas.setdefault(area, []).append(Branch(name, tuple(hosts)))
     if len(areas) == 1:
         return Branch(_ROOT, below=tuple(next(iter(areas.values()))))
     return Branch(_ROOT, below=tuple(Branch(f"{fabric.area}{n}", below=tuple(each)) for n, each in areas.items()))
-
-
-def _area(fabric: Fabric, host: Node) -> int:
-    return (host.group(fabric.area) or 0) if fabric.area != fabric.box else 0
-
-
-def _leaf(fabric: Fabric, host: Node, edges: Sequence[str]) -> str:
-    return edges[0] if len(edges) == 1 else f"{fabric.box or 'group'}{host.group(fabric.box) or 1}"
 
 
 def hostlist(names: Sequence[str]) -> str:
@@ -447,3 +434,115 @@ EXPORTS: Final[Mapping[str, Callable[[Fabric], Iterator[str]]]] = {
     "slurm-yaml": _slurm_yaml,
     "topograph": _topograph,
 }
+
+
+_LINES = 12  # boxes of which the ranks are listed
+
+
+def render(ranking: Ranking, chosen: Candidate) -> str:
+    """The whole report."""
+    parts = [_choice(ranking), _table(ranking), _places(ranking, chosen), _remarks(ranking)]
+    return "\n\n".join("\n".join(lines) for lines in (list(part) for part in parts) if lines)
+
+
+def _choice(ranking: Ranking) -> Iterator[str]:
+    best, others = ranking.found[0], ranking.found[1:]
+    box, area = _words(ranking)
+    where = many(best.boxes, box) + (f" of {many(best.areas, area)}" if area else "")
+    if best.unreachable:
+        what = f"choice: {best.name}, but {many(best.unreachable, 'flow')} of it have no path"
+        yield from wrapped(f"{what}: {len(best.nics)} ranks in {where}")
+        return
+    why = "; ".join(_reasons(best, others, box)) or "no other placement is possible"
+    yield from wrapped(f"choice: {best.name}, {len(best.nics)} ranks in {where}: {why}")
+
+
+def _reasons(best: Candidate, others: Sequence[Candidate], box: str) -> Iterator[str]:
+    whole = [each for each in others if not each.unreachable]
+    slower = [each for each in whole if each.seconds > best.seconds * EQUAL]
+    if equal := [each for each in whole if each not in slower]:
+        yield f"as fast as {some_of([each.name for each in equal], 3)}{_with(best, equal, box)}"
+    if slower:
+        slowest = max(slower, key=lambda each: each.seconds)
+        times = f"{slowest.name} takes {slowest.seconds / best.seconds:.2f} times as long"
+        yield f"{times}, as {slowest.busiest} carries more" if slowest.busiest else times
+    if without := [each.name for each in others if each.unreachable]:
+        yield f"{some_of(without, 3)} would have flows without a path"
+
+
+def _with(best: Candidate, equal: Sequence[Candidate], box: str) -> str:
+    """The advantage over others with the same time, in their order."""
+    other, least = equal[0], "at least " * (len(equal) > 1)
+    for direction, count in [*best.climbed.items()][::-1]:
+        if count < other.climbed[direction]:
+            share = 1 - count / other.climbed[direction]
+            fewer = f"{least}{share:.0%} fewer" if count else "no"
+            return f", with {fewer} bytes from {direction}"
+    return f", in fewer {box}s" if best.boxes < other.boxes else ""
+
+
+def _words(ranking: Ranking) -> tuple[str, str]:
+    """The words of boxes and of areas; no word of areas if the fabric has only one, or the same ones."""
+    fabric = ranking.fabric
+    areas = {node.group(fabric.area) for node in fabric.hosts}
+    return fabric.box or "switch", fabric.area if len(areas) > 1 and fabric.area != fabric.box else ""
+
+
+def _table(ranking: Ranking) -> Iterator[str]:
+    box, area = _words(ranking)
+    directions = [*ranking.found[0].climbed]
+    shared = bool(ranking.others)
+    head = ["placement", "completion", "/NIC", f"{box}s", *([f"{area}s"] if area else []),
+            *(name.replace(" to ", ">") for name in directions), "busiest link",
+            *(["of this job"] if shared else [])]  # fmt: skip
+    rows = []
+    for each in ranking.found:
+        numbers = [str(each.boxes), *([str(each.areas)] if area else [])]
+        climbed = [format_bytes(each.climbed[name]) for name in directions]
+        own = [f"{each.own:.0%}"] if shared else []
+        time = [seconds_text(each.seconds), f"{each.ratio:.2f}"]
+        rows.append([each.name, *time, *numbers, *climbed, each.busiest or "-", *own])
+    yield table(head, rows)
+    for each in ranking.found:
+        if each.same:
+            yield f"{', '.join(each.same)}: the same NICs as {each.name}"
+        if each.unreachable:
+            yield f"{each.name}: {many(each.unreachable, 'flow')} without a path"
+    for name, why in ranking.left_out.items():
+        yield from wrapped(f"{name} is left out: {why}")
+
+
+def _places(ranking: Ranking, chosen: Candidate) -> Iterator[str]:
+    fabric = ranking.fabric
+    box, _ = _words(ranking)
+    found: dict[str, list[int]] = {}
+    for rank, nic in enumerate(chosen.nics):
+        host = fabric.by_name[nic.partition(":")[0]]
+        number = host.group(fabric.box)
+        where = f"{box} {number}" if number else host.port(nic.partition(":")[2]).peer_node
+        found.setdefault(where, []).append(rank)
+    yield f"ranks of {chosen.name}"
+    for where, ranks in [*found.items()][:_LINES]:
+        hosts = list(dict.fromkeys(chosen.nics[rank].partition(":")[0] for rank in ranks))
+        numbers = "rank" if len(ranks) == 1 else "ranks"
+        yield f"  {where}: {numbers} {ranges(ranks)} on {some_of(hosts, 8)}"
+    if len(found) > _LINES:
+        yield f"  and {len(found) - _LINES} more {box}s"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3, 8`, of increasing numbers; the first eight of them."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    return some_of([str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs], 8)
+
+
+def _remarks(ranking: Ranking) -> Iterator[str]:
+    yield "completion: the busiest link with bytes of the job, the mean over hash seeds; /NIC: by its busiest NIC alone"
+    k = ranking.fabric.policy.k
+    yield f"times are emulated, at 1/{k} of the hardware's rates; up to {EQUAL - 1:.0%} more counts as equal"
+    if ranking.others:
+        names = some_of([job.name for job in ranking.others], 8)
+        yield from wrapped(f"other jobs, which stay in place: {names}; one iteration of each")
+    for word, refs in (("down", ranking.trouble.down), ("drained", ranking.trouble.drained)):
+        if refs:
+            yield from wrapped(f"{word}: {some_of(refs, 8)}")

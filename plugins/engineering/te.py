@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from socket import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import ports_above
 from heddle.kernel.netlink import changes_of_links_and_routes
+from heddle.lab.lab import Lab
 from heddle.lab.rehash import put_in_force
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import nothing, spread
@@ -40,17 +41,11 @@ from heddle.predict.predict import forwarding_for, walk_of
 from heddle.predict.statistics import max_over_mean
 from heddle.proof.collect import counted_flows
 from heddle.runs.store import load
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.counters import SwitchCounters
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.flow import Flow, FlowKey
 from heddle.traffic.workload import Workload
 from heddle.wire.layout import ROCE_PORT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from heddle.fabric.model import Fabric
-    from heddle.lab.lab import Lab
-    from heddle.switch.counters import SwitchCounters
 
 
 def of_run(lab: Lab, run: str | None = None) -> TeDemand:
@@ -222,15 +217,14 @@ class TePlan:
     @cached_property
     def changes(self) -> tuple[TeChange, ...]:
         """How the entries in force change, in the order of switches, prefixes and source ports."""
-        return tuple(self._changes())
-
-    def _changes(self) -> Iterator[TeChange]:
+        found = []
         for switch in dict.fromkeys([*self.tables, *self.in_force]):
             old, new = self.in_force.get(switch, {}), self.tables.get(switch, {})
             for sport, prefix in sorted({*old, *new}, key=lambda key: (int(key[1].network_address), key[0])):
                 before, after = old.get((sport, prefix), ()), new.get((sport, prefix), ())
                 if before != after:
-                    yield TeChange(switch, sport, prefix, before, after)
+                    found.append(TeChange(switch, sport, prefix, before, after))
+        return tuple(found)
 
     def counts(self) -> dict[str, int]:
         """The number of added, changed, removed and unchanged entries."""

@@ -9,25 +9,23 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from heddle.base import owners
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many, some_of, table
-from heddle.base.units import parse_duration
+from heddle.base.units import format_bytes, parse_duration
 from heddle.cli.console import Console
+from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
-    from heddle_plugins.engineering.te import TeDemand, TeRound
-
+from heddle_plugins.engineering import te
+from heddle_plugins.engineering.te import PARTS, TeDemand, TePlan, TeRound, TeSpread, check_rendered, plan_for, rounds
 
 _INTERVAL: Final = "30s"
 _ROWS: Final = 16
@@ -48,9 +46,6 @@ class TeWords:
 
 def apply(out: Console, asked: TeWords) -> None:
     """Put a plan in force. Exit 1 when a flow has no path."""
-    from heddle_plugins.engineering.te import PARTS, plan_for
-    from heddle_plugins.engineering.tetext import plan_text
-
     _refuse(asked, "out")
     where = open_lab(asked.lab)
     with owners.lock(where.name, CONTROLLER, work="te apply"):
@@ -89,8 +84,6 @@ def _end_controller(lab: str) -> int | None:
 
 def watch(out: Console, asked: TeWords) -> None:
     """Run the controller until Ctrl-C, or until the lab is gone."""
-    from heddle_plugins.engineering.te import check_rendered, rounds
-
     _refuse(asked, "out", "run", "workload", "all")
     where = open_lab(asked.lab)
     if out.json:
@@ -193,10 +186,7 @@ _FLAG: Final = "--out"
 
 def plan(out: Console, asked: TeWords) -> None:
     """Print the plan; nothing is changed. Exit 1 when a flow has no path."""
-    from heddle.lab.opening import open_lab
     from heddle.views.graph import check_target, write_file
-    from heddle_plugins.engineering.te import plan_for
-    from heddle_plugins.engineering.tetext import plan_text
 
     where = open_lab(asked.lab)
     if asked.out is not None:
@@ -212,8 +202,6 @@ def plan(out: Console, asked: TeWords) -> None:
 
 def demand_of(where: Lab, asked: TeWords) -> TeDemand:
     """The demand that the words name: of the last run, if they name none."""
-    from heddle_plugins.engineering import te
-
     given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
     if len(given) > 1:
         raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
@@ -237,3 +225,79 @@ def seconds_of(typed: str) -> float:
         why = f"is outside {_LEAST_S * 1000:g}ms to {_MOST_S:g}s"
         raise InputError(Problem("", f"--interval {typed}", why, "for example --interval 2s"))
     return seconds
+
+
+_CHANGES: Final = 16  # changes, and links
+_LINKS: Final = 8
+
+
+def plan_text(plan: TePlan, rows: int | None = _CHANGES) -> str:
+    """The whole plan. rows: changes to show; None: all."""
+    parts = [[*_plan_head(plan)], [*_changes(plan, rows)], [*_directions(plan)], [*_busiest(plan)], [*_notes(plan)]]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _plan_head(plan: TePlan) -> Iterator[str]:
+    demand = plan.demand
+    size = format_bytes(sum(demand.bytes))
+    yield f"plan for {plan.lab}, demand: {demand.source}: {many(len(demand.flows), 'flow')}, {size}"
+    found = plan.counts()
+    words = ", ".join(f"{found[what]} {what}" for what in ("added", "changed", "removed", "unchanged"))
+    yield f"{plan.entries} entries in {many(len([*filter(None, plan.tables.values())]), 'switch')}: {words}"
+
+
+def _changes(plan: TePlan, rows: int | None) -> Iterator[str]:
+    shown = plan.changes[:rows]
+    if shown:
+        lines = [
+            (each.what, each.switch, str(each.sport), str(each.prefix), _ports(each.before), _ports(each.after))
+            for each in shown
+        ]
+        yield table(("change", "switch", "sport", "prefix", "before", "after (backup)"), lines)
+    if len(plan.changes) > len(shown):
+        yield f"and {len(plan.changes) - len(shown)} more: --all shows them"
+
+
+def _ports(ports: tuple[str, ...]) -> str:
+    return "-" if not ports else ports[0] if len(ports) == 1 else f"{ports[0]} ({ports[1]})"
+
+
+def _directions(plan: TePlan) -> Iterator[str]:
+    lines = []
+    for name, (before, after) in plan.spreads().items():
+        for when, spread in (("before", before), ("after", after)):
+            if spread is not None:
+                lines.append((name, when, *_cells(spread)))
+    if lines:
+        yield table(("links", "", "least", "mean", "busiest", "spread", "MMR"), lines)
+        if plan.demand.seconds is None:
+            yield "100 %: the link is busy as long as the busiest NIC needs for its bytes"
+
+
+def _cells(spread: TeSpread) -> tuple[str, ...]:
+    uses = tuple(f"{100 * share:.1f} %" for share in (spread.least, spread.mean, spread.most))
+    return (*uses, f"{spread.points:.1f} points", "-" if spread.mmr is None else f"{spread.mmr:.2f}")
+
+
+def _busiest(plan: TePlan) -> Iterator[str]:
+    uses = [(link, *link.use(plan.seconds)) for link in plan.links]
+    ranked = sorted(uses, key=lambda row: -max(row[1] or 0.0, row[2]))[:_LINKS]
+    if ranked:
+        lines = [
+            (link.port, link.to, "-" if before is None else f"{100 * before:.1f} %", f"{100 * after:.1f} %")
+            for link, before, after in ranked
+        ]
+        yield table(("busiest links", "to", "before", "after"), lines)
+
+
+def _notes(plan: TePlan) -> Iterator[str]:
+    if plan.shared:
+        yield (
+            f"{many(plan.shared, 'flow')} share source port, prefix and first switch with another flow: "
+            f"they have one entry, and so one path"
+        )
+    if plan.without:
+        pairs = ", ".join(dict.fromkeys(f"{flow.src} to {flow.dst}" for flow in plan.without[:4]))
+        yield f"{many(len(plan.without), 'flow')} without a path: {pairs}"
+    if plan.note:
+        yield plan.note

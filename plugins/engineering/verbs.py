@@ -157,8 +157,7 @@ def place(
     """
     from heddle.endpoints.workloadfile import load_workload
     from heddle_plugins.engineering.nccldumps import read_dumps
-    from heddle_plugins.engineering.placement import PlacementAsk, rank_placements
-    from heddle_plugins.engineering.placementtext import render
+    from heddle_plugins.engineering.placement import PlacementAsk, rank_placements, render
 
     if export is not None:
         _check_export({
@@ -277,7 +276,7 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
     from heddle.lab.opening import open_lab
     from heddle.runs.store import History
     from heddle_plugins.engineering.diagnosis.diagnosis import diagnose as judge
-    from heddle_plugins.engineering.diagnosistext import diagnosis_text
+    from heddle_plugins.engineering.runsection import diagnosis_text
 
     where = open_lab(lab)
     history = History.of(where)

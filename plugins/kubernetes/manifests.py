@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.runtimes.cluster import ShardNeed
 from heddle.runtimes.clusterkind import JobNeed
@@ -123,8 +125,6 @@ def experiment_objects(
 
     deadline_s: seconds after its start when the cluster ends the Job, whatever it does. process: which one needs it.
     """
-    import yaml
-
     options = (LEASE, f"{LEASE_S:g}")
     text = _render(
         "experiment.yaml.j2",
@@ -186,8 +186,6 @@ def lab_objects(
     lab: str, owner: str, shards: Sequence[ShardNeed], target: KubeTarget, *, options: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """The same as dicts, in the order in which they are made."""
-    import yaml
-
     return list(yaml.safe_load_all(lab_text(lab, owner, shards, target, options=options)))
 
 

@@ -1,6 +1,6 @@
 """Send packets made by hand from a host of a running lab; show the answers, what the other side saw, and the path.
 
-In:  a running lab, two hosts (or NICs, `host1:eth2`), and fields (wire/craftfields.py).
+In:  a running lab, two hosts (or NICs, `host1:eth2`), and fields (crafted.py).
 Out: Crafted. InputError for fields and hosts that cannot be, MachineError for a port that cannot be opened.
 At the other host a responder on scapy's layers (endpoints/transports/scapyqp.py) answers, with a memory region that is
 known. It exists for as long as the call. Both hosts' ports are observed by packet sockets, where the hosts are.
@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from scapy.layers.l2 import Ether
 
 from heddle.base import owners
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.endpoints.congestion.pacing import NotifyingReceiver
-from heddle.endpoints.congestion.ratecontrol import CnpRule
+from heddle.endpoints.congestion.ratecontrol import CnpRule, NotifyingReceiver
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import Nic, QueuePair, announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -32,6 +31,7 @@ from heddle.endpoints.transports.scapyparams import ScapyParams
 from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.kernel.namespace import inside
 from heddle.lab import health
+from heddle.lab.lab import Lab
 from heddle.lab.spread import nothing, only, spread
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import FlowProof, PathsResult, prove
@@ -42,11 +42,7 @@ from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
 from heddle.wire.dissect import Dissected, dissect
 from heddle.wire.icrc import IcrcVerdict, verdict
-from heddle_plugins.packets.crafted import PacketEnds, layers_as_data, layers_as_text
-from heddle_plugins.packets.craftfields import read_recipe
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
+from heddle_plugins.packets.crafted import PacketEnds, layers_as_data, layers_as_text, read_recipe
 
 RESPONDER_QPN: Final = 0x100
 REQUESTER_QPN: Final = 0x200  # to which answers are sent
@@ -104,7 +100,11 @@ def craft(
     recipe = read_recipe(fields)
     where = open_lab(lab) if lab is None or isinstance(lab, str) else lab
     ends = _ends(where, src, dst)
-    addresses = _addresses(where, *ends)
+    here, there = ends
+    addresses = PacketEnds(
+        here.mac, here.gateway_mac, here.ip, there.ip, here.mtu, where.fabric.policy.ib_mtu, RESPONDER_QPN, FIRST_PSN,
+        RKEY, REGION_AT, SPORT, here.nic,
+    )  # fmt: skip
     packets = recipe.packets(addresses)
     frames = [bytes(packet) for packet in packets]
     with owners.lock(where.name, work=f"craft ({len(frames)} packets from {src} to {dst})"):
@@ -138,13 +138,6 @@ def _ends(lab: Lab, src: str, dst: str) -> tuple[Endpoint, Endpoint]:
     if found[0].nic == found[1].nic:
         raise InputError(Problem("", f"craft {src} {dst}", "has the same NIC at both ends", "name another host"))
     return found[0], found[1]
-
-
-def _addresses(lab: Lab, here: Endpoint, there: Endpoint) -> PacketEnds:
-    return PacketEnds(
-        here.mac, here.gateway_mac, here.ip, there.ip, here.mtu, lab.fabric.policy.ib_mtu, RESPONDER_QPN, FIRST_PSN,
-        RKEY, REGION_AT, SPORT, here.nic,
-    )  # fmt: skip
 
 
 def _flows(

@@ -118,7 +118,7 @@ def craft(
 
 def _list(out: Console) -> None:
     from heddle.wire import layout as wire
-    from heddle_plugins.packets.craftfields import field_rows
+    from heddle_plugins.packets.crafted import field_rows
 
     names = [(opcode, name, wire.EXTENSIONS[opcode], opcode not in wire.HEADERS_ONLY)
              for opcode, name in wire.OPCODE_NAMES.items()]  # fmt: skip

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import SSH
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.cli.argv import Option, Options
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
@@ -71,7 +74,6 @@ def vm(
 
     The first start makes an image; this takes a few minutes, and the image is kept. Starting the VM needs no root.
     """
-    from heddle.base.problems import InputError, Problem, did_you_mean
     from heddle_plugins.places.vm.recipe import kernel_named
 
     if action not in ACTIONS:
@@ -95,7 +97,6 @@ def vm(
 
 
 def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild: bool) -> None:
-    from heddle.base.problems import InputError, Problem, Problems
     from heddle_plugins.places.vm import guest as guests
     from heddle_plugins.places.vm.image import ensure_image
     from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named, place_name
@@ -160,10 +161,6 @@ def _build(out: Console, kernel: str, *, rebuild: bool) -> None:
 
 
 def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
-    import os
-    import shlex
-
-    from heddle.base.problems import InputError, MachineError, Problem
     from heddle.base.process import find_program
     from heddle_plugins.places.vm.guest import ensure_guest, find_guest, guests
     from heddle_plugins.places.vm.qemu import HOST

@@ -33,8 +33,7 @@ def import_(
     """
     from heddle.traffic.inflight import xoff_not_reached
     from heddle.views.graph import check_target, write_file
-    from heddle_plugins.readers.importtext import fabric_yaml, import_text, up_command
-    from heddle_plugins.readers.sonic.fromsonic import import_sonic
+    from heddle_plugins.readers.sonic.fromsonic import fabric_yaml, import_sonic, import_text, up_command
 
     if kind not in IMPORTS:
         raise InputError(Problem("", f"./inv import {kind}", "is not a format", did_you_mean(kind, IMPORTS)))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from heddle.base.problems import CheckError, Problem, first_lines
-from heddle.base.tables import many
+from heddle.base.tables import many, table
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -377,6 +377,4 @@ def _all(count: int) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], word: str) -> list[str]:
     """The first rows, and how many more there are. word: for one row."""
-    from heddle.base.tables import table
-
     return [*table(header, rows[:ROWS], width=1 << 16).splitlines(), *rest(len(rows) - ROWS, word)]

@@ -28,9 +28,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base import mounts as trees
+from heddle.base import owners, state
 from heddle.base.problems import HeddleError, InputError, Problem, first_lines
 from heddle.base.process import end_all, start_of
 from heddle.base.tables import many
+from heddle.base.userfiles import as_caller
 from heddle.spec.load import settings_of, value_text
 from heddle_plugins.testing.claims import claim, new_name, orphans, unclaim
 
@@ -77,8 +80,6 @@ class Pool:
         InputError for a fabric that cannot be, MachineError when this machine cannot run it, CheckError when it does
         not converge; nothing of it is left then.
         """
-        from heddle.base import state
-
         request = FabricRequest(fabric) if isinstance(fabric, str) else fabric
         loaded = request.load()
         key = f"{runtime} {_canonical(loaded)}"
@@ -96,8 +97,6 @@ class Pool:
 
     def release(self, lab: Lab) -> ResetResult:
         """Take a lab back and reset it for the next user; one that is damaged goes down. The user's leftovers."""
-        from heddle.base import state
-
         found = self._entry(lab)
         with _state_in(found.state_dir):
             left = reset(lab, found.fresh)
@@ -115,8 +114,6 @@ class Pool:
 
     def keep(self, lab: Lab) -> None:
         """Leave a lab up for the user to look at; the pool forgets it, and no later session removes it."""
-        from heddle.base import state
-
         found = self._entry(lab)
         with _state_in(found.state_dir):
             if (record := state.read_record(lab.name)) is not None:
@@ -158,7 +155,6 @@ class Pool:
             self._discard(min(idle, key=lambda each: each.used))
 
     def _made(self, request: FabricRequest, runtime: str, key: str, user: str) -> Lab:
-        from heddle.base import state
         from heddle.lab import lifecycle as life
         from heddle.runtimes.registry import on_machine
 
@@ -402,8 +398,6 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
 
 def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
     """Parts that were destroyed by hand, one line each: the lab, some of its nodes, or processes of a fresh lab."""
-    from heddle.base import state
-
     record = state.read_record(lab.name)
     if record is None or record.phase != "running":
         return [f"lab {lab.name} was taken down"]
@@ -415,9 +409,6 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
 
 def _clear(lab: Lab) -> None:
     """Counters and kept runs. An error when a run is still in progress: it holds the lock."""
-    from heddle.base import mounts as trees
-    from heddle.base import owners
-    from heddle.base.userfiles import as_caller
     from heddle.switch import counters
     from heddle.switch.queues.cells import LabQueues
 

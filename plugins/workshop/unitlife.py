@@ -28,7 +28,7 @@ from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
-from heddle.lab.opening import open_lab
+from heddle.lab.opening import blueprint_from, open_lab
 from heddle.places.choice import VARIABLE
 from heddle_plugins.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle_plugins.workshop.observe import UnitLab
@@ -301,8 +301,6 @@ def _write(path: Path, text: str) -> None:
 
 def _differs(loaded: LoadedFabric, lab: str) -> bool:
     """Whether the running lab was started with another fabric than the file describes now."""
-    from heddle.lab.opening import blueprint_from
-
     record = state.read_record(lab)
     return record is not None and bool(blueprint_from(loaded).differences(record))
 

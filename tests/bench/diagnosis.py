@@ -30,7 +30,7 @@ from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from heddle_plugins.engineering.diagnosis.case import Finding
 from heddle_plugins.engineering.diagnosis.diagnosis import Diagnosis, diagnose
-from heddle_plugins.engineering.diagnosistext import verdict_text
+from heddle_plugins.engineering.runsection import verdict_text
 from tests import incidents
 
 from . import Figure, at_least, at_most

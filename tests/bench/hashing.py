@@ -25,7 +25,7 @@ from heddle.base.process import run
 from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.namespace import inside
-from heddle.switch.hashing import swap
+from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from tests.netns.queue_bench import checksum
 from tests.netns.static_fabric import GATEWAY, StaticLab, roce_frame, some_flows, static_fabric
@@ -76,7 +76,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
             for turn in range(_ROUNDS):
                 observer.advance("bench hashing", turn + 1)
                 for name, row in rows.items():
-                    swap.change(lab.name, [(lab.handle("rtsw1"), row)])
+                    hashing.change(lab.name, [(lab.handle("rtsw1"), row)])
                     slices[name] += [sender.seconds_a_packet(frames) for _ in range(_SLICES)]
     usual = {name: statistics.median(found) for name, found in slices.items()}
     kernel = usual["flow"]

@@ -22,7 +22,7 @@ from heddle.kernel.namespace import THIS_NAMESPACE, nameless
 from heddle.lab import lifecycle as labs
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import KINDS, LINK_HOST, POLICY_ECN, LabQueues
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from tests.readings import read_marks
 
 from . import Figure, at_most

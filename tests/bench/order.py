@@ -23,7 +23,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import FIXED_SPORT, parse_source_ports
 from tests.netns.collectives import cpu_taken, late

@@ -21,7 +21,7 @@ from heddle.base.problems import CheckError, Problem
 from heddle.base.process import run
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.portids import classid, port_ids
+from heddle.switch.queues.classes import classid, port_ids
 from heddle.switch.queues.portqueues import Setup
 from tests.netns.static_fabric import StaticLab, static_fabric
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from heddle.endpoints.congestion.controlled import Controlled, congestion_of
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.transports.rc import RcSender
@@ -132,8 +132,8 @@ def _control() -> Controlled:
 def main(words: Sequence[str]) -> int:
     """Run the cases; 0 if no sanitizer ended this process."""
     object_, seed, first, count = words[0], *map(int, words[1:])
-    assert isinstance(found, library.Library)
-    code = native.load(Path(object_), library._SIGNATURES)
+    assert isinstance(found, fastloop.Library)
+    code = native.load(Path(object_), fastloop._SIGNATURES)
     assert not isinstance(code, str), code
     Sanitized.code_and_crc = code, found.crc
     turned = done = 0

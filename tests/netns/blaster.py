@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, Parser, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
-from heddle.endpoints.nic.parse import Parser
 from heddle.wire import layout as wire
 from tests.netns.static_fabric import StaticLab, address
 

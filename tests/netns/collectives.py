@@ -18,7 +18,7 @@ from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.portids import numbered_ports
+from heddle.switch.queues.classes import numbered_ports
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import until

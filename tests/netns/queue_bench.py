@@ -19,8 +19,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.queues.cells import CAUSES, LabQueues, packed
-from heddle.switch.queues.classes import ClassPolicy, policies_of
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import ClassPolicy, policies_of, row
 from tests.netns.claimed import claimed
 
 UNSPEC: Final = 0xFFFFFFFF

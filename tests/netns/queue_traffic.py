@@ -18,7 +18,7 @@ from heddle.kernel.fib import read_names
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from tests.machine import meanwhile, patience, until
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
 from tests.netns.static_fabric import StaticLab, address, static_fabric

@@ -22,10 +22,9 @@ from heddle.kernel.libbpf import Program, TestRun, run_on
 from heddle.kernel.namespace import inside
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
-from heddle.switch.hashing import swap
+from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
-from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing.maps import Exact, Tables
 from heddle.traffic.flow import Flow
 from tests.machine import until
 from tests.netns.static_fabric import (
@@ -54,7 +53,7 @@ def set_mode(lab: StaticLab, mode: str, exact: Exact | None = None, **options: A
     """Set the mode of rtsw1; returns its hash seed."""
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     row = replace(row, steering=replace(row.steering, exact=exact or {}))
-    swap.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
+    hashing.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
     return row.seed
 
 

@@ -18,7 +18,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame

@@ -25,7 +25,7 @@ from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
 from heddle.switch.pfc import frame as pfc
 from heddle.switch.queues.cells import LINK_DOWN
-from heddle.switch.queues.portids import OWNER, classid, row
+from heddle.switch.queues.classes import OWNER, classid, row
 from tests.machine import until
 from tests.netns.claimed import namespace_of
 from tests.netns.port_pair import tc

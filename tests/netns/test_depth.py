@@ -19,8 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import CAUSES, LINK_DOWN, LabQueues
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import policies_of, row
 from heddle.wire import layout as wire
 from tests.machine import rates
 from tests.netns.blaster import Blast, blast

@@ -24,8 +24,8 @@ from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
+from heddle.switch.queues.portqueues import DISCIPLINES, chosen, ets_missing
 from tests.machine import patience, until
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE

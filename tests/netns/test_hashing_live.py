@@ -25,9 +25,9 @@ from heddle.kernel.namespace import inside
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing import swap
+from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.flow import Flow
 from tests.machine import patience
 from tests.marks import deep
@@ -57,7 +57,7 @@ def row_of(lab: StaticLab, mode: str, exact: Exact | None = None, **options: Any
 
 
 def set_hashing_of(lab: StaticLab, row: SwitchHashing) -> None:
-    swap.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
+    hashing.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
 
 
 def flows_of(lab: StaticLab, count: int) -> list[Flow]:
@@ -223,7 +223,7 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str) -> 
     options = HashOptions(policy="l4") if mode == "flow" else HashOptions()
     with static_fabric("flow") as lab, ExitStack() as stack:
         row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
-        swap.change(lab.name, [(lab.handle("rtsw1"), row)])
+        hashing.change(lab.name, [(lab.handle("rtsw1"), row)])
         here = next(host for host in lab.fabric.hosts if host.group("rack") == 1)
         there = next(host for host in lab.fabric.hosts if host.group("rack") == 2).ports[0].address
         own = here.ports[0].address

@@ -22,7 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.runrecord import RunRecord
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab
 from tests.marks import deep

@@ -20,11 +20,10 @@ from heddle.fabric.model import Role
 from heddle.fabric.policy import HashOptions
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
-from heddle.switch.hashing import swap
+from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import policies_of, row
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
 from tests.machine import until
@@ -178,7 +177,7 @@ def set_mode(lab: StaticLab, name: str) -> None:
         (prefix,) = found.steering.prefixes
         table = {(flow.sport, prefix): (UPLINKS[i % 2],) for i, flow in enumerate(flows_of(lab))}
         found = replace(found, steering=replace(found.steering, exact=table))
-    swap.change(lab.name, [(lab.handle("rtsw1"), found)], lab.fabric.policy.ip_version)
+    hashing.change(lab.name, [(lab.handle("rtsw1"), found)], lab.fabric.policy.ip_version)
 
 
 def uplinks(queues: LabQueues, what: str) -> int:

@@ -16,9 +16,8 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.base.process import run
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, Parser, Received, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
-from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.switch.hashing.hashing import pin_dir

@@ -27,7 +27,7 @@ from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.switch.counters import read_counters
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.portids import port_ids
+from heddle.switch.queues.classes import port_ids
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.marks import deep

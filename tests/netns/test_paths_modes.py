@@ -21,10 +21,9 @@ from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import Exact, Steering
+from heddle.switch.hashing.maps import Exact, Steering, Tables
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from tests.marks import deep

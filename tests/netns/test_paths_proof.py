@@ -22,7 +22,7 @@ from heddle.proof.verdict import lookup_paths, prove
 from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues.disciplines import LEAF_LIMIT
+from heddle.switch.queues.portqueues import LEAF_LIMIT
 from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA

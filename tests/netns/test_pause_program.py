@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from tests.netns.queue_bench import DATA, LOSSLESS, LOSSY, PAUSING, SHOT, UNSPEC, Bench, bench, drops, ipv4, ipv6
 from tests.pfcreference import Event, waiting_events
 

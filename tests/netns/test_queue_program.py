@@ -10,7 +10,7 @@ import pytest
 
 from heddle.kernel.libbpf import run_on
 from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import row
 from tests.netns.queue_bench import (
     BEST_EFFORT,
     CE,

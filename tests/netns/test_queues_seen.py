@@ -34,8 +34,7 @@ from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import row
+from heddle.switch.queues.classes import policies_of, row
 from tests.machine import child, patience, until
 from tests.readings import series_of
 from tests.typed import typed

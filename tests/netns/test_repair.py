@@ -28,7 +28,7 @@ from heddle.lab.linkstate import state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
-from heddle.switch.hashing import hashing, swap
+from heddle.switch.hashing import hashing
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -102,7 +102,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     with LabQueues.pinned(whole.fabric) as live:
         live.set_policies(policies_of(whole.fabric, own={"ctsw2": replace(whole.fabric.policy.queues, alpha=0.5)}))
     row = hashing.hashing_of(whole.fabric, whole.fabric.by_name["ctsw2"], "e-ecmp")
-    swap.change(whole.name, [(whole.handle("ctsw2"), row)])
+    hashing.change(whole.name, [(whole.handle("ctsw2"), row)])
     stopped = f"is stopped or frozen (process {agent.agent} or {agent.keeper})"
     assert any(f"the PFC agent does not work: it {stopped}" in fault for fault in status(whole.name)[0].faults)
     assert f"the PFC keeper does not work: it {stopped}" in failed(whole)["pauses"]

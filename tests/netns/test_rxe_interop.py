@@ -22,11 +22,10 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.rdma import verbslib as ib
+from heddle.endpoints.rdma import verbsdevice as ib
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.transports.scapyparams import ScapyParams
-from heddle.endpoints.transports.scapyqp import ScapyQp
-from heddle.endpoints.transports.scapystate import Operation, OpKind
+from heddle.endpoints.transports.scapyqp import Operation, OpKind, ScapyQp
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
 from heddle.wire.layout import ROCE_PORT, TOS_ANSWER, TOS_DATA

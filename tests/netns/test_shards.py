@@ -43,7 +43,7 @@ from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import portfaults
-from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.classes import port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.base import ethernet
-from heddle.endpoints import addressing
-from heddle.endpoints.congestion import pacing, ratecontrol
-from heddle.endpoints.fastpath import fastloop, library
-from heddle.endpoints.nic import framebuffer, nic
+from heddle.endpoints import connections
+from heddle.endpoints.congestion import ratecontrol
+from heddle.endpoints.fastpath import fastloop
+from heddle.endpoints.nic import frames, nic
 from heddle.endpoints.transports import rc
 from heddle.fabric.hashmodes import MODES
 from heddle.kernel import libbpf
 from heddle.switch.compiled import layouts
-from heddle.switch.hashing import maps, steering
-from heddle.switch.pfc import agent, frame, gates, loop, rows
+from heddle.switch.hashing import maps
+from heddle.switch.pfc import agent, frame, gates, loop
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 from tests.objects.shared import HEADERS
@@ -81,7 +81,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "NAK_ACCESS": wire.NAK_ACCESS,
         "SYNDROME_KIND": wire.SYNDROME_KIND,
     },
-    "fabric/hashmodes.py, switch/hashing/maps.py, steering.py": {
+    "fabric/hashmodes.py, switch/hashing/maps.py": {
         **{f"MODE_{name.replace('-', '_').upper()}": number for name, number in MODES.items()},
         "RULE_CLEAR": maps.RULE_CLEAR,
         "RULE_RESILIENT": maps.RULE_RESILIENT,
@@ -90,7 +90,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "RULE_UDF": maps.RULE_UDF,
         **{f"STAT_{name.upper()}": index for index, name in enumerate(maps.STATS)},
         "STATS": len(maps.STATS),
-        "MAX_MEMBERS": steering.MAX_MEMBERS,
+        "MAX_MEMBERS": maps.MAX_MEMBERS,
     },
     "switch/queues/cells.py, kernel/libbpf.py": {
         **{f"DROP_{name.upper()}": index for index, name in enumerate(cells.CAUSES)},
@@ -116,8 +116,8 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "ROUNDS": agent.ROUNDS,
         "LEAST_NS": agent.LEAST_NS,
         "LOOKS": agent.LOOKS,
-        "REACTION_STEP_NS": rows.REACTION_STEP_NS,
-        "REACTION_BINS": rows.REACTION_BINS,
+        "REACTION_STEP_NS": loop.REACTION_STEP_NS,
+        "REACTION_BINS": loop.REACTION_BINS,
         "REFRESH": _unsigned(loop.REFRESH),
         "EXPIRE": _unsigned(loop.EXPIRE),
         "DETECT": _unsigned(loop.DETECT),
@@ -126,23 +126,23 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "SWITCH_VERSION": layouts.VERSION,
     },
     "endpoints/": {
-        "FASTPATH_VERSION": library.VERSION,
+        "FASTPATH_VERSION": fastloop.VERSION,
         "SENDER": fastloop.SENDER,
         "RECEIVER": fastloop.RECEIVER,
         "MESSAGE": fastloop.MESSAGE,
         "QP_FAILED": fastloop.QP_FAILED,
         "PORT_FAILED": fastloop.PORT_FAILED,
         "UNKNOWN": fastloop.UNKNOWN,
-        "EPOCH_SHIFT": addressing.EPOCH_SHIFT,
+        "EPOCH_SHIFT": connections.EPOCH_SHIFT,
         "TURN": nic.TURN,
         "FILL": nic.FILL,
         "READS": nic.READS,
-        "BATCH": framebuffer.BATCH,
+        "BATCH": frames.BATCH,
         "STALLED_NS": round(nic.STALLED_S * _S),
         "TIMER_NS": round(rc.TIMER_S * _S),
         "FAR_NS": f"((i64)1 << {ratecontrol.FAR_NS.bit_length() - 1})",
-        "CATCH_UP_NS": pacing.CATCH_UP_NS,
-        "LATE_NS": pacing.LATE_NS,
+        "CATCH_UP_NS": ratecontrol.CATCH_UP_NS,
+        "LATE_NS": ratecontrol.LATE_NS,
         "FINEST_NS": ratecontrol.FINEST_NS,
     },
 }

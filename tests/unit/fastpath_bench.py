@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.congestion.controlled import Controlled
-from heddle.endpoints.congestion.pacing import Shaper
-from heddle.endpoints.congestion.ratecontrol import RateSteps
+from heddle.endpoints.congestion.ratecontrol import RateSteps, Shaper
 from heddle.endpoints.connections import part_bytes, part_sizes
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from heddle.endpoints.fastpath.fastloop import address, dcqcn_struct, opcodes
-from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, FrameBuffer, SendBatch, frame_bytes_for
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
@@ -39,7 +37,7 @@ EPOCH: Final = 5
 NEAR: Final = {4: "10.0.0.1", 6: "fd00::1"}
 FAR: Final = {4: "10.0.1.1", 6: "fd00:1::1"}
 
-found = library.load()
+found = fastloop.load()
 needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
 
 
@@ -166,7 +164,7 @@ class FastBench(Bench):
         for sock in (sock for pair in self.pairs for sock in pair):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.code, crc = self.loaded()
-        rc = library.RcStruct(
+        rc = fastloop.RcStruct(
             round(params.timeout_s * NS), round(params.ack_delay_s * NS), params.mtu, params.retries
         )  # fmt: skip
         self.engine = self.code.hd_engine(rc, opcodes(), crc, version, frame_bytes_for(params.mtu, version), 0)
@@ -187,7 +185,7 @@ class FastBench(Bench):
 
     def loaded(self) -> tuple[Any, int]:
         """The object's functions, and the address of a CRC-32 for them."""
-        assert isinstance(found, library.Library)
+        assert isinstance(found, fastloop.Library)
         return found.code, found.crc
 
     def at(self, array: np.ndarray) -> Any:
@@ -220,7 +218,7 @@ class FastBench(Bench):
 
     def work(self, now: float, tick: bool = False) -> None:
         self.code.hd_pass(self.engine, round(now * NS), tick)
-        events = (library.EventStruct * 16)()
+        events = (fastloop.EventStruct * 16)()
         for event in events[: self.code.hd_drain(self.engine, events, 16)]:
             if event.kind == 1:
                 self.done.append(event.b)

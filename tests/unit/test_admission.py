@@ -22,14 +22,13 @@ from heddle.endpoints.admission.ctsends import (
     pack_entry,
     read_entry,
 )
-from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts.admission import WaitFigures
+from heddle.traffic.admission import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.schedule import build_schedule
 from heddle.wire import layout as wire
@@ -235,7 +234,7 @@ class Pair:
         answers = HERE.with_dscp(wire.DSCP_ANSWER)
         self.sender = GatedSender(self.at_sender, PARAMS, here, answers, self.gate, ring)
         self.released: list[Posted] = []
-        self.sender.on_release(self.released.append)
+        self.sender.release = self.released.append
         flow = BACK.with_tos(wire.TOS_DATA) if as_data else BACK
         self.receiver = GrantingReceiver(self.at_receiver, PARAMS, there, flow, as_data, 0x99, ring)
 

@@ -21,9 +21,18 @@ from heddle.host.limits import at_once
 from heddle.lab.thresholds import changed
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import UNUSED, budget_of, burst_bytes, deepest_queue, policies_of
-from heddle.switch.queues.disciplines import DISCIPLINES, number_of
-from heddle.switch.queues.portids import classid, numbered_ports, port_ids, row
+from heddle.switch.queues.classes import (
+    UNUSED,
+    budget_of,
+    burst_bytes,
+    classid,
+    deepest_queue,
+    numbered_ports,
+    policies_of,
+    port_ids,
+    row,
+)
+from heddle.switch.queues.portqueues import DISCIPLINES, number_of
 
 SLOW = {"host": "25mbit", "fabric": "25mbit"}
 

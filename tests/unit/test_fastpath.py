@@ -15,7 +15,7 @@ from heddle.endpoints.congestion.controlled import Controlled, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnRule
 from heddle.endpoints.congestion.ratecontrol import CnpRule
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from heddle.endpoints.fastpath.fastloop import dcqcn_struct
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.transports.rc import Rc
@@ -270,7 +270,7 @@ def test_the_loop_returns_when_a_message_is_complete(version: int) -> None:
                 python.give(frame)
                 fast.give(frame)
         python.work(1.0)
-        events = (library.EventStruct * 16)()
+        events = (fastloop.EventStruct * 16)()
         until = time.monotonic_ns() + 60 * NS
         stop = fast.pairs[2][0].fileno()
         assert fast.code.hd_run(fast.engine, until, stop, NS, events, 16) == 1
@@ -292,7 +292,7 @@ def test_the_header_of_shared_constants_is_what_python_has() -> None:
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")
 def test_the_object_can_be_used_on_this_machine() -> None:
-    assert isinstance(found, library.Library), found
+    assert isinstance(found, fastloop.Library), found
 
 
 def test_the_compiled_loop_has_dcqcn_only() -> None:

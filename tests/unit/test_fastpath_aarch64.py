@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from heddle.base.process import run
-from heddle.endpoints.fastpath import library
+from heddle.endpoints.fastpath import fastloop
 from tests.objects.shared import FASTPATH, target
 from tests.unit import fastpath_bench
 from tests.unit import test_fastpath as native
@@ -56,7 +56,7 @@ def emulated(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_object_is_of_this_version(program: Path) -> None:
     code = EmulatedCode(program)
-    assert code.hd_version() == library.VERSION
+    assert code.hd_version() == fastloop.VERSION
     code.close()
 
 
@@ -125,7 +125,7 @@ class EmulatedCode:
         self.crc = self._ask("crc", [])[0]
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        kind = library._SIGNATURES[name][0]
+        kind = fastloop._SIGNATURES[name][0]
 
         def call(*arguments: Any) -> int:
             result, _ = self._ask(name, arguments)

@@ -28,7 +28,7 @@ from heddle.runs.run import reordering
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from heddle.switch.hashing.steering import Exact, PrefixRule, Steering, steering_of
+from heddle.switch.hashing.maps import Exact, PrefixRule, Steering, steering_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 

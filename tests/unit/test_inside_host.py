@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.endpoints.addressing import address_of, announced_by
+from heddle.endpoints.connections import address_of, announced_by
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import InsideHost

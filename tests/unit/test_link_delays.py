@@ -13,7 +13,7 @@ from heddle.spec.impairments import LinkFault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links.portfaults import file_faults, line_of
-from heddle.switch.queues.portids import port_ids
+from heddle.switch.queues.classes import port_ids
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 

@@ -17,7 +17,7 @@ from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec
 from heddle.spec.yamlfile import MAX_BYTES
 from heddle.switch.queues.classes import held_bps
-from heddle.switch.queues.disciplines import DISCIPLINES
+from heddle.switch.queues.portqueues import DISCIPLINES
 
 
 def problems(name_or_path: str, *overrides: str, name: str | None = None) -> str:

@@ -11,10 +11,17 @@ from typing import Literal
 import pytest
 
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, CONTROLLERS, Controlled, congestion_of
-from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, SendTimes, Shaper, to_ns, to_seconds
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
-from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.congestion.ratecontrol import (
+    FAR_NS,
+    CnpRule,
+    NotifyingReceiver,
+    PacedSender,
+    SendTimes,
+    Shaper,
+    to_ns,
+    to_seconds,
+)
+from heddle.endpoints.nic.frames import Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender

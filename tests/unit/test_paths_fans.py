@@ -31,7 +31,7 @@ from heddle.runs.moved import moved_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.linkloads import link_loads, spreads
 from heddle.views.pathstext import paths_text

@@ -21,7 +21,7 @@ from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.queues.queuestate import Tally
+from heddle.switch.queues.cells import Tally
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 

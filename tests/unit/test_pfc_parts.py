@@ -23,10 +23,9 @@ from heddle.switch.pfc import control, world
 from heddle.switch.pfc.agent import Watchdog
 from heddle.switch.pfc.control import AgentState, alive
 from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
-from heddle.switch.pfc.loop import DETECT
-from heddle.switch.pfc.rows import RowState
+from heddle.switch.pfc.loop import DETECT, RowState
 from heddle.switch.queues import cells
-from heddle.switch.queues.portids import port_ids
+from heddle.switch.queues.classes import port_ids
 from tests.machine import until
 from tests.pfcreference import DeadlineTable
 

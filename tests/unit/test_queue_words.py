@@ -18,12 +18,10 @@ from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
 from heddle.runs.parts.queues import ClassUse, QueueUse
 from heddle.runs.series import COLUMNS, QueueRecord, QueueTotals, Series
-from heddle.switch.pfc.rows import reaction_bin
+from heddle.switch.pfc.loop import reaction_bin
 from heddle.switch.queues import cells
-from heddle.switch.queues.cells import CAUSES
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import port_ids, row
-from heddle.switch.queues.queuestate import QueueState
+from heddle.switch.queues.cells import CAUSES, QueueState
+from heddle.switch.queues.classes import policies_of, port_ids, row
 from heddle.views.queuetext import amount, queues_text
 
 NOW = 5_000_000_000

@@ -20,8 +20,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.endpoints import crew
-from heddle.endpoints.addressing import address_of, announced_by
-from heddle.endpoints.connections import QpConnection, part_sizes
+from heddle.endpoints.connections import QpConnection, address_of, announced_by, part_sizes
 from heddle.endpoints.elements import Elements
 from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank

@@ -8,12 +8,10 @@ from typing import get_args
 
 import pytest
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer
-from heddle.endpoints.nic.parse import Parser, Received
+from heddle.endpoints.nic.frames import FrameBuffer, Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message
-from heddle.endpoints.transports.rc import Rc
+from heddle.endpoints.transports.rc import Rc, requester_of, responder_of
 from heddle.endpoints.transports.rcstate import RcParams, Recovery, Requester, Responder, WritePacket
-from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.wire.layout import ACK_NO_LIMIT, NAK_ACCESS, NAK_SEQUENCE, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)

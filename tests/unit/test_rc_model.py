@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.endpoints.nic.qpend import NEVER, Message
+from heddle.endpoints.transports.rc import requester_of, responder_of
 from heddle.endpoints.transports.rcstate import RcParams, Recovery, Responder, WritePacket
-from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
 from tests.unit.test_rc import RKEY, Memory, packets_of
 

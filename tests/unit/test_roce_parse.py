@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from scapy.utils import wrpcap
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
-from heddle.endpoints.nic.frames import SendBatch, ip_checksum
-from heddle.endpoints.nic.parse import NO_KIND, Parser, Received
+from heddle.endpoints.nic.frames import NO_KIND, FrameBuffer, Parser, Received, SendBatch, frame_bytes_for, ip_checksum
 from heddle.wire import layout as wire
 from tests.unit.roce_samples import (
     DQPN,

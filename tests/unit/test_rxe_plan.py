@@ -11,9 +11,8 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
-from heddle.endpoints.rdma import verbslib as ib
-from heddle.endpoints.rdma.verbsdevice import Peer, VerbsQp
-from heddle.endpoints.rdma.verbslib import SIZES
+from heddle.endpoints.rdma import verbsdevice as ib
+from heddle.endpoints.rdma.verbsdevice import SIZES, Peer, VerbsQp
 from heddle.endpoints.transports.rxe import Rxe
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import rdma

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.transports.scapyparams import ScapyParams
-from heddle.endpoints.transports.scapyqp import ScapyQp
-from heddle.endpoints.transports.scapystate import RNR_CODE, RNR_MS, Arrival, Operation, OpKind, ScapyRequester
+from heddle.endpoints.transports.scapyqp import RNR_CODE, RNR_MS, Arrival, Operation, OpKind, ScapyQp, ScapyRequester
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import budget_of, plan_run
 from heddle.traffic.options import RunOptions

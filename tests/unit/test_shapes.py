@@ -40,7 +40,7 @@ from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.switch.hashing.steering import steering_of
+from heddle.switch.hashing.maps import steering_of
 from heddle.switch.queues.classes import budget_of
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.fabricsvg import fabric_svg

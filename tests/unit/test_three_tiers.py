@@ -23,7 +23,7 @@ from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.spec.shapes.rail import RailSpec
-from heddle.switch.hashing.steering import steering_of
+from heddle.switch.hashing.maps import steering_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.forecasttext import render

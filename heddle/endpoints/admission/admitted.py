@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.addressing import address_of, announced_by, rkey_of
 from heddle.endpoints.admission.ctsends import GatedSender, Grant, GrantGate, GrantingReceiver, Posted, Slots
-from heddle.endpoints.connections import Connection
+from heddle.endpoints.connections import Connection, address_of, announced_by, rkey_of
 from heddle.endpoints.nic.nic import QueuePair
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
 from heddle.endpoints.transports.rc import connection_params
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.traffic.admission import Admission
-from heddle.traffic.plan import Plan, Qp
+from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire import layout as wire
 
@@ -85,7 +83,7 @@ class GatedConnection:
 
     def __init__(self, inner: Connection, pair: QueuePair, end: GatedSender) -> None:
         self._inner, self._pair, self._gate = inner, pair, end.gate
-        end.on_release(self._release)
+        end.release = self._release
 
     def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
         """Send a message when it is granted."""
@@ -100,14 +98,6 @@ class GatedConnection:
         self._inner.post(*message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A queue pair in the plan, and the number of its sender in their communicator."""
-
-    qp: Qp
-    sender: int
-
-
 class Admitted:
     """Admission for the ranks of one worker."""
 
@@ -120,9 +110,10 @@ class Admitted:
             plan.ib_mtu, max(2, admission.slots), min(8, admission.slots), rc.timeout_s, rc.retries, rc.ack_delay_s
         )
         number = {rank: place for ranks in plan.communicators for place, rank in enumerate(ranks)}
-        first = [_Place(qp, number[qp.flow.src_rank]) for qp in plan.qps if qp.index == 0]
-        self._by_sender = {(each.qp.flow.src_rank, each.qp.src_qpn): each for each in first}
-        self._by_receiver = {(each.qp.flow.dst_rank, each.qp.flow.qpn): each for each in first}
+        first = [qp for qp in plan.qps if qp.index == 0]
+        self._sending = {(qp.flow.src_rank, qp.src_qpn) for qp in first}
+        # Receiving end -> the number of its sender in their communicator.
+        self._sender_of = {(qp.flow.dst_rank, qp.flow.qpn): number[qp.flow.src_rank] for qp in first}
         self._wants: dict[int, RankWants] = {}
 
     def wants(self, rank: int) -> RankWants:
@@ -131,8 +122,7 @@ class Admitted:
 
     def sender(self, rank: int, qp: QpInfo, end: QpEnd) -> QpEnd:
         """The sending end of a queue pair: behind a gate if it is the first one of its connection."""
-        place = self._by_sender.get((rank, qp.qpn))
-        if place is None:
+        if (rank, qp.qpn) not in self._sending:
             return end
         gate: GrantGate[Posted] = GrantGate(cts_timeout_s(self._plan, self._admission))
         answers = qp.flow.with_dscp(wire.DSCP_ANSWER)
@@ -145,7 +135,7 @@ class Admitted:
 
     def receiver(self, rank: int, qp: QpInfo, end: QpEnd) -> QpEnd:
         """The receiving end of a queue pair: it sends CTS packets if it is the first one of its connection."""
-        if (rank, qp.qpn) not in self._by_receiver:
+        if (rank, qp.qpn) not in self._sender_of:
             return end
         as_data = self._admission.cts_class == "data"
         flow = qp.flow.with_tos(self._plan.options.tos) if as_data else qp.flow
@@ -156,7 +146,7 @@ class Admitted:
         """A receiving end was opened at its NIC."""
         end = pair.end
         if isinstance(end, GrantingReceiver):
-            self.wants(rank).add(self._by_receiver[rank, pair.qpn].sender, end, pair)
+            self.wants(rank).add(self._sender_of[rank, pair.qpn], end, pair)
 
 
 def admitted_of(plan: Plan) -> Admitted | None:

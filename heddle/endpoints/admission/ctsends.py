@@ -20,13 +20,12 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.admission.waits import WaitCounts, WaitRecord
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo, WrappedEnd
 from heddle.endpoints.transports.rc import RcReceiver, timer_after
 from heddle.endpoints.transports.rcstate import RcParams, Requester
+from heddle.traffic.admission import WaitCounts, WaitRecord
 from heddle.wire import layout as wire
 
 CTS_BYTES: Final = 64
@@ -231,28 +230,23 @@ class GrantingReceiver(WrappedEnd):
 
     @property
     def ready(self) -> bool:
-        """Whether the end has data, or a CTS may leave in the class of data."""
         return (self._as_data and self._requester.ready > 0) or self._end.ready
 
     @property
     def answering(self) -> bool:
-        """Whether the end has an answer, or a CTS may leave in the class of control."""
         return (not self._as_data and self._requester.ready > 0) or self._end.answering
 
     @property
     def deadline(self) -> float:
-        """The end's deadline, or that of the CTS packets without an acknowledgement."""
         own = timer_after(self._requester.deadline, self._requester.params.timeout_s)
         return min(self._end.deadline, own)
 
     @property
     def idle(self) -> bool:
-        """Whether the end is idle, and every CTS is acknowledged."""
         return self._requester.idle and self._end.idle
 
     @property
     def error(self) -> str:
-        """The error of the end, or of the CTS packets."""
         if self._requester.error:
             return f"its clear-to-send (CTS) packets: {self._requester.error}"
         return self._end.error
@@ -265,7 +259,6 @@ class GrantingReceiver(WrappedEnd):
         return at - slot + (self._end.take(batch, at, limit - (at - slot), now) if at - slot < limit else 0)
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write a CTS in the class of control if one is due, else an answer of the end."""
         if self._as_data or not self._put(batch, slot, 1):
             self._end.answer(batch, slot)
 
@@ -280,7 +273,6 @@ class GrantingReceiver(WrappedEnd):
         return at - slot
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take an acknowledgement of CTS packets, or pass the frame on."""
         self._now = now
         if got.kinds[index].opcode != wire.ACK:
             return self._end.receive(got, index, now)
@@ -301,7 +293,6 @@ class GrantingReceiver(WrappedEnd):
         self._end.hold(seconds)
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the end, and CTS packets."""
         seen = self._requester.counters
         return {**self._end.counters(), "cts_sent": seen.sent, "cts_resent": seen.retransmitted}
 
@@ -340,10 +331,11 @@ class _Ring:
 class GatedSender(WrappedEnd):
     """A sending end that also takes CTS packets, and passes their grants to the gate of its connection.
 
-    answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has released.
+    answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has
+    released, to the queue pairs of the connection.
     """
 
-    __slots__ = ("_acks", "_cts", "_layout", "_psn", "_release", "_ring", "gate")
+    __slots__ = ("_acks", "_cts", "_layout", "_psn", "_ring", "gate", "release")
 
     def __init__(
         self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: GrantGate[Posted], ring: int
@@ -352,40 +344,31 @@ class GatedSender(WrappedEnd):
         self.gate = gate
         self._ring = _Ring(ring, cts_rkey(qp.qpn))
         self._cts = RcReceiver(params, QpInfo(qp.qpn, answers, cts_psn(qp.psn)), self._ring)
-        self._release: Callable[[Posted], None] | None = None
+        self.release: Callable[[Posted], None] | None = None
         self._layout = answers.layout
         self._psn = 0  # of the last CTS in order
         self._acks = 0
 
-    def on_release(self, release: Callable[[Posted], None]) -> None:
-        """Set the function that posts released messages to the queue pairs of the connection."""
-        self._release = release
-
     @property
     def answering(self) -> bool:
-        """Whether the end has an answer, or CTS packets must be acknowledged."""
         return self._cts.answering or self._end.answering
 
     @property
     def deadline(self) -> float:
-        """The earliest deadline of the end, of a delayed acknowledgement, and of the gate."""
         return min(self._end.deadline, self._cts.deadline, self.gate.deadline)
 
     @property
     def idle(self) -> bool:
-        """Whether no message waits for a CTS, and the end is idle."""
         return not self.gate.held and self._end.idle
 
     @property
     def error(self) -> str:
-        """The error of the gate or of the end."""
         if self.gate.error:
             seen = f"the last CTS had PSN {self._psn}" if self.gate.grants else "none has arrived so far"
             return f"{self.gate.error}; {seen}"
         return self._end.error
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Acknowledge CTS packets, or write an answer of the end."""
         if self._cts.answering:
             self._cts.answer(batch, slot)
             self._acks += 1
@@ -393,25 +376,22 @@ class GatedSender(WrappedEnd):
             self._end.answer(batch, slot)
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        """Take a CTS, or pass the frame on."""
         if got.kinds[index].opcode != wire.WRITE_ONLY:
             return self._end.receive(got, index, now)
         taken = self._cts.receive(got, index, now)
         while (grant := self._ring.poll()) is not None:
             self._psn = got.psns[index]
             released = self.gate.granted(grant, now)
-            if released is not None and self._release is not None:
-                self._release(released)
+            if released is not None and self.release is not None:
+                self.release(released)
         return taken
 
     def expire(self, now: float) -> None:
-        """Apply the timers whose deadlines have passed."""
         super().expire(now)
         self._cts.expire(now)
         self.gate.expire(now)
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the end, CTS packets in order, and their acknowledgements."""
         return {**self._end.counters(), "cts_received": self.gate.grants, "cts_acks": self._acks}
 
     def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
@@ -421,5 +401,4 @@ class GatedSender(WrappedEnd):
         return (PathUse(first.sport, first.packets + self._acks, first.bytes + size), *others)
 
     def waits(self) -> WaitCounts:
-        """How long messages waited for their CTS."""
         return self.gate.waits.counts()

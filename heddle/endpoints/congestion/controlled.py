@@ -8,9 +8,8 @@ from typing import Final
 
 from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.endpoints.congestion import ratecontrol
 from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
-from heddle.endpoints.congestion.ratecontrol import Congestion, NicFacts, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
@@ -19,7 +18,7 @@ from heddle.traffic.plan import Plan
 from heddle.traffic.tunables import Control, described, values_of
 from heddle.wire.layout import LAYOUTS
 
-CONTROLLERS: Final[Registry[type[Congestion]]] = Registry(
+CONTROLLERS: Final[Registry[type[ratecontrol.Congestion]]] = Registry(
     "congestion",
     {
         "dcqcn": Dcqcn,
@@ -43,27 +42,29 @@ class Controlled:
     """
 
     name: str
-    congestion: Congestion
+    congestion: ratecontrol.Congestion
     steps: int
     frame_bits: int
 
-    def sender(self, end: QpEnd, qp: QpInfo, line_bps: float, shapers: MutableMapping[bytes, Shaper]) -> QpEnd:
+    def sender(
+        self, end: QpEnd, qp: QpInfo, line_bps: float, shapers: MutableMapping[bytes, ratecontrol.Shaper]
+    ) -> QpEnd:
         """The sending end of a NIC with this line rate, under control.
 
         shapers: of this NIC, empty at first. Queue pairs to one address find theirs here, if they share one.
         """
         shaper = shapers.get(qp.flow.dst_ip) if self.congestion.coalesced else None
         if shaper is None:
-            control = self.congestion.control(line_bps, to_ns(qp.rtt_s))
-            shaper = shapers[qp.flow.dst_ip] = Shaper(control, line_bps, self.frame_bits, self.steps)
-        return PacedSender(end, shaper, qp)
+            control = self.congestion.control(line_bps, ratecontrol.to_ns(qp.rtt_s))
+            shaper = shapers[qp.flow.dst_ip] = ratecontrol.Shaper(control, line_bps, self.frame_bits, self.steps)
+        return ratecontrol.PacedSender(end, shaper, qp)
 
     def receiver(self, end: QpEnd, qp: QpInfo) -> QpEnd:
         """The receiving end, which reports marks."""
-        return NotifyingReceiver(end, self.congestion.cnp, qp)
+        return ratecontrol.NotifyingReceiver(end, self.congestion.cnp, qp)
 
 
-def find_control(name: str) -> type[Congestion] | None:
+def find_control(name: str) -> type[ratecontrol.Congestion] | None:
     """The congestion control of that name, None for `none`; InputError with the nearest word for others."""
     if name != NO_CONTROL and name not in CONTROLLERS:
         hint = did_you_mean(name, [NO_CONTROL, *CONTROLLERS])
@@ -77,7 +78,7 @@ def with_control(plan: Plan) -> Plan:
     if kind is None:
         return plan
     line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
-    on = NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k)
+    on = ratecontrol.NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k)
     chosen = plan.options.of(kind.options)
     profile = chosen.profile(on)
     tunables = [replace(each, default=profile.values.get(each.name, each.default)) for each in kind.tunables]
@@ -92,7 +93,7 @@ def congestion_of(plan: Plan) -> Controlled | None:
         return None
     frame = _frame_bytes(plan)
     congestion = CONTROLLERS[plan.control.name].of(plan.control.values, plan.k, frame)
-    return Controlled(plan.control.name, congestion, steps_for(len(plan.qps)), 8 * frame)
+    return Controlled(plan.control.name, congestion, ratecontrol.steps_for(len(plan.qps)), 8 * frame)
 
 
 def _frame_bytes(plan: Plan) -> int:

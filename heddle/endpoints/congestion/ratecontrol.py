@@ -1,21 +1,34 @@
-"""The interface of congestion control: how fast one queue pair may send, and how a receiver reports marks.
+"""The interface of congestion control: how fast one queue pair may send, how a receiver reports marks, and their ends.
 
-Pure: in are events with their times, out are a rate, a window and the time of the next timer. Times are integer
-nanoseconds of one monotonic clock that never goes back, rates are bit/s of frame bytes. pacing.py connects these
-objects to the ends of any transport.
+Controllers are pure: in are events with their times, out are a rate, a window and the time of the next timer. Times are
+integer nanoseconds of one monotonic clock that never goes back, rates are bit/s of frame bytes.
 
 A controller is one file in this directory and one line of CONTROLLERS (controlled.py). What users choose of it is in
 its `options`, a ControlOptions.
+
+PacedSender and NotifyingReceiver apply it to the ends of any transport: the sender waits between packets, the receiver
+sends CNPs. They pass everything else on to the end that they control. So a transport needs no line of code for
+congestion control, and a run without it has no extra work.
+
+Pacing: a shaper has one rate, and the turns of its queue pairs: of one, or of all to one address. A frame of n bytes
+moves the next turn by 8 n / rate. A queue pair takes a turn when it has a frame, so none is kept for an idle one.
+Timers of the NIC are as late as epoll's (1 ms) and the time between two passes (1 ms); frames that became due in that
+time leave together. At the line rate there is no pacing, since the port sets the pace. Timers of the transport stop
+while its packets wait, as while the port is paused: the packet that asks for an acknowledgement may be one of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Protocol, Self
 
 from heddle.base.declared import Declared, Wrong
+from heddle.endpoints.nic.frames import Received, SendBatch
+from heddle.endpoints.nic.qpend import NEVER, QpEnd, QpInfo, WrappedEnd
 from heddle.traffic.tunables import SETTING, Tunable, pairs, settings_from
+from heddle.wire import layout as wire
 
 FAR_NS: Final = 1 << 62  # later than any time: no timer runs
 FINEST_NS: Final = 1_000_000
@@ -224,3 +237,262 @@ class RateRecord:
                 ends.append(end)
                 rates.append(rate)
         self._ends, self._rates = ends, rates
+
+
+_PER_S: Final = 1_000_000_000
+LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
+CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
+
+
+def to_ns(seconds: float) -> int:
+    """Nanoseconds of a time in seconds."""
+    return round(seconds * _PER_S)
+
+
+def to_seconds(ns: int) -> float:
+    """A deadline in seconds that is not before `ns`."""
+    return NEVER if ns >= FAR_NS else (ns + LATE_NS) / _PER_S
+
+
+class SendTimes:
+    """When the unacknowledged packets of a sender left, by PSN: for the delays of their acknowledgements.
+
+    An acknowledgement of packets of which one was sent more than once gives no delay: it is not known which copy it
+    answers (Karn and Partridge, SIGCOMM 1987), and the others may have waited at the receiver for that one.
+    """
+
+    __slots__ = ("_beyond", "_sent")
+
+    def __init__(self, first: int) -> None:
+        self._sent: dict[int, int | None] = {}  # PSN -> when it was sent, None when not for the first time
+        self._beyond = first  # one past the highest PSN sent
+
+    def add(self, psn: int, now_ns: int) -> None:
+        """A packet leaves."""
+        fresh = wire.psn_after(psn, self._beyond) >= 0
+        self._sent[psn] = now_ns if fresh else None
+        if fresh:
+            self._beyond = (psn + 1) & wire.PSN_MASK
+
+    def acknowledge(self, psn: int, now_ns: int) -> tuple[int, int | None]:
+        """Remove all packets up to `psn`; return their number, and the delay of the newest in ns if it is known."""
+        done = [each for each in self._sent if wire.psn_after(psn, each) >= 0]
+        once = [at for each in done if (at := self._sent.pop(each)) is not None]
+        return len(done), now_ns - once[-1] if once and len(once) == len(done) else None
+
+
+class Shaper:
+    """A rate and the queue pairs that share it. frame_bits: of a full frame. steps: of the record of the rate.
+
+    Turns are numbers of bits: a turn begins when the frames of all earlier turns have left at the rate. Only the last
+    one that left has a time, so turns that wait follow every change of the rate.
+    """
+
+    __slots__ = ("_done", "_frame_bits", "_line", "_record", "_start", "_tail", "control", "users")
+
+    def __init__(self, control: SendControl, line_bps: float, frame_bits: int, steps: int) -> None:
+        self.control, self._line, self._frame_bits = control, line_bps, frame_bits
+        self.users = 0
+        self._start, self._done = -FAR_NS, 0  # time and turn of the frame that left last
+        self._tail = 0  # the next free turn
+        self._record = RateRecord(steps)
+
+    @property
+    def paced(self) -> bool:
+        """Whether packets leave one by one: at the line rate the port sets the pace, and else a window from 1 on."""
+        return self.control.rate_bps < self._line and not 1 <= self.control.window < math.inf
+
+    def take_turn(self) -> int:
+        """The next free turn, for a full frame."""
+        self._tail += self._frame_bits
+        return self._tail - self._frame_bits
+
+    def time_of(self, turn: int) -> int:
+        """When a turn begins at the rate that holds now."""
+        return self._start + int((turn - self._done) * _PER_S / self.control.rate_bps)
+
+    def left(self, turn: int, at: int, bits: int, now_ns: int) -> None:
+        """The frame of a turn that was due `at` has left; it had so many bits."""
+        self._tail += bits - self._frame_bits
+        if turn >= self._done:
+            self._done, self._start = turn, max(at, now_ns - CATCH_UP_NS)
+
+    def record(self, now_ns: int) -> None:
+        """The rate may have changed."""
+        self._record.add(now_ns, self.control.rate_bps)
+
+    def rates(self) -> RateSteps:
+        """The share of one queue pair over time; below the line rate all have the same."""
+        return tuple((at, rate if rate >= self._line else rate / self.users) for at, rate in self._record.steps())
+
+
+class PacedSender(WrappedEnd):
+    """A sending end whose packets leave at the rate of its shaper and within the window of its congestion control."""
+
+    __slots__ = ("_at", "_cnps", "_control", "_due", "_psn_at", "_shaper", "_since", "_times", "_turn", "_waits")
+
+    def __init__(self, end: QpEnd, shaper: Shaper, qp: QpInfo) -> None:
+        super().__init__(end)
+        self._shaper, self._control = shaper, shaper.control
+        shaper.users += 1
+        self._times = SendTimes(qp.psn) if self._control.window != math.inf else None
+        self._psn_at = qp.flow.layout.psn_word_at
+        self._cnps = 0
+        self._turn = -1  # its turn at the shaper; -1: none
+        self._waits = False  # for the time of its turn
+        self._since = 0  # when it began to wait
+        self._at = self._due = -FAR_NS  # when its turn begins; when to look again
+
+    @property
+    def ready(self) -> bool:
+        return not self._waits and self._sendable
+
+    @property
+    def deadline(self) -> float:
+        return to_seconds(self._due) if self._waits else self._end.deadline
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        now_ns, control, taken = to_ns(now), self._control, 0
+        while taken < limit and self.ready:
+            control.expire(now_ns)
+            most = min(limit - taken, int(min(limit, self._room)))
+            paced = self._shaper.paced
+            if paced and not self._has_turn(now_ns):
+                break
+            count = self._end.take(batch, slot + taken, 1 if paced else most, now)
+            if not count:
+                break
+            self._left(batch, slot + taken, count, now_ns)
+            taken += count
+        return taken
+
+    def _has_turn(self, now_ns: int) -> bool:
+        """Take a turn if it has none; whether it has begun."""
+        if self._turn < 0:
+            self._turn = self._shaper.take_turn()
+        self._schedule(now_ns)
+        return not self._waits
+
+    def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int) -> None:
+        """Account for the frames in these slots."""
+        size, shaper = int(batch.lengths[slot : slot + count].sum()), self._shaper
+        if self._times is not None:
+            for each in range(slot, slot + count):
+                word = wire.WORD.unpack_from(batch.mem, batch.starts[each] + self._psn_at)[0]
+                self._times.add(word & wire.PSN_MASK, now_ns)
+        self._control.sent(size, now_ns)
+        if self._turn >= 0:
+            shaper.left(self._turn, self._at, 8 * size, now_ns)
+            self._turn = -1
+            if shaper.paced and self._sendable:
+                self._has_turn(now_ns)
+        shaper.record(now_ns)
+
+    def _schedule(self, now_ns: int) -> None:
+        """Compute the time of its turn from the rate that holds now."""
+        if not self._shaper.paced:
+            self._turn = -1
+        waits = False
+        if self._turn >= 0:
+            self._at = self._shaper.time_of(self._turn)
+            self._due = min(self._at, self._control.deadline_ns)
+            waits = self._at > now_ns
+        if waits and not self._waits:
+            self._since = now_ns
+        elif self._waits and not waits:
+            self._end.hold((now_ns - self._since) / _PER_S)
+        self._waits = waits
+
+    @property
+    def _sendable(self) -> bool:
+        return self._room >= 1 and self._end.ready
+
+    @property
+    def _room(self) -> float:
+        if self._times is None:
+            return math.inf
+        return max(max(1, int(self._control.window)) - self._end.in_flight, self._end.requested)
+
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        opcode, now_ns = got.kinds[index].opcode, to_ns(now)
+        if opcode == wire.CNP:
+            self._cnps += 1
+            self._control.notified(now_ns)
+            self._changed(now_ns)
+            return True
+        taken = self._end.receive(got, index, now)
+        if self._times is not None and opcode == wire.ACK and taken:
+            syndrome, _ = got.aeth(index)
+            if syndrome == wire.NAK_SEQUENCE:
+                self._control.lost(False, now_ns)
+            elif not syndrome & wire.SYNDROME_KIND:
+                packets, delay_ns = self._times.acknowledge(got.psns[index], now_ns)
+                if packets:
+                    self._control.acknowledged(packets, delay_ns, now_ns)
+            self._changed(now_ns)
+        return taken
+
+    def _changed(self, now_ns: int) -> None:
+        """The rate may have changed."""
+        if self._waits:
+            self._schedule(now_ns)
+        self._shaper.record(now_ns)
+
+    def expire(self, now: float) -> None:
+        """Apply timers of the end and of the control, and find out whether it is time for the next packet."""
+        now_ns = to_ns(now)
+        if not self._waits and self._end.deadline <= now:
+            before = self._end.in_flight
+            self._end.expire(now)
+            if self._end.in_flight < before:  # it was the timer of an answer
+                self._control.lost(True, now_ns)
+        self._control.expire(now_ns)
+        self._changed(now_ns)
+
+    def counters(self) -> Mapping[str, int]:
+        return {**self._end.counters(), "cnps_received": self._cnps}
+
+    def rates(self) -> RateSteps:
+        """Its share of the shaper's rate over time."""
+        return self._shaper.rates()
+
+
+class NotifyingReceiver(WrappedEnd):
+    """A receiving end that answers marked packets with CNPs."""
+
+    __slots__ = ("_cnps", "_flow", "_notifier")
+
+    def __init__(self, end: QpEnd, rule: CnpRule, qp: QpInfo) -> None:
+        super().__init__(end)
+        self._notifier = Notifier(rule.gap_ns)
+        self._flow = qp.flow.with_dscp(rule.dscp)
+        self._cnps = 0
+
+    @property
+    def answering(self) -> bool:
+        return self._notifier.due or self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        return min(self._end.deadline, to_seconds(self._notifier.deadline_ns))
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        if not self._notifier.due:
+            self._end.answer(batch, slot)
+            return
+        batch.put_cnp(slot, self._flow)
+        self._notifier.sent()
+        self._cnps += 1
+
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        taken = self._end.receive(got, index, now)
+        if taken and got.kinds[index].ce:
+            self._notifier.marked(to_ns(now))
+        return taken
+
+    def expire(self, now: float) -> None:
+        super().expire(now)
+        self._notifier.expire(to_ns(now))
+
+    def counters(self) -> Mapping[str, int]:
+        return {**self._end.counters(), "cnps_sent": self._cnps}

@@ -1,4 +1,4 @@
-/* DCQCN for the compiled loop. The reference is congestion/dcqcn.py, pacing.py and ratecontrol.py: the
+/* DCQCN for the compiled loop. The reference is congestion/dcqcn.py and ratecontrol.py: the
  * same numbers for the same events. Floating point is as in Python: 64 bits, no contraction (-ffp-contract=off).
  */
 #ifndef HEDDLE_DCQCN_H

@@ -1,6 +1,8 @@
 """Drive a worker's NICs by the compiled loop: the same frames as with the Python loop, for transports that allow it.
 
 In:  endpoints, queue pairs, the messages that ranks expect. Out: complete messages for ranks, reports.
+The compiled object is fastpath-MACHINE.so in this directory (tests/objects/shared.py builds it), with a CRC-32 of
+libdeflate or zlib. Without it the Python loop does the same work, with more CPU time.
 Python runs once per message, not per packet: the loop returns when a message of a rank is complete.
 """
 
@@ -11,23 +13,23 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_char_p, c_double, c_int, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.base import resources
 from heddle.base.problems import MachineError, Problem
-from heddle.endpoints.addressing import address_of, announced_by
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.ratecontrol import RateSteps
-from heddle.endpoints.connections import Connection, Destinations, part_bytes
-from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
+from heddle.endpoints.connections import Connection, Destinations, address_of, announced_by, part_bytes
 from heddle.endpoints.loops import NicError, NicLoop
-from heddle.endpoints.nic.framebuffer import frame_bytes_for
+from heddle.endpoints.nic.frames import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import PathUse, QpInfo
@@ -36,11 +38,113 @@ from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good
+from heddle.kernel.native import native
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import EXTRA_BYTES, HEADERS_ONLY, WRITE_MIDDLE
+
+VERSION: Final = 6
+# libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
+_CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
+
+
+class RcStruct(ctypes.Structure):
+    """struct rc: parameters of a reliable connection."""
+
+    _fields_ = (("timeout_ns", c_int64), ("ack_delay_ns", c_int64), ("mtu", c_uint32), ("retries", c_uint32))
+
+
+class DcqcnStruct(ctypes.Structure):
+    """struct dcqcn_rule: congestion control of all queue pairs."""
+
+    _fields_ = (
+        *((name, c_double) for name in (
+            "keep", "first_alpha", "first_bps", "least_factor", "min_bps", "cut_divisor", "ai_bps", "hai_bps",
+            "start_bps", "growth",
+        )),
+        *((name, c_int64) for name in ("alpha_ns", "cut_ns", "time_ns", "gap_ns", "frame_bits")),
+        ("byte_reset", c_uint64),
+        *((name, c_uint32) for name in ("threshold", "steps")),
+        *((name, c_uint8) for name in ("on", "clamp", "clamp_after_time", "cnp_tos", "coalesce")),
+    )  # fmt: skip
+
+
+class OpcodesStruct(ctypes.Structure):
+    """struct opcodes: the properties of each opcode."""
+
+    _fields_ = (("extra", c_uint8 * 256), ("headers_only", c_uint8 * 256))
+
+
+class EventStruct(ctypes.Structure):
+    """struct event: the reason why hd_run returned."""
+
+    _fields_ = (("kind", c_uint32), ("nic", c_uint32), ("a", c_uint32), ("b", c_uint32))
+
+
+_ENGINE = c_void_p
+_EVENT_ARRAY = ctypes.POINTER(EventStruct)
+_COUNT_ARRAY = ctypes.POINTER(c_uint64)
+_SIGNATURES: Final[native.Signatures] = {
+    "hd_version": (c_uint32, ()),
+    "hd_engine": (_ENGINE, (
+        ctypes.POINTER(RcStruct), ctypes.POINTER(OpcodesStruct), c_void_p, c_int, c_uint32, c_int64,
+    )),
+    "hd_congestion": (None, (_ENGINE, ctypes.POINTER(DcqcnStruct))),
+    "hd_nic": (c_int, (_ENGINE, c_int, c_int, c_uint32, c_uint64)),
+    "hd_qp": (c_int, (
+        _ENGINE, c_uint32, c_int, c_uint32, c_char_p, c_char_p, c_uint32, c_uint32, c_uint32, c_int64,
+    )),
+    "hd_expect": (c_int, (_ENGINE, c_uint32, c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "hd_message": (c_void_p, (_ENGINE, c_uint32, c_uint32, c_uint32)),
+    "hd_used": (None, (_ENGINE, c_uint32, c_uint32, c_uint32)),
+    "hd_post": (c_int, (
+        _ENGINE, c_uint32, c_void_p, c_void_p, c_uint32, c_uint32, c_uint64, c_uint32, c_uint32,
+    )),
+    "hd_take": (None, (_ENGINE, c_int64)),
+    "hd_pass": (None, (_ENGINE, c_int64, c_int)),
+    "hd_run": (c_int, (_ENGINE, c_int64, c_int, c_int64, _EVENT_ARRAY, c_int)),
+    "hd_drain": (c_int, (_ENGINE, _EVENT_ARRAY, c_int)),
+    "hd_idle": (c_int, (_ENGINE, c_uint32)),
+    "hd_qp_counters": (None, (_ENGINE, c_uint32, c_uint32, _COUNT_ARRAY)),
+    "hd_rates": (c_uint32, (
+        _ENGINE, c_uint32, c_uint32, ctypes.POINTER(c_int64), ctypes.POINTER(c_double), c_uint32,
+    )),
+    "hd_nic_counters": (None, (_ENGINE, c_uint32, _COUNT_ARRAY)),
+    "hd_close": (None, (_ENGINE,)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32."""
+
+    code: ctypes.CDLL
+    crc: int
+
+
+@cache
+def load() -> Library | str:
+    """The library, or the reason why it cannot be used here."""
+    code = native.load_committed(resources.HERE.fastpath, _SIGNATURES, lambda code: bool(code.hd_version() == VERSION))
+    if isinstance(code, str):
+        return code
+    crc = _crc()
+    return Library(code, crc) if crc else f"none of {', '.join(name for name, _ in _CRCS)} can be loaded"
+
+
+def _crc() -> int | None:
+    for name, symbol in _CRCS:
+        try:
+            function = getattr(ctypes.CDLL(name), symbol)
+        except (OSError, AttributeError):
+            continue
+        address = ctypes.cast(function, c_void_p).value
+        if address is not None:
+            return address
+    return None
+
 
 SENDER: Final = 0
 RECEIVER: Final = 1
@@ -229,7 +333,6 @@ class FastLoop(NicLoop):
         self.nics.append(FastNic(self, endpoint, index, data, answers))
 
     def sender(self, rank: int, qp: QpInfo) -> int:
-        """Open the sending end of a queue pair."""
         return self.nics[self._by_rank[rank]].add(SENDER, qp)
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
@@ -240,13 +343,11 @@ class FastLoop(NicLoop):
         return self.nics[self._by_rank[rank]]
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
-        """Open the receiving end of a queue pair."""
         nic = self.nics[self._by_rank[rank]]
         nic.memory = memory
         nic.add(RECEIVER, qp)
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Run the compiled code, and pass complete messages to ranks."""
         until_ns = round(min(until, _FAR_S) * _NS)
         count = self.code.hd_run(self.engine, until_ns, stop_fd, round(TICK_S * _NS), self._events, _EVENTS)
         if count < 0:
@@ -265,7 +366,6 @@ class FastLoop(NicLoop):
         return False
 
     def take_rest(self) -> None:
-        """Receive all remaining frames, also those that wait for their delay."""
         for _ in range(REST_TURNS):
             self.code.hd_take(self.engine, time.monotonic_ns())
         self.code.hd_take(self.engine, time.monotonic_ns() + round(REST_S * _NS))
@@ -292,7 +392,6 @@ class FastLoop(NicLoop):
                 yield QpReport(nic.rank, qp.qpn, sent, received, ce, counters, rates, standing, damaged=damaged)
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """The frames of each NIC that were for no queue pair."""
         for nic in self.nics:
             malformed, icrc_errors, stray, _ = nic.counters("hd_nic_counters", 4)
             yield NicReport(NicCounters(malformed, icrc_errors, stray, nic.answers.passed()), nic.data.drops())

@@ -1,4 +1,4 @@
-/* RoCEv2 frames: reading, building, ICRC. The same rules as nic/parse.py and nic/frames.py, which are the reference.
+/* RoCEv2 frames: reading, building, ICRC. The same rules as nic/frames.py, which is the reference.
  *
  * Sources: InfiniBand Architecture Specification vol. 1, annex A17; RFC 791, 768, 8200.
  */

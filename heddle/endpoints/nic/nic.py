@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
-from heddle.endpoints.nic.frames import SendBatch, ip_checksum
+from heddle.endpoints.nic.frames import FrameBuffer, Parser, Received, SendBatch, frame_bytes_for, ip_checksum
 from heddle.endpoints.nic.packetsocket import PacketSocket
-from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
 from heddle.wire import layout as wire
 
@@ -280,7 +278,12 @@ class Nic:
             qp = self.qps.get(qpn)
             ours = qp is not None and kind.src == qp.peer_ip
             if not sound or qp is None or not ours:
-                self._reject(got.oks[i], sound)
+                if sound:
+                    self.counters.stray += 1
+                elif got.oks[i]:
+                    self.counters.icrc_errors += 1
+                else:
+                    self.counters.malformed += 1
                 if qp is not None and ours and got.oks[i]:  # a wrong ICRC: it arrived all the same
                     qp.damaged[kind.sport] += 1
                 continue
@@ -309,15 +312,6 @@ class Nic:
                 self._take(self._parser.parse(self._late, lengths), now, touched, late=True)
         for qp in touched.values():
             self.look(qp)
-
-    def _reject(self, ok: bool, sound: bool) -> None:
-        """Count a frame that is not for a QP of this NIC, by reason."""
-        if sound:
-            self.counters.stray += 1
-        elif ok:
-            self.counters.icrc_errors += 1
-        else:
-            self.counters.malformed += 1
 
 
 def announce(interface: str, mac: str, ip: str, gateway_ip: str) -> None:

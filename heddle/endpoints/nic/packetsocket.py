@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from heddle.endpoints.nic.framebuffer import MMSGHDR, FrameBuffer, frame_bytes_for
+from heddle.endpoints.nic.frames import MMSGHDR, FrameBuffer, frame_bytes_for
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import SOL_PACKET

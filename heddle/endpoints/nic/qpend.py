@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 
 NEVER: Final = float("inf")
 E = TypeVar("E", bound="QpEnd")
@@ -165,7 +164,7 @@ class QpEnd:
         return ()
 
     def waits(self) -> tuple[tuple[int, int], ...]:
-        """How long messages waited for a CTS, with admission: (bucket, messages), as in ../admission/waits.py."""
+        """How long messages waited for a CTS, with admission: (bucket, messages), as in WaitCounts."""
         return ()
 
 

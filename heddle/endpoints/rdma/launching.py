@@ -141,14 +141,9 @@ def _devices(lab: Lab, ports: Sequence[Port]) -> Iterator[tuple[_End, _End]]:
 
 def _end(lab: str, netns: Path, port: Port) -> _End:
     device = rdma.link_name(lab, port.node, port.name)
-    return _End(port, netns, device, _gid(netns, device, port))
-
-
-def _gid(netns: Path, device: str, port: Port) -> int:
-    """The index of a port's address in the table of its device."""
     with inside(netns):
         try:
-            return gid_index(device, str(port.address.ip) if port.address else "")
+            return _End(port, netns, device, gid_index(device, str(port.address.ip) if port.address else ""))
         except OSError as error:
             why = f"cannot be used: {error.strerror}"
             raise MachineError(Problem("", f"RDMA device {device}", why, "./inv status shows the ports")) from None

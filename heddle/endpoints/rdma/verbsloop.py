@@ -21,14 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import CheckError, Problem
-from heddle.endpoints.addressing import announced, announced_by
-from heddle.endpoints.connections import Connection, Destinations, QpConnection, part_bytes, part_sizes
+from heddle.endpoints import connections
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, PathUse, QpInfo
 from heddle.endpoints.ranks import Rank
-from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
-from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
-from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
+from heddle.endpoints.rdma.verbsdevice import (
+    WR_SEND_IMM,
+    Completion,
+    Memory,
+    Peer,
+    VerbsDevice,
+    VerbsParams,
+    VerbsQp,
+    message_bytes,
+)
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
@@ -174,7 +180,7 @@ class VerbsNic:
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
         """Learn the messages of an epoch."""
-        self._schedules[announced(announced_by(epoch, (0, 0)))[0]] = epoch, schedule
+        self._schedules[connections.announced(connections.announced_by(epoch, (0, 0)))[0]] = epoch, schedule
 
     def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Register the arrays from which messages will be sent. Earlier ones stay while messages are unacknowledged."""
@@ -225,15 +231,15 @@ class VerbsNic:
         end.post(each.wr_id)
 
     def _deliver(self, end: _Receiver, imm: int, data: NDArray[np.uint8]) -> None:
-        low_bits, key = announced(imm)
+        low_bits, key = connections.announced(imm)
         epoch, schedule = self._schedules[low_bits]
         receive = schedule.receives[key]
         size = receive.hi - receive.lo
         staged = self._arriving.get((epoch, key))
         if staged is None:
-            parts = len(part_sizes(size, self._plan.options.qps)) if self._split else 1
+            parts = len(connections.part_sizes(size, self._plan.options.qps)) if self._split else 1
             staged = self._arriving[epoch, key] = _Arriving(np.empty(size, np.uint8), parts)
-        start = end.index * part_bytes(size, self._plan.options.qps) if self._split else 0
+        start = end.index * connections.part_bytes(size, self._plan.options.qps) if self._split else 0
         staged.data[start : start + len(data)] = data
         staged.parts -= 1
         if not staged.parts:
@@ -270,7 +276,6 @@ class VerbsLoop(NicLoop):
         self._poll.register(nic.device.fileno(), select.EPOLLIN)
 
     def sender(self, rank: int, qp: QpInfo) -> int:
-        """Open the sending end of a queue pair."""
         try:
             self._ends.append(self._nics[rank].sender(qp, self._params))
         except OSError as error:
@@ -280,14 +285,13 @@ class VerbsLoop(NicLoop):
         self._counts.expect("came", answers, qp.psn)
         return len(self._ends) - 1
 
-    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        return QpConnection([self._ends[end] for end in ends], mode)
+    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> connections.Connection:
+        return connections.QpConnection([self._ends[end] for end in ends], mode)
 
-    def destinations(self, rank: int) -> Destinations | None:
+    def destinations(self, rank: int) -> connections.Destinations | None:
         return self._nics[rank]
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
-        """Open the receiving end of a queue pair."""
         try:
             self._nics[rank].receiver(qp, self._params, memory)
         except OSError as error:
@@ -295,7 +299,6 @@ class VerbsLoop(NicLoop):
         self._counts.expect("came", keys_of(qp)[1], qp.psn)
 
     def turn(self, until: float, stop_fd: int) -> bool:
-        """Handle completions; wait for the next ones if there are none."""
         if stop_fd != self._stop_fd:
             self._poll.register(stop_fd, select.EPOLLIN)
             self._stop_fd = stop_fd
@@ -323,7 +326,6 @@ class VerbsLoop(NicLoop):
         return all(nic.idle for nic in self._nics.values())
 
     def qp_reports(self) -> Iterable[QpReport]:
-        """The counts at the NICs for each end."""
         for rank, nic in self._nics.items():
             for qp, sends in nic.qps:
                 here, there = keys_of(qp)

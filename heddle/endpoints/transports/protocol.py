@@ -12,7 +12,7 @@ parameters, the columns that it reports, and two kinds of QpEnd (../nic/qpend.py
 | NIC    | `take` and `answer` for frames to send, `receive` for frames that arrived, `expire` at `deadline` |
 | loop   | at the end, `counters`, and `paths` for the source ports of a sending end that chooses them itself |
 
-Congestion control is a pair of ends that wrap the ends of any transport (../congestion/pacing.py). It decides when
+Congestion control is a pair of ends that wrap the ends of any transport (../congestion/ratecontrol.py). It decides when
 packets may leave. It is not `ready` between two packets and sets `deadline` to the time of the next one: the NIC then
 calls `expire`, and `take` if the end is ready. The resolution is that of epoll, 1 ms. The receiving end sees marks as
 `got.kinds[i].ce` and answers them with CNPs. So a transport must accept calls of `take` with a limit of 1.

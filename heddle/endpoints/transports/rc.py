@@ -1,26 +1,264 @@
 """rc: InfiniBand's reliable connection over RoCEv2. Data are RDMA WRITEs with immediate, answers are ACKs and NAKs.
 
-This module has parameters, frames and counters. The state of a connection (PSNs, go-back-N) is in rcstate.py, other
-recoveries from loss are in recovery.py.
+This module has parameters, frames and counters, and the recoveries from loss other than go-back-N. rcstate.py has the
+state of a connection (PSNs, go-back-N), without frames.
+
+| mode | the receiver, at a gap | the sender, after a NAK or a timeout |
+|---|---|---|
+| go-back-n (rcstate.py) | discards later packets, NAKs the first missing one | sends again from that packet on |
+| go-back-0 | also discards what it has of the message, NAKs its first packet | sends the whole message again |
+| selective-repeat | keeps later packets, NAKs each missing one | sends only the requested packets again |
+
+go-back-0 is the recovery of early RoCE adapters: with long messages and little loss it completes none of them (Guo et
+al., "RDMA over Commodity Ethernet at Scale", SIGCOMM 2016, section 4.1). selective-repeat is that of newer adapters and
+of IRN (Mittal et al., "Revisiting Network Support for RDMA", SIGCOMM 2018). Packets are kept for at most one window.
+All three send the same packets. In selective-repeat a NAK does not acknowledge earlier packets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from heddle.base.declared import Declared
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo, passes_on
 from heddle.endpoints.transports.protocol import FastConnection, Transport
-from heddle.endpoints.transports.rcstate import WRITES, RcParams, Recovery, last_good, why_failed
-from heddle.endpoints.transports.recovery import requester_of, responder_of
+from heddle.endpoints.transports.rcstate import (
+    WRITES,
+    Burst,
+    RcParams,
+    Recovery,
+    Requester,
+    Responder,
+    WritePacket,
+    last_good,
+    why_failed,
+)
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
+from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK, psn_after
+
+_NAKS: Final = 16  # maximum number of packets to request at once after a timeout
+_ASK_AGAIN: Final = 4  # a missing packet is requested again after this part of the sender's timeout at the earliest
+
+
+class RestartRequester(Requester):
+    """go-back-0: sends the incomplete message again from its first packet on."""
+
+    __slots__ = ()
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """Handle an ACK or NAK. A NAK acknowledges all messages before the one that contains its packet."""
+        if syndrome != NAK_SEQUENCE:
+            super().acknowledge(psn, syndrome, now)
+            return
+        at = self._unwrap(psn)
+        self.counters.naks += 1
+        self._advance(at, now)
+        if self._queue and self._queue[0].first <= at < self.tried:
+            self._rewind(now)
+
+    def _advance(self, una: int, now: float) -> None:
+        """As for go-back-N, but an ACK of packets that were not sent since the last restart is outdated.
+
+        The receiver has discarded these packets, unless it has the whole message.
+        """
+        if una > self.next:
+            ends = (posted.first + posted.packets for posted in self._queue)
+            una = max((end for end in ends if end <= una), default=self.una)
+        super()._advance(una, now)
+
+    def _rewind(self, now: float) -> None:
+        self.una = self._queue[0].first
+        super()._rewind(now)
+
+
+class RestartResponder(Responder):
+    """go-back-0: at a gap, discards the packets of the message that it has accepted."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        super().__init__(params, psn, memory)
+        self._start = self._psn  # of the first packet of the current message, or of the next one
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        later = psn_after(packet.psn, self._psn) > 0
+        if self._target is not None and (later or packet.psn == self._start):
+            discarded = (self._psn - self._start) & PSN_MASK
+            self.counters.received -= discarded
+            self.counters.duplicates += discarded
+            self._psn, self._target = self._start, None
+        super().receive(packet, payload, now)
+        if self._target is None:
+            self._start = self._psn
+
+
+class SelectiveRequester(Requester):
+    """selective-repeat: sends each packet once, and again only the requested ones."""
+
+    __slots__ = ("_again",)
+
+    def __init__(self, params: RcParams, psn: int) -> None:
+        super().__init__(params, psn)
+        self._again: dict[int, None] = {}  # PSNs to send again, in order
+
+    @property
+    def ready(self) -> int:
+        return 0 if self.error else len(self._again) + super().ready
+
+    @property
+    def requested(self) -> int:
+        """Packets to send again; a timeout counts as a request, too."""
+        return len(self._again)
+
+    def take(self, limit: int, now: float) -> list[Burst]:
+        """Up to `limit` packets to send now, requested ones first."""
+        bursts = [self._repeat(psn) for psn in list(self._again)[:limit] if not self.error]
+        new = min(limit - len(bursts), super().ready)
+        if bursts and self.deadline == NEVER:
+            self.deadline = now + self.params.timeout_s
+        return bursts + super().take(new, now) if new > 0 else bursts
+
+    def _repeat(self, psn: int) -> Burst:
+        del self._again[psn]
+        self.counters.sent += 1
+        self.counters.retransmitted += 1
+        posted = next(p for p in self._queue if p.first <= psn < p.first + p.packets)
+        return Burst(posted.message, psn - posted.first, 1, psn & PSN_MASK, posted.packets)
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """Handle an ACK of all packets up to `psn`, or a NAK that requests the packet `psn`."""
+        if syndrome != NAK_SEQUENCE:
+            super().acknowledge(psn, syndrome, now)
+            self._again = {each: None for each in self._again if each >= self.una}
+            return
+        at = self._unwrap(psn)
+        self.counters.naks += 1
+        if self.una <= at < self.next:
+            self._again[at] = None
+
+    def _retry(self, now: float) -> None:
+        """After a timeout, send the oldest packet again, and the latest one, which reveals all gaps."""
+        self._again |= dict.fromkeys((self.una, self.next - 1))
+        self.deadline = now + self.params.timeout_s
+
+
+class SelectiveResponder(Responder):
+    """selective-repeat: keeps packets that arrived too early, and requests each missing one.
+
+    The kept packets are accepted in order when the missing ones have arrived, so WRITEs need no address in each packet.
+    """
+
+    __slots__ = ("_asked_at", "_beyond", "_kept", "_requests")
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        super().__init__(params, psn, memory)
+        self._kept: dict[int, tuple[WritePacket, bytes]] = {}  # by PSN
+        self._beyond = self._psn  # one past the latest PSN that has arrived
+        self._requests: deque[int] = deque()  # missing PSNs whose NAKs follow the one in `reply`
+        self._asked_at = 0.0  # the time of the latest requests
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        psn = packet.psn
+        ahead = psn_after(psn, self._psn)
+        if psn in self._kept:
+            self.counters.duplicates += 1
+            self.ack_due = True
+            self._ask_again(now)
+            return
+        if ahead <= 0:
+            super().receive(packet, payload, now)
+            if ahead == 0:
+                self._settle(now)
+            return
+        self.counters.out_of_order += 1
+        if ahead >= self.params.window:
+            return  # no sender with this window sends it
+        self._ask_again(now)
+        self._kept[psn] = (packet, bytes(payload))
+        if psn in self._requests:
+            self._requests.remove(psn)
+        if self.reply == (psn, NAK_SEQUENCE):
+            self._next_request()
+        if psn_after(psn, self._beyond) >= 0:
+            self._request(range(self._beyond, self._beyond + (psn - self._beyond & PSN_MASK)), now)
+            self._beyond = psn + 1 & PSN_MASK
+
+    def answered(self) -> None:
+        """Reset the pending answer. After a NAK, the next NAK is pending, and an ACK if one was."""
+        if self.reply is not None and self.reply[1] == NAK_SEQUENCE:
+            self._next_request()
+        else:
+            super().answered()
+
+    def _settle(self, now: float) -> None:
+        """After accepting a packet, accept the kept ones that follow it, and drop requests that are not needed."""
+        while self._psn in self._kept:
+            before = self._psn
+            packet, payload = self._kept.pop(before)
+            super().receive(packet, memoryview(payload), now)
+            if self._psn == before:
+                return  # the packet was invalid, and the connection fails
+            self.ack_due = True
+        if psn_after(self._psn, self._beyond) >= 0:
+            self._beyond = self._psn
+        if self.reply is not None and self.reply[1] == NAK_SEQUENCE and self._old(self.reply[0]):
+            self._next_request()
+
+    def _old(self, psn: int) -> bool:
+        return psn_after(psn, self._psn) < 0
+
+    def _next_request(self) -> None:
+        while self._requests and self._old(self._requests[0]):
+            self._requests.popleft()
+        self.reply = (self._requests.popleft(), NAK_SEQUENCE) if self._requests else None
+
+    def _request(self, psns: Sequence[int], now: float) -> None:
+        for psn in psns:
+            self.counters.naks += 1
+            self._requests.append(psn & PSN_MASK)
+        if psns:
+            self._asked_at = now
+        if self.reply is None:
+            self._next_request()
+
+    def _ask_again(self, now: float) -> None:
+        """Request the missing packets again if the last requests are old: the requests or the packets were lost."""
+        if now - self._asked_at < self.params.timeout_s / _ASK_AGAIN:
+            return
+        count = (self._beyond - self._psn) & PSN_MASK
+        missing = [psn for i in range(count) if (psn := self._psn + i & PSN_MASK) not in self._kept]
+        waiting = {*self._requests, self.reply[0] if self.reply else None}
+        self._request([psn for psn in missing[:_NAKS] if psn not in waiting], now)
+
+
+_REQUESTERS: Final[Mapping[Recovery, type[Requester]]] = {
+    "go-back-n": Requester,
+    "go-back-0": RestartRequester,
+    "selective-repeat": SelectiveRequester,
+}
+_RESPONDERS: Final[Mapping[Recovery, type[Responder]]] = {
+    "go-back-n": Responder,
+    "go-back-0": RestartResponder,
+    "selective-repeat": SelectiveResponder,
+}
+
+
+def requester_of(params: RcParams, psn: int) -> Requester:
+    """The sending half of a QP with the recovery of `params`."""
+    return _REQUESTERS[params.recovery](params, psn)
+
+
+def responder_of(params: RcParams, psn: int, memory: Access) -> Responder:
+    """The receiving half of a QP with the recovery of `params`."""
+    return _RESPONDERS[params.recovery](params, psn, memory)
+
 
 TIMER_S: Final = 0.02  # resolution of retransmission timers; that of a shorter timeout is the timeout
 _ACK_EVERY: Final = 8
@@ -57,16 +295,13 @@ class RcSender(QpEnd):
 
     @property
     def ready(self) -> bool:
-        """Whether packets are posted and the window has room."""
         return self._requester.ready > 0
 
     @property
     def deadline(self) -> float:
-        """When the retransmission timer expires, rounded up to its resolution."""
         return timer_after(self._requester.deadline, self._requester.params.timeout_s)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """Write the next packets, new or retransmitted."""
         requester, flow, at = self._requester, self._flow, slot
         for burst in requester.take(limit, now):
             message = burst.message
@@ -102,16 +337,13 @@ class RcReceiver(QpEnd):
 
     @property
     def answering(self) -> bool:
-        """Whether an ACK or a NAK is due."""
         return self._responder.ack_due or self._responder.reply is not None
 
     @property
     def deadline(self) -> float:
-        """The latest time for a pending ACK."""
         return self._responder.ack_at
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write the NAK, or the ACK of everything that was accepted."""
         responder = self._responder
         psn, syndrome = responder.reply or (responder.acked, wire.ACK_NO_LIMIT)
         batch.put_ack(slot, self._flow, psn, syndrome, responder.msn)
@@ -191,7 +423,6 @@ class Rc(Transport):
 
     @property
     def uncompiled(self) -> str:
-        """Another recovery than that of the compiled loop."""
         return f"--recovery {self.params.recovery}"
 
     def _pace(self, qp: QpInfo) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message
 from heddle.wire import layout as wire
 from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK, psn_after
@@ -28,7 +28,7 @@ class RcParams:
     ack_every: number of packets after which the receiver sends a requested ACK at once.
     ack_delay_s: the longest time that it otherwise delays the ACK, so that one ACK answers several packets (IBTA
     vol. 1, section 9.7.5.1.2, allows a responder to coalesce acknowledgements).
-    recovery: from loss; this module has go-back-n, and recovery.py the others.
+    recovery: from loss; this module has go-back-n, and rc.py the others.
     """
 
     mtu: int = 4096

@@ -13,8 +13,7 @@ from typing import ClassVar, Final, Self
 from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.rdma.rxestack import RxeStack
-from heddle.endpoints.rdma.verbslib import MTU_OF_BYTES
-from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
+from heddle.endpoints.rdma.verbsdevice import MTU_OF_BYTES, VerbsParams, message_bytes
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS
@@ -39,7 +38,6 @@ class Rxe(Transport):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """The parameters for a plan; InputError for options that the kernel's soft-RoCE does not support."""
         problems, o = Problems(), plan.options
         if plan.control is not None:
             why = "works in Heddle's own NICs, but with --transport rxe the kernel sends the packets"

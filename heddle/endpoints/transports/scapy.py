@@ -29,7 +29,6 @@ class Scapy(Transport):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Parameters for a plan, with the largest window of its QPs."""
         # A window that follows delays needs an acknowledgement for each packet.
         every = 1 if plan.control is not None and plan.control.windowed else _ACK_EVERY
         return cls(ScapyParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries))

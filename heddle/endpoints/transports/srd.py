@@ -21,8 +21,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from heddle.base.declared import Declared
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Access, PathUse, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import COLUMNS, RcSender, connection_params, of_qp
@@ -64,7 +63,6 @@ class SrdSender(RcSender):
         self._by_header = [[0, 0] for _ in self._headers]  # packets, bytes
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """Write the retransmitted packets, then new ones."""
         at = slot
         for burst in self._requester.take(limit, now):
             for step in range(burst.packets):
@@ -110,16 +108,13 @@ class SrdReceiver(QpEnd):
 
     @property
     def answering(self) -> bool:
-        """Whether an ACK or a NAK is due."""
         return self._ack_due or bool(self._replies)
 
     @property
     def deadline(self) -> float:
-        """The latest time for a pending ACK, or the time when a missing packet counts as lost."""
         return min(self._ack_at, next(iter(self._missing.values()), NEVER) + self._params.overtake_s)
 
     def answer(self, batch: SendBatch, slot: int) -> None:
-        """Write a NAK, or the ACK of all packets before the first gap."""
         if self._replies:
             psn, syndrome = self._replies.popleft()
             batch.put_ack(slot, self._flow, psn & wire.PSN_MASK, syndrome, self._msn)
@@ -191,12 +186,10 @@ class SrdReceiver(QpEnd):
             self._missing.move_to_end(psn)
 
     def counters(self) -> Mapping[str, int]:
-        """Packets that arrived after a later one, and packets that arrived twice."""
         return {"out_of_order": self._out_of_order, "duplicates": self._duplicates}
 
     @property
     def standing(self) -> str:
-        """The last PSN before the first gap."""
         return last_good(self._due)
 
 
@@ -225,7 +218,6 @@ class Srd(Transport):
         return SrdSender(self._of(qp), qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """The end that writes arriving data into a rank's memory."""
         return SrdReceiver(self._of(qp), qp, memory)
 
     def _of(self, qp: QpInfo) -> SrdParams:

@@ -17,8 +17,7 @@ from typing import ClassVar, Self
 
 from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.frames import Received, SendBatch
 from heddle.endpoints.nic.qpend import Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rcstate import OPCODES, WRITES, WritePacket
@@ -193,7 +192,6 @@ class UcReceiver(QpEnd):
         return True
 
     def counters(self) -> Mapping[str, int]:
-        """Packets that did not arrive or arrived late, and messages that were dropped."""
         return {"lost": self.state.lost, "dropped_messages": self.state.dropped, "late": self.state.late}
 
 
@@ -225,5 +223,4 @@ class Uc(Transport):
         return UcSender(self.params, qp)
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """The end that writes arriving data into a rank's memory."""
         return UcReceiver(self.params, qp, memory)

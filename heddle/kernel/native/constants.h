@@ -42,7 +42,7 @@
 #define NAK_ACCESS 98
 #define SYNDROME_KIND 224
 
-/* fabric/hashmodes.py, switch/hashing/maps.py, steering.py */
+/* fabric/hashmodes.py, switch/hashing/maps.py */
 #define MODE_FLOW 0
 #define MODE_E_ECMP 1
 #define MODE_FLOWLET 2

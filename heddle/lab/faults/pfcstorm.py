@@ -16,7 +16,7 @@ from heddle.lab.faults.kind import Going, KeptFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.spread import nothing, only, spread
 from heddle.switch.pfc.frame import build, quanta_ns
-from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.classes import port_ids, row
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from heddle.lab.faults.record import SetFault
 from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart
 from heddle.switch.queues.classes import held_bps
-from heddle.switch.queues.disciplines import rate_line
+from heddle.switch.queues.portqueues import rate_line
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

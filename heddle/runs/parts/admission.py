@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.tables import Table, value_text
-from heddle.endpoints.admission.waits import WaitCounts, merged, percentile
 from heddle.runs.parts.part import RunPart
-from heddle.traffic.admission import ADMISSION_TUNABLES
+from heddle.traffic.admission import ADMISSION_TUNABLES, WaitCounts, merged, percentile
 from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:

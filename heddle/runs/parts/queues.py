@@ -63,7 +63,7 @@ class QueueUse(RunPart):
         from heddle.fabric.model import Role
         from heddle.runs.series import COLUMNS
         from heddle.switch.queues.cells import CAUSES, LOST
-        from heddle.switch.queues.portids import numbered_ports
+        from heddle.switch.queues.classes import numbered_ports
 
         series = seen.series
         change = np.maximum(0, seen.after.counts - seen.before.counts)

@@ -71,7 +71,7 @@ class Slowest(RunPart):
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Slowest | None:
         """From the end of a run; None when no messages were kept, as of iterations with very many."""
-        from heddle.switch.queues.portids import numbered_ports
+        from heddle.switch.queues.classes import numbered_ports
 
         plan, series, fabric = measured.plan, measured.queues.series, measured.fabric
         flows: Flows = {}

@@ -6,7 +6,7 @@
  * Bytes are skb->len: from the Ethernet header to the ICRC.
  *
  * One object for a whole lab, since a packet is counted at every hop: the second hop finds code and maps in the caches
- * that the first one has filled. Each filter's classid is the number of its port (portids.py).
+ * that the first one has filled. Each filter's classid is the number of its port (classes.py).
  */
 #include "roce.h"
 

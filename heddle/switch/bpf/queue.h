@@ -3,7 +3,7 @@
  * The shared state of a lab's queues: one set of maps for all ports of switches and hosts. cells.py has the same
  * layouts, and maps most of them into memory.
  *
- * Ports have ids from 1 (portids.py), consecutive within a node. "row" is port * 8 + class.
+ * Ports have ids from 1 (classes.py), consecutive within a node. "row" is port * 8 + class.
  */
 #ifndef HEDDLE_QUEUE_H
 #define HEDDLE_QUEUE_H

@@ -63,7 +63,7 @@ struct core {
 	u8 *pfc;
 	u32 *quanta;
 	i64 *detect_ns;
-	/* pfc/rows.py, by row */
+	/* pfc/loop.py, by row */
 	u8 *asked, *storming;
 	i64 *heard, *waiting, *checked, *arrived, *shut;
 	/* fields of the lab's maps, by row */

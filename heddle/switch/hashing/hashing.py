@@ -3,26 +3,31 @@
 In mode `flow` the kernel's own hash decides: by default of the 5-tuple (policy 3, fields 0x37), with the switch's seed.
 In all other modes the program `hash` gives RoCEv2 packets a hash, which the kernel uses under policy 1, or it sends
 them to a port (bpf/hash.c). The kernel hashes all other packets in every mode. The program is on every port in every
-mode, so a change of mode is a few map writes and at most three sysctls: see rehash.py.
+mode, so a change of mode is a few map writes and at most three sysctls (`change`): every packet sees the old rule or
+the new one, and none is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.sysctls import HASH_SEED, sysctl_path
+from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
+from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.fabric.wiring import Node
+from heddle.kernel.fib import port_names
+from heddle.kernel.grace import grace
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
-from heddle.switch.hashing.maps import ProgramRule, Tables
-from heddle.switch.hashing.steering import NO_STEERING, Steering, steering_of
+from heddle.switch.hashing.maps import NO_STEERING, ProgramRule, Steering, Tables, steering_of
 
 PINS: Final = BPFFS / "heddle"
 
@@ -128,3 +133,70 @@ def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchH
     policy, fields, kernel_seed = values
     found = SwitchHashing(switch, rule.mode, rule.seed, policy, fields, rule.options, rule.steering, kernel_seed)
     return found if found.by_program else replace(found, seed=kernel_seed)
+
+
+def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: int = 4) -> Mapping[str, int]:
+    """Give switches their new rules. version: IP version of the fabric's hosts. Returns switch -> epoch of its rule.
+
+    A switch handles a packet, from the BPF program to the kernel's choice, within one RCU read-side section. So after
+    `grace` no packet is in progress that has seen the previous state. The order of the steps relies on this.
+    """
+    with ExitStack() as stack:
+        jobs = [_Job.of(lab, handle, row, version, stack) for handle, row in rows]
+        for job in jobs:
+            check_sysctls(job.handle.netns, job.rules)
+        grace()  # the halves that are filled next may have been active until now
+        for job in jobs:
+            job.tables.fill(rule_of(job.row, version), {name: index for index, name in job.names.items()})
+        for job in jobs:
+            job.flip()
+        if any(job.rest for job in jobs):
+            grace()
+        for job in jobs:
+            write_sysctls(job.handle.netns, job.rest)
+        return {job.handle.name: job.tables.epoch for job in jobs}
+
+
+@dataclass(slots=True)
+class _Job:
+    """The change of one switch. rest: sysctls that are written when no packet uses the old rule any more."""
+
+    handle: NodeHandle
+    row: SwitchHashing
+    tables: Tables
+    names: Mapping[int, str]
+    rules: Mapping[str, str]
+    rest: Mapping[str, str]
+
+    @classmethod
+    def of(cls, lab: str, handle: NodeHandle, row: SwitchHashing, version: int, stack: ExitStack) -> _Job:
+        tables = stack.enter_context(Tables.pinned(pin_dir(lab, handle.name)))
+        rules = hashmodes.sysctls(row.mode, row.seed, row.options, version)
+        return cls(handle, row, tables, port_names(handle), rules, {})
+
+    def flip(self) -> None:
+        """Activate the new half, and first write the sysctls that must precede it.
+
+        The kernel's seed and fields matter only while the kernel alone hashes RoCEv2. Under the policies of `flow`
+        other than l4 the kernel ignores the program's hash, so there the policy alone decides.
+        """
+        policy = {name: value for name, value in self.rules.items() if name.endswith("_policy")}
+        numbers = {name: value for name, value in self.rules.items() if name not in policy}
+        (path,) = policy
+        with inside(self.handle.netns):
+            before = sysctl_number(sysctl_path(path).read_text())
+        old = self.tables.read(None)
+        by_program = programmed(old.mode, old.options) and before == hashmodes.POLICY_L4
+        netns = self.handle.netns
+        if policy[path] == str(hashmodes.POLICY_L4):
+            if by_program and not programmed(self.row.mode, self.row.options):
+                write_sysctls(netns, numbers)
+            self.tables.flip()
+            with inside(netns):
+                now = {name: sysctl_number(sysctl_path(name).read_text()) for name in self.rules}
+            self.rest = self.rules if now != {name: sysctl_number(each) for name, each in self.rules.items()} else {}
+            return
+        first = numbers if by_program or before != hashmodes.POLICY_CUSTOM else policy
+        write_sysctls(netns, first)
+        write_sysctls(netns, self.rules)
+        self.tables.flip()

@@ -22,7 +22,7 @@ from heddle.kernel import inorder
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RouteSocket
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.portids import OWNER, classid
+from heddle.switch.queues.classes import OWNER, classid
 
 TUNNEL: Final = "tunnel"  # the VXLAN device
 # Not IANA's 4789: Calico drops that from pods (felix PR 2063, "Drop VXLAN encapped packets originating in workloads").

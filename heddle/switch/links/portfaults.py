@@ -28,7 +28,7 @@ from heddle.kernel.netlink import refusal
 from heddle.spec.impairments import COUNTED, NETEM_KINDS, PROGRAM_KINDS, FaultKind, LinkFault
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.links.cuts import stub_name
-from heddle.switch.queues.portids import OWNER, classid
+from heddle.switch.queues.classes import OWNER, classid
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -115,7 +115,7 @@ def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tup
     ports = _links(netns)
     fresh = [line for line in lines if line.sender not in found]
     partial = [name for line in fresh for name in (line.inlet,) if name in ports]
-    _ip(netns, [f"link del dev {name}" for name in partial])
+    _batch(netns, "ip", [f"link del dev {name}" for name in partial])
     steps, rules = [], []
     for line in fresh:
         mac, mtu = ports[line.port]["address"], ports[line.port]["mtu"]
@@ -129,11 +129,11 @@ def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tup
             f"filter add dev {line.outlet} ingress pref 1 handle 1 {program}",
         ]
     rules += [f"qdisc replace dev {line.inlet} root handle 1: {line.netem()}" for line in lines]
-    _ip(netns, steps)
+    _batch(netns, "ip", steps)
     ends = {name: line.sender for line in fresh for name in (line.inlet, line.outlet)}
     inorder.switch_off(netns, ends)
     inorder.apply(netns, ends, delivery.chosen().delivery, inorder.cpus_here())
-    _tc(netns, rules)
+    _batch(netns, "tc", rules)
     inorder.pin_receive(netns, {line.port: line.sender for line in fresh}, inorder.cpus_here())
     now = read(netns)
     return {line.sender: (now[line.sender].ifindex, ports[line.port]["ifindex"]) for line in lines}
@@ -149,7 +149,7 @@ def remove(netns: Path, senders: Mapping[int, str]) -> None:
     while time.monotonic() < end and any(row.waiting for key, row in read(netns).items() if key in wanted):
         time.sleep(_POLL_S)
     there = _links(netns)
-    _ip(netns, [f"link del dev line{sender}" for sender in sorted(wanted) if f"line{sender}" in there])
+    _batch(netns, "ip", [f"link del dev line{sender}" for sender in sorted(wanted) if f"line{sender}" in there])
     if delivery.chosen().delivery is delivery.Delivery.NAPI:  # else ports keep the CPU that they always have
         inorder.pin_receive(netns, {port: sender for sender, port in senders.items()}, ())
 
@@ -188,14 +188,9 @@ def _links(netns: Path) -> dict[str, Any]:
     return {row["ifname"]: row for row in json.loads(done.out or "[]")}
 
 
-def _ip(netns: Path, lines: Sequence[str]) -> None:
+def _batch(netns: Path, tool: str, lines: Sequence[str]) -> None:
     if lines:
-        run(["nsenter", f"--net={netns}", "ip", "-batch", "-"], stdin="\n".join(lines) + "\n")
-
-
-def _tc(netns: Path, lines: Sequence[str]) -> None:
-    if lines:
-        run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        run(["nsenter", f"--net={netns}", tool, "-batch", "-"], stdin="\n".join(lines) + "\n")
 
 
 _CHANCES: Final = tuple(kind.key for kind in PROGRAM_KINDS)

@@ -19,9 +19,8 @@ from typing import Final
 import numpy as np
 
 from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc import loop
 from heddle.switch.pfc.frame import build
-from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK, CompiledLoop, Deadlines
-from heddle.switch.pfc.rows import DROP, NOT_WATCHED, PfcPolicies, RowState, reaction_bin
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
 
@@ -43,9 +42,9 @@ class Watchdog:
     def __init__(
         self,
         world: World,
-        rules: PfcPolicies,
-        timers: Deadlines,
-        rows: RowState,
+        rules: loop.PfcPolicies,
+        timers: loop.Deadlines,
+        rows: loop.RowState,
         release: Callable[[int, int], None],
     ) -> None:
         """release: opens a gate (row, now)."""
@@ -62,7 +61,7 @@ class Watchdog:
         for index in self._state.nonzero()[0].tolist():
             self._storming[index] = 1
             self._heard[index] = now
-            self._timers.push(now + self._rules.restore_ns[index], RESTORE, index)
+            self._timers.push(now + self._rules.restore_ns[index], loop.RESTORE, index)
 
     def closed(self, index: int, now: int) -> None:
         """Start to watch a gate that has just been closed."""
@@ -70,29 +69,29 @@ class Watchdog:
         if detect:
             waits = int(self._depth[index]) > 0
             self._waiting[index] = now if waits else 0
-            self._timers.push(now + (detect if waits else detect // LOOKS), DETECT, index)
+            self._timers.push(now + (detect if waits else detect // LOOKS), loop.DETECT, index)
 
     def opened(self, index: int) -> None:
         """Stop watching a gate that has been opened."""
-        if self._waiting[index] != NOT_WATCHED:
-            self._waiting[index] = NOT_WATCHED
-            self._timers.cancel(DETECT, index)
+        if self._waiting[index] != loop.NOT_WATCHED:
+            self._waiting[index] = loop.NOT_WATCHED
+            self._timers.cancel(loop.DETECT, index)
 
     def look(self, index: int, now: int) -> None:
         """Check a closed gate for a storm."""
         detect = self._rules.detect_ns[index]
         since = self._waiting[index]
-        if since == NOT_WATCHED or not detect:
+        if since == loop.NOT_WATCHED or not detect:
             return
         if int(self._depth[index]) == 0:
             self._waiting[index] = 0
-            self._timers.push(now + detect // LOOKS, DETECT, index)
+            self._timers.push(now + detect // LOOKS, loop.DETECT, index)
             return
         if not since:
             since = self._waiting[index] = now
         stuck = max(since, int(self._closed[index]), int(self._out[index]))
         if now < stuck + detect:
-            self._timers.push(stuck + detect, DETECT, index)
+            self._timers.push(stuck + detect, loop.DETECT, index)
             return
         self._storm(index, now)
 
@@ -103,8 +102,8 @@ class Watchdog:
         self._storming[index] = 1
         waiting = int(self._depth[index])
         self._release(index, now)
-        self._timers.push((self._heard[index] or now) + self._rules.restore_ns[index], RESTORE, index)
-        done = "drops" if action == DROP else "forwards"
+        self._timers.push((self._heard[index] or now) + self._rules.restore_ns[index], loop.RESTORE, index)
+        done = "drops" if action == loop.DROP else "forwards"
         port, seconds = self._world.ports[index // CLASSES], self._rules.detect_ns[index] / 1e9
         what = f"paused by {port.peer_ref} for {seconds:g} s with {waiting} bytes waiting; {done} them"
         self._world.log.say("storm", f"{port.ref} class {index % CLASSES}: {what}")
@@ -115,7 +114,7 @@ class Watchdog:
             return
         over = self._heard[index] + self._rules.restore_ns[index]
         if now < over:
-            self._timers.push(over, RESTORE, index)
+            self._timers.push(over, loop.RESTORE, index)
             return
         self.end(index)
 
@@ -134,7 +133,7 @@ LEAST_NS: Final = 200_000  # minimum time between two frames for one class, even
 class Pauses:
     """The pause requests of every ingress port. `state` in the map is authoritative; events are only a wake-up."""
 
-    def __init__(self, world: World, rules: PfcPolicies, timers: Deadlines, rows: RowState) -> None:
+    def __init__(self, world: World, rules: loop.PfcPolicies, timers: loop.Deadlines, rows: loop.RowState) -> None:
         self._world, self._rules, self._timers, self._rows = world, rules, timers, rows
         self._asked = rows.asked
         self._state = world.queues.ingress["state"]
@@ -165,7 +164,7 @@ class Pauses:
                 self._ask(index, now)
         elif self._asked[index]:
             self._asked[index] = 0
-            self._timers.cancel(REFRESH, index)
+            self._timers.cancel(loop.REFRESH, index)
             self._send(index, False)
 
     def look(self, now: int) -> None:
@@ -179,13 +178,13 @@ class Pauses:
         """Send Xon for every pause, since no process will repeat them."""
         for index in self._rows.asking():
             self._send(index, False)
-            self._timers.cancel(REFRESH, index)
+            self._timers.cancel(loop.REFRESH, index)
             self._asked[index] = 0
 
     def _ask(self, index: int, now: int) -> None:
         self._send(index, True)
         self._asked[index] = 1
-        self._timers.push(now + max(LEAST_NS, self._rules.pause_ns(index) // 2), REFRESH, index)
+        self._timers.push(now + max(LEAST_NS, self._rules.pause_ns(index) // 2), loop.REFRESH, index)
 
     def _send(self, index: int, pause: bool) -> None:
         port = self._world.ports[index // CLASSES]
@@ -212,7 +211,7 @@ class Links:
     the port counts again: at once, if the link has been down for longer than that.
     """
 
-    def __init__(self, world: World, timers: Deadlines, lost: Callable[[int, int], None]) -> None:
+    def __init__(self, world: World, timers: loop.Deadlines, lost: Callable[[int, int], None]) -> None:
         """lost: called with a row and now, for each class of a port that went down."""
         self._world, self._timers, self._lost = world, timers, lost
         self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
@@ -248,7 +247,7 @@ class Links:
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
             self._world.log.say("link", f"{self._world.ports[number].ref} is down: packets that waited there are lost")
-        self._timers.push(max(now, (self._down[number] or now) + _GRACE_NS), LINK, number)
+        self._timers.push(max(now, (self._down[number] or now) + _GRACE_NS), loop.LINK, number)
 
     def due(self, number: int) -> None:
         """Correct the counters of a port that went down, now that no packet is in flight."""
@@ -278,8 +277,8 @@ class Agent:
     def __init__(self, world: World) -> None:
         self._world = world
         self._queues = queues = world.queues
-        self._rules = PfcPolicies(queues)
-        self._rows = RowState(len(queues.agent))
+        self._rules = loop.PfcPolicies(queues)
+        self._rows = loop.RowState(len(queues.agent))
         self._loop = self._new_loop()
         self._pauses = Pauses(world, self._rules, self._loop, self._rows)
         self._watchdog = Watchdog(world, self._rules, self._loop, self._rows, self._open)
@@ -298,8 +297,8 @@ class Agent:
         for fd in self._handlers:
             self._loop.add(fd)
 
-    def _new_loop(self) -> CompiledLoop:
-        return CompiledLoop(self._world, self._rules, self._rows)
+    def _new_loop(self) -> loop.CompiledLoop:
+        return loop.CompiledLoop(self._world, self._rules, self._rows)
 
     def run(self, keeper: int) -> None:
         """Work until the process behind the pidfd `keeper` has ended. Raise Ended when this process is asked to end."""
@@ -319,7 +318,7 @@ class Agent:
 
     def reload(self) -> None:
         """Read the rules now; for a signal handler, which may interrupt any code."""
-        self._loop.push(time.monotonic_ns(), RELOAD, 0)
+        self._loop.push(time.monotonic_ns(), loop.RELOAD, 0)
 
     def close(self) -> None:
         """Close the descriptors that a successor opens for itself."""
@@ -350,23 +349,23 @@ class Agent:
         for node in self._world.spaces:
             self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper already runs and watches it
             self._links.read(node, now)
-        self._loop.push(now + TICK_NS, TICK, 0)
+        self._loop.push(now + TICK_NS, loop.TICK, 0)
 
     def _due(self, kind: int, index: int, now: int) -> None:
-        if kind == DETECT:
+        if kind == loop.DETECT:
             self._watchdog.look(index, now)
-        elif kind == RESTORE:
+        elif kind == loop.RESTORE:
             self._watchdog.calm(index, now)
-        elif kind == LINK:
+        elif kind == loop.LINK:
             self._links.due(index)
-        elif kind == TICK:
+        elif kind == loop.TICK:
             self._tick(now)
         elif self._rules.load():
             self._changed(now)
 
     def _watch(self, index: int, until: int) -> None:
         self._rows.checked[index] = until
-        self._loop.push(until, EXPIRE, index)
+        self._loop.push(until, loop.EXPIRE, index)
 
     def _open(self, index: int, now: int) -> None:
         """Open a gate, and record the reaction time of its pause.
@@ -376,7 +375,7 @@ class Agent:
         """
         rows = self._rows
         rows.checked[index] = 0
-        self._loop.cancel(EXPIRE, index)
+        self._loop.cancel(loop.EXPIRE, index)
         if heard := rows.arrived[index]:
             rows.arrived[index] = 0
             took = max(rows.shut[index], int(self._out[index])) - heard
@@ -384,7 +383,7 @@ class Agent:
             self._last[index] = took
             self._sum[index] += took
             self._max[index] = max(took, int(self._max[index]))
-            self._histogram[index, reaction_bin(took)] += 1
+            self._histogram[index, loop.reaction_bin(took)] += 1
         self._world.open_gate(index, now)
         self._watchdog.opened(index)
 
@@ -407,7 +406,7 @@ class Agent:
             self._world.log.say("refused", f"{node}: the kernel refused to change a gate; its qdiscs were changed")
 
     def _tick(self, now: int) -> None:
-        self._loop.push(now + TICK_NS, TICK, 0)
+        self._loop.push(now + TICK_NS, loop.TICK, 0)
         self._ticks += 1
         if self._rules.load():
             self._changed(now)

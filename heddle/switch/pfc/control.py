@@ -142,7 +142,7 @@ def _processes(lab: str) -> tuple[_Process | None, _Process | None]:
     from heddle.kernel.libbpf import Map
     from heddle.switch.hashing.hashing import pin_dir
     from heddle.switch.pfc.world import Page
-    from heddle.switch.queues.portids import OWNER
+    from heddle.switch.queues.classes import OWNER
 
     pin = pin_dir(lab, OWNER) / "pulse"
     if not pin.exists():

@@ -16,36 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
+from heddle.kernel import netlink as nl
+from heddle.kernel import uapi
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import (
-    NLM_F_REQUEST,
-    NLMSG_ERROR,
-    RTM_NEWLINK,
-    RTM_NEWQDISC,
-    RouteSocket,
-    attribute,
-    attributes,
-    carries_traffic,
-    interfaces,
-    qdiscs,
-)
-from heddle.kernel.uapi import (
-    IFINFOMSG,
-    IFLA_ADDRESS,
-    IFLA_MTU,
-    NLMSGHDR,
-    PACKET_QDISC_BYPASS,
-    SOL_PACKET,
-    TC_H_ROOT,
-    TCA_KIND,
-    TCA_OPTIONS,
-    TCA_STATS2,
-    TCA_STATS_QUEUE,
-    TCA_TBF_PARMS,
-    TCA_TBF_RATE64,
-    TCMSG,
-)
 
 # Python's sendto looks an interface's name up for every frame, and raises an exception for every refused one.
 libc.sendto.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
@@ -106,7 +80,7 @@ class Gates:
             self.netlink.bind((0, _RTMGRP_LINK))
             self.kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
             # A MAC sends control frames ahead of its queues: here they bypass the qdiscs and the egress programs.
-            self.control.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
+            self.control.setsockopt(uapi.SOL_PACKET, uapi.PACKET_QDISC_BYPASS, 1)
             self._names, self.macs, self.gates = _read(netns)
         except BaseException:
             self.close_sockets()
@@ -167,35 +141,35 @@ class Gates:
                 found.append(LinkEvent("", False))
                 continue
             offset = 0
-            while offset + NLMSGHDR.size <= len(block):
-                length, kind, _, _, _ = NLMSGHDR.unpack_from(block, offset)
-                if kind == NLMSG_ERROR:
-                    self.errors += struct.unpack_from("=i", block, offset + NLMSGHDR.size)[0] != 0
-                elif kind in (RTM_NEWLINK, RTM_DELLINK):
-                    _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(block, offset + NLMSGHDR.size)
-                    up = kind == RTM_NEWLINK and carries_traffic(flags)
+            while offset + uapi.NLMSGHDR.size <= len(block):
+                length, kind, _, _, _ = uapi.NLMSGHDR.unpack_from(block, offset)
+                if kind == nl.NLMSG_ERROR:
+                    self.errors += struct.unpack_from("=i", block, offset + uapi.NLMSGHDR.size)[0] != 0
+                elif kind in (nl.RTM_NEWLINK, RTM_DELLINK):
+                    _, _, ifindex, flags, _ = uapi.IFINFOMSG.unpack_from(block, offset + uapi.NLMSGHDR.size)
+                    up = kind == nl.RTM_NEWLINK and nl.carries_traffic(flags)
                     if (name := self._names.get(ifindex)) is not None:
                         found.append(LinkEvent(name, up))
                 offset += (length + 3) & ~3
 
     def links(self) -> dict[str, bool]:
         """Port -> whether it is up and has a carrier, read now."""
-        with RouteSocket(self.netns) as netlink:
-            known = [each for each in interfaces(netlink) if each.ifindex in self._names]
-        return {self._names[each.ifindex]: carries_traffic(each.flags) for each in known}
+        with nl.RouteSocket(self.netns) as netlink:
+            known = [each for each in nl.interfaces(netlink) if each.ifindex in self._names]
+        return {self._names[each.ifindex]: nl.carries_traffic(each.flags) for each in known}
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """(port, class) -> packets in that class's qdisc, read now; class -1 is the port's root qdisc."""
         found: dict[tuple[str, int], int] = {}
-        with RouteSocket(self.netns) as netlink:
-            for each in qdiscs(netlink):
+        with nl.RouteSocket(self.netns) as netlink:
+            for each in nl.qdiscs(netlink):
                 number, rest = divmod(each.handle >> 16, 16)
-                root = each.parent == TC_H_ROOT
+                root = each.parent == uapi.TC_H_ROOT
                 if not root and (rest or not 1 <= number <= CLASSES):
                     continue
-                statistics = attributes(each.attrs.get(TCA_STATS2, b""), 0)
-                if (name := self._names.get(each.ifindex)) is not None and TCA_STATS_QUEUE in statistics:
-                    (packets,) = struct.unpack_from("=I", statistics[TCA_STATS_QUEUE])
+                statistics = nl.attributes(each.attrs.get(uapi.TCA_STATS2, b""), 0)
+                if (name := self._names.get(each.ifindex)) is not None and uapi.TCA_STATS_QUEUE in statistics:
+                    (packets,) = struct.unpack_from("=I", statistics[uapi.TCA_STATS_QUEUE])
                     found[name, -1 if root else number - 1] = packets
         return found
 
@@ -212,20 +186,20 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
 
     Without devices that have no MAC (tun, WireGuard, PIM's register device): they are no ports.
     """
-    with RouteSocket(netns) as netlink:
+    with nl.RouteSocket(netns) as netlink:
         names: dict[int, str] = {}
         macs: dict[str, bytes] = {}
         mtus: dict[int, int] = {}
-        for each in interfaces(netlink):
-            if len(mac := each.attrs.get(IFLA_ADDRESS, b"")) == _MAC_BYTES:
+        for each in nl.interfaces(netlink):
+            if len(mac := each.attrs.get(uapi.IFLA_ADDRESS, b"")) == _MAC_BYTES:
                 names[each.ifindex], macs[each.name] = each.name, mac
-                (mtus[each.ifindex],) = struct.unpack("=I", each.attrs[IFLA_MTU])
+                (mtus[each.ifindex],) = struct.unpack("=I", each.attrs[uapi.IFLA_MTU])
         gates: dict[tuple[str, int], Gate] = {}
-        for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
+        for ifindex, handle, parent, kind, attrs in nl.qdiscs(netlink):
             gate = parent & 0xFFFF000F == _HTB and 0x10 <= parent & 0xFFFF <= 0x80
             if kind != "tbf" or not gate or ifindex not in names:
                 continue
-            parms = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
+            parms = nl.attributes(attrs[uapi.TCA_OPTIONS], 0)[uapi.TCA_TBF_PARMS]
             limit = _LIMITS.unpack_from(parms, _LIMIT_AT)[0]
             qdisc = (ifindex, handle, parent)
             opening, closing = _opened(qdisc, limit), _closed(qdisc, limit, mtus[ifindex])
@@ -248,8 +222,8 @@ def of_lab(spaces: Mapping[str, Path]) -> dict[str, Gates]:
 
 def _opened(qdisc: tuple[int, int, int], limit: int) -> bytes:
     """The message that opens a gate: all packets pass."""
-    wide = attribute(TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
-    burst = attribute(_TCA_TBF_BURST, struct.pack("=I", _OPEN_BURST)) + wide
+    wide = nl.attribute(uapi.TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
+    burst = nl.attribute(_TCA_TBF_BURST, struct.pack("=I", _OPEN_BURST)) + wide
     return _message(qdisc, limit, 0xFFFFFFFF, 0, 0, burst)
 
 
@@ -269,7 +243,7 @@ def _message(qdisc: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks
     """RTM_NEWQDISC for an existing qdisc, which keeps its packets. No answer is requested."""
     ifindex, handle, parent = qdisc
     rates = _RATESPEC.pack(0, _LINKLAYER_ETHERNET, 0, 0, mpu, rate) + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
-    parms = attribute(TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
-    body = TCMSG.pack(0, ifindex, handle, parent, 0)
-    body += attribute(TCA_KIND, b"tbf\0") + attribute(TCA_OPTIONS, parms + more)
-    return NLMSGHDR.pack(NLMSGHDR.size + len(body), RTM_NEWQDISC, NLM_F_REQUEST, 0, 0) + body
+    parms = nl.attribute(uapi.TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
+    body = uapi.TCMSG.pack(0, ifindex, handle, parent, 0)
+    body += nl.attribute(uapi.TCA_KIND, b"tbf\0") + nl.attribute(uapi.TCA_OPTIONS, parms + more)
+    return uapi.NLMSGHDR.pack(uapi.NLMSGHDR.size + len(body), nl.RTM_NEWQDISC, nl.NLM_F_REQUEST, 0, 0) + body

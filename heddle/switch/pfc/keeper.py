@@ -30,6 +30,7 @@ from heddle.switch.pfc.agent import Agent, Ended, quiet_signals
 from heddle.switch.pfc.gates import of_lab
 from heddle.switch.pfc.loop import loop_code
 from heddle.switch.pfc.world import AGENT, KEEPER, LOG, AgentConfig, World, enter_any
+from heddle.switch.queues.cells import LabQueues
 
 _LOOK_MS: Final = 50
 _LOOKS_AT_SPACES: Final = 20
@@ -202,8 +203,6 @@ def _reap() -> None:
 
 def _world(layout: AgentConfig) -> World:
     """Open everything, with enough descriptors, from inside a namespace of the lab, where `down` finds this process."""
-    from heddle.switch.queues.cells import LabQueues
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     enter_any(layout.spaces)  # first of all: until this process holds its locks, nothing else would find it

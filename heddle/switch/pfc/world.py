@@ -26,7 +26,7 @@ from heddle.fabric.wiring import Node, Port
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates
-from heddle.switch.queues.portids import numbered_ports
+from heddle.switch.queues.classes import numbered_ports
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues

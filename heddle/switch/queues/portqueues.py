@@ -3,38 +3,219 @@
 In:  ports with their rates (bit/s of frame bytes, from Ethernet header to ICRC), the classes and a discipline.
 Out: tc batch lines, a few batches per node; rates, queues and drops, read back from the kernel and the programs.
 Switches and hosts are alike: both ends of a link are shaped, so neither can send faster than the link rate.
+
+DISCIPLINES are the schedulers, by which a port serves its classes. Each has its tc lines, and the skb->priority by
+which the program `enqueue` selects each class's queue. Common to all: the root is HTB 1: with class 1:1 at the port's
+rate. The leaf of class n is a qdisc with handle (n+1)0: and a limit larger than any buffer, since `enqueue` does the
+dropping. A gate contains a FIFO of that limit.
+
+`ets` is the kernel's own 802.1Qaz scheduler: control strict, the others by weight. HTB stays above it, only as the
+shaper. No gate can be below it: if the band whose turn it is returns no packet, sch_ets returns none at all
+(ets_qdisc_dequeue), so one paused class would stop all weighted classes. HTB goes on to the next class. So labs with
+lossless classes use HTB.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+from heddle.base.ethernet import CLASSES, HEADER
+from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal, run
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Node, Port
+from heddle.kernel import netlink as nl
+from heddle.kernel import uapi
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import RTM_GETTCLASS, RTM_GETTFILTER, Qdisc, RouteSocket, attributes, qdiscs
-from heddle.kernel.uapi import (
-    TC_H_ROOT,
-    TCA_KIND,
-    TCA_OPTIONS,
-    TCA_STATS2,
-    TCA_STATS_QUEUE,
-    TCA_TBF_PARMS,
-    TCA_TBF_RATE64,
-    TCMSG,
-)
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import burst_bytes, held_bps
-from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, is_ets_band, number_of, read_ets_turn
-from heddle.switch.queues.portids import OWNER, PortRef, classid, port_ids
+from heddle.switch.queues.classes import OWNER, PortRef, burst_bytes, classid, held_bps, port_ids
+
+ROOT: Final = "1:"
+RATE_CLASS: Final = "1:1"
+KICK: Final = "ff0"  # class and queue that refuse every packet: a frame sent there makes the port serve its queues
+LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuespec.py)
+# An open gate: four times the rate of the fastest link, and room for the largest packet.
+_OPEN: Final = "rate 40gbit burst 100000b"
+_HTB_MAJOR: Final = 0x10000
+_TCA_HTB_INIT: Final = 2
+_ETS_MAJOR: Final = 2
+_PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
+_TCA_ETS_NBANDS, _TCA_ETS_NSTRICT, _TCA_ETS_QUANTA_BAND = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Discipline:
+    """A scheduler.
+
+    gated: lossless classes have a gate (TBF) that PFC can close. lines: all of a port's qdiscs and classes.
+    priorities: skb->priority of each of the eight classes; 0 for a class that is not in use. turn: quantum (bytes) and
+    prio of a class of a port; 0 and 0 if its leaf is not an HTB class.
+    """
+
+    name: str
+    gated: bool
+    lines: Callable[[Port, QueuePolicy], list[str]]
+    priorities: Callable[[QueuePolicy], tuple[int, ...]]
+    turn: Callable[[Port, QueuePolicy, int], tuple[int, int]]
+
+
+@cache
+def ets_missing() -> str:
+    """Empty when this kernel has sch_ets, else the reason."""
+    return nl.refusal(
+        "ets", nl.attribute(_TCA_ETS_NBANDS, b"\2") + nl.attribute(_TCA_ETS_NSTRICT, struct.pack("=B", 1))
+    )
+
+
+def load_htb() -> None:
+    """Have the kernel load HTB where that is a module: its parameters exist only afterwards (host/limits.py)."""
+    nl.refusal("htb", nl.attribute(_TCA_HTB_INIT, struct.pack("=5I", 3, 10, 0, 0, 0)))  # struct tc_htb_glob, version 3
+
+
+def leaf(number: int) -> str:
+    """The minor number of a class's leaf, and the major number of its queue: `10` for class 0, `80` for class 7."""
+    return f"{leaf_id(number):x}"
+
+
+def leaf_id(number: int) -> int:
+    """The same as `leaf`, as an integer."""
+    return (number + 1) << 4
+
+
+def number_of(leaf_number: int) -> int | None:
+    """The class of a leaf number; None when no class has that leaf."""
+    number, rest = divmod(leaf_number, 16)
+    return number - 1 if rest == 0 and 1 <= number <= CLASSES else None
+
+
+def _shaper_lines(port: Port, queues: QueuePolicy, default: str) -> list[str]:
+    """The lines of HTB and of the class below it, at the port's rate, which all traffic shares. default: a leaf.
+
+    Its burst is small, so that a port that was idle does not send for long above its rate.
+    """
+    qdisc = f"qdisc add dev {port.name} root handle {ROOT} htb default {default}"
+    return [qdisc, rate_line(port, queues, port.rate_bps, "add")]
+
+
+def rate_line(port: Port, queues: QueuePolicy, rate_bps: int, word: str = "change") -> str:
+    """The line that sets the rate of a port. word: `add` for a port that has none."""
+    rate, burst = held_bps(rate_bps), burst_bytes(port.mtu, queues.burst, rate_bps)
+    shape = f"rate {rate}bit ceil {rate}bit burst {burst}b cburst {burst}b quantum {port.mtu + HEADER}"
+    return f"class {word} dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}"
+
+
+def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:
+    """Strict priority for control, then deficit round robin, by HTB itself.
+
+    A leaf has almost no rate of its own (8 bit/s, the minimum) and borrows all its bandwidth from 1:1. Among borrowers
+    HTB serves the lowest prio first, and those of equal prio in turns of `quantum` bytes. A quantum is a multiple of
+    the frame size, since a class with a smaller quantum sends a whole packet anyway.
+    Its burst is what it sends at its own rate: a second, since tc 7.3 refuses what takes longer than 32 bits of psched
+    ticks can say (274 s), and older ones cut such a number off. (HTB forgets a debt of more than 60 s.)
+    """
+    frame, name = port.mtu + HEADER, port.name
+    burst = burst_bytes(port.mtu, queues.burst, port.rate_bps)
+    own = f"htb rate 8bit burst 1b ceil {held_bps(port.rate_bps)}bit cburst {burst}b"
+    lines = _shaper_lines(port, queues, leaf(queues.best_effort))
+    for number in queues.numbers:
+        turn = "quantum {} prio {}".format(*_htb_turn(port, queues, number))
+        queue = f"tbf {_OPEN}" if number in queues.lossless else "bfifo"
+        lines += [
+            f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{leaf(number)} {own} {turn}",
+            f"qdisc add dev {name} parent {ROOT}{leaf(number)} handle {leaf(number)}: {queue} limit {LEAF_LIMIT}b",
+        ]
+    if queues.lossless:  # only these classes have gates, which need a kick after they open
+        lines += [
+            f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{KICK} {own} quantum {frame} prio 7",
+            f"qdisc add dev {name} parent {ROOT}{KICK} handle {KICK}: bfifo limit 1b",
+        ]
+    return lines
+
+
+def _htb_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
+    frame = port.mtu + HEADER
+    return (frame, 0) if number == queues.control else (queues.weight(number) * frame, 1)
+
+
+def _htb_priorities(queues: QueuePolicy) -> tuple[int, ...]:
+    """Leaf ids as priorities: HTB takes such a priority as the packet's class (htb_classify), without any filter."""
+    used = queues.numbers
+    return tuple(_HTB_MAJOR | leaf_id(number) if number in used else 0 for number in range(CLASSES))
+
+
+def bands(queues: QueuePolicy) -> tuple[int, ...]:
+    """Classes in the order of their bands of ETS: control, which is strict, then the others, which share the rest."""
+    return (queues.control, *(number for number in queues.numbers if number != queues.control))
+
+
+def is_ets_band(class_id: int) -> bool:
+    """Whether a class id is a band of ETS."""
+    return class_id >> 16 == _ETS_MAJOR
+
+
+def read_ets_turn(options: bytes) -> tuple[int, int]:
+    """Bytes per turn and rank of a band, from the options of a class that the kernel returned."""
+    quantum = nl.attributes(options, 0).get(_TCA_ETS_QUANTA_BAND)
+    return (struct.unpack("=I", quantum)[0], 1) if quantum is not None else (0, 0)
+
+
+def _ets_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
+    """Rank 0 for the strict band, which has no turns, and 1 for the others."""
+    return (0, 0) if number == queues.control else (queues.weight(number) * (port.mtu + HEADER), 1)
+
+
+def _ets_lines(port: Port, queues: QueuePolicy) -> list[str]:
+    """HTB as the shaper, ETS below it, and a FIFO per band, with the same handles as below HTB.
+
+    Packets that no program has classified are best effort.
+    """
+    order, name = bands(queues), port.name
+    quanta = " ".join(str(_ets_turn(port, queues, number)[0]) for number in order[1:])
+    others = " ".join([str(order.index(queues.best_effort))] * _PRIORITIES)
+    ets = f"ets bands {len(order)} strict 1 quanta {quanta} priomap {others}"
+    return [
+        *_shaper_lines(port, queues, default="1"),
+        f"qdisc add dev {name} parent {RATE_CLASS} handle {_ETS_MAJOR}: {ets}",
+        *(f"qdisc add dev {name} parent {_ETS_MAJOR}:{band:x} handle {leaf(number)}: bfifo limit {LEAF_LIMIT}b"
+          for band, number in enumerate(order, 1)),
+    ]  # fmt: skip
+
+
+def _ets_priorities(queues: QueuePolicy) -> tuple[int, ...]:
+    """The ids of the bands' classes: 2:1 for the first."""
+    order = bands(queues)
+    return tuple(_ETS_MAJOR << 16 | order.index(each) + 1 if each in order else 0 for each in range(CLASSES))
+
+
+DISCIPLINES: Final[Mapping[str, Discipline]] = {
+    "htb": Discipline("htb", True, _htb_lines, _htb_priorities, _htb_turn),
+    "ets": Discipline("ets", False, _ets_lines, _ets_priorities, _ets_turn),
+}
+
+
+def chosen(queues: QueuePolicy) -> Discipline:
+    """The scheduler that a file selects; `auto` selects ETS if no class can be paused and this kernel has it.
+
+    If selected by name, ETS may have lossless classes with PFC off: they have no gates, and PFC cannot be enabled
+    later. MachineError when it is selected by name and this kernel does not have it.
+    """
+    if queues.scheduler == "htb" or (queues.scheduler == "auto" and queues.lossless):
+        return DISCIPLINES["htb"]
+    if not (why := ets_missing()):
+        return DISCIPLINES["ets"]
+    if queues.scheduler == "ets":
+        hint = "use scheduler: htb, which serves the same classes by the same weights"
+        raise MachineError(Problem("kernel", "queues.scheduler: ets", f"is not possible: {why}", hint))
+    return DISCIPLINES["htb"]
+
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
 
@@ -130,16 +311,6 @@ def rate_text(rate_bps: int) -> str:
     return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
-def program_lines(port: Port, programs: Iterable[PortProgram], lab: str, number: int) -> list[str]:
-    """The tc lines of clsact and the programs of a port. number: the port's id."""
-    lines = [f"qdisc add dev {port.name} clsact"]
-    for each in programs:
-        line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
-        own = f" classid {classid(number)}" if each.numbered else ""
-        lines.append(f"{line} object-pinned {each.pin(lab)}{own}")
-    return lines
-
-
 def clear(netns: Path, ports: Iterable[Port]) -> None:
     """Remove the queues and programs of ports, whichever are there; what waits in them is lost."""
     lines = [f"qdisc del dev {port.name} {word}" for port in ports for word in ("root", "clsact")]
@@ -167,13 +338,17 @@ def apply(
         lines: list[str] = []
         for port in some[start : start + ports_a_batch]:
             lines += setup.discipline.lines(port, setup.queues)
-            lines += program_lines(port, programs, setup.lab, setup.ids[port.node, port.name])
+            lines.append(f"qdisc add dev {port.name} clsact")
+            for each in programs:
+                line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
+                own = f" classid {classid(setup.ids[port.node, port.name])}" if each.numbered else ""
+                lines.append(f"{line} object-pinned {each.pin(setup.lab)}{own}")
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
     if setup.curves and node.role is Role.SWITCH:
         red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
 
 
-def read_shapers(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, PortQueue]:
+def read_shapers(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, PortQueue]:
     """Port -> its shaper and queues, for ports that have a shaper; by netlink, since tc has no JSON for classes.
 
     names: ifindex -> interface name.
@@ -181,72 +356,72 @@ def read_shapers(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable
     found: dict[str, PortQueue] = {}
     indexes = {name: index for index, name in names.items()}
     queues: dict[int, dict[int, Leaf]] = {}
-    for each in qdiscs(netlink):
+    for each in nl.qdiscs(netlink):
         number = number_of(each.handle >> 16)
         if number is not None:
             queues.setdefault(each.ifindex, {})[number] = _leaf(each)
     for port in ports:
         ifindex = indexes.get(port, 0)
         own = queues.get(ifindex, {})
-        for body in netlink.dump(RTM_GETTCLASS, TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
-            _, _, handle, _, queue = TCMSG.unpack_from(body)
-            attrs = attributes(body, TCMSG.size)
+        for body in netlink.dump(nl.RTM_GETTCLASS, uapi.TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
+            _, _, handle, _, queue = uapi.TCMSG.unpack_from(body)
+            attrs = nl.attributes(body, uapi.TCMSG.size)
             # A band of ETS is identified by its queue, or by the RED over that queue.
             number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
             if handle == _RATE_CLASS_ID:
-                found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
+                found[port] = _shaper(port, attrs[uapi.TCA_OPTIONS], own)
             elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
-                own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
+                # struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio
+                quantum, _, prio = struct.unpack_from(
+                    "=32xIII", nl.attributes(attrs[uapi.TCA_OPTIONS], 0)[_TCA_HTB_PARMS]
+                )
+                own[number] = replace(own[number], quantum=quantum, prio=prio)
             elif is_ets_band(handle) and number in own:
-                quantum, prio = read_ets_turn(attrs[TCA_OPTIONS])
+                quantum, prio = read_ets_turn(attrs[uapi.TCA_OPTIONS])
                 own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 
 
-def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
+def foreign_roots(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
     """Port -> the root qdisc that replaces our shaper: `netem`, or `nothing`; empty if the port is gone.
 
     names: ifindex -> interface name.
     """
     roots: dict[str, str] = {}
-    for each in qdiscs(netlink):
-        if each.parent == TC_H_ROOT:
+    for each in nl.qdiscs(netlink):
+        if each.parent == uapi.TC_H_ROOT:
             found = "ours" if (each.kind, each.handle) == ("htb", _ROOT_ID) else each.kind
             roots[names.get(each.ifindex, "")] = "nothing" if found == "noqueue" else found
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
-def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
+def refused_by_qdiscs(netlink: nl.RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
     """Port -> class -> packets that its qdiscs dropped. The drops of the programs are in the cells."""
     found: dict[str, dict[int, int]] = {}
-    for each in qdiscs(netlink):
+    for each in nl.qdiscs(netlink):
         number = number_of(each.handle >> 16)
-        statistics = attributes(each.attrs.get(TCA_STATS2, b""), 0)
-        if number is not None and TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
-            (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
+        statistics = nl.attributes(each.attrs.get(uapi.TCA_STATS2, b""), 0)
+        if (
+            number is not None and uapi.TCA_STATS_QUEUE in statistics
+        ):  # struct gnet_stats_queue: qlen, backlog, drops, ...
+            (drops,) = struct.unpack_from("=8xI", statistics[uapi.TCA_STATS_QUEUE])
             classes = found.setdefault(names.get(each.ifindex, f"if{each.ifindex}"), {})
             classes[number] = classes.get(number, 0) + drops
     return found
 
 
-def _leaf(qdisc: Qdisc) -> Leaf:
-    options = qdisc.attrs.get(TCA_OPTIONS, b"")
+def _leaf(qdisc: nl.Qdisc) -> Leaf:
+    options = qdisc.attrs.get(uapi.TCA_OPTIONS, b"")
     if qdisc.kind == "bfifo":
         return Leaf(qdisc.kind, struct.unpack_from("=I", options)[0])
     if qdisc.kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
-        return Leaf(qdisc.kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
+        return Leaf(qdisc.kind, struct.unpack_from("=24xI", nl.attributes(options, 0)[uapi.TCA_TBF_PARMS])[0])
     return Leaf(qdisc.kind, 0)
-
-
-def _with_turn(leaf: Leaf, options: bytes) -> Leaf:
-    """struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio."""
-    quantum, _, prio = struct.unpack_from("=32xIII", attributes(options, 0)[_TCA_HTB_PARMS])
-    return Leaf(leaf.qdisc, leaf.limit_bytes, quantum, prio)
 
 
 def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
     """struct tc_htb_opt: two struct tc_ratespec, then the burst as the time it takes at the rate."""
-    attrs = attributes(options, 0)
+    attrs = nl.attributes(options, 0)
     parameters = attrs[_TCA_HTB_PARMS]
     rate, ceil = struct.unpack_from("=8xI8xI", parameters)
     burst_ticks = struct.unpack_from("=24xI", parameters)[0]
@@ -311,7 +486,7 @@ def expected(node: Node, number: int) -> tuple[Attached, ...]:
 
 
 def read_attached(
-    netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]
+    netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]
 ) -> dict[str, tuple[Attached, ...]]:
     """Port -> its programs in the order in which they run, ingress first; an empty tuple if it has no programs.
 
@@ -322,12 +497,12 @@ def read_attached(
     for port in ports:
         rows: list[tuple[int, int, Attached]] = []
         for place, (hook, parent) in enumerate(_HOOKS.items()):
-            request = TCMSG.pack(0, indexes.get(port, 0), 0, parent, 0)
-            for body in netlink.dump(RTM_GETTFILTER, request):
-                priority = TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
-                attrs = attributes(body, TCMSG.size)
-                if attrs.get(TCA_KIND) == b"bpf\0" and TCA_OPTIONS in attrs:
-                    options = attributes(attrs[TCA_OPTIONS], 0)
+            request = uapi.TCMSG.pack(0, indexes.get(port, 0), 0, parent, 0)
+            for body in netlink.dump(nl.RTM_GETTFILTER, request):
+                priority = uapi.TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
+                attrs = nl.attributes(body, uapi.TCMSG.size)
+                if attrs.get(uapi.TCA_KIND) == b"bpf\0" and uapi.TCA_OPTIONS in attrs:
+                    options = nl.attributes(attrs[uapi.TCA_OPTIONS], 0)
                     name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
                     number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
                     if name:
@@ -339,14 +514,14 @@ def read_attached(
 def read_closed(netns: Path) -> set[tuple[str, int]]:
     """(port, class) of every gate that is closed now."""
     found: set[tuple[str, int]] = set()
-    with RouteSocket(netns) as netlink:
+    with nl.RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for each in qdiscs(netlink):
+        for each in nl.qdiscs(netlink):
             number = number_of(each.handle >> 16)
             if number is None or each.kind != "tbf":
                 continue
-            options = attributes(each.attrs[TCA_OPTIONS], 0)
-            (rate,) = struct.unpack_from("=8xI", options[TCA_TBF_PARMS])  # of struct tc_ratespec
-            if TCA_TBF_RATE64 not in options and rate < _SLOW:
+            options = nl.attributes(each.attrs[uapi.TCA_OPTIONS], 0)
+            (rate,) = struct.unpack_from("=8xI", options[uapi.TCA_TBF_PARMS])  # of struct tc_ratespec
+            if uapi.TCA_TBF_RATE64 not in options and rate < _SLOW:
                 found.add((names.get(each.ifindex, ""), number))
     return found

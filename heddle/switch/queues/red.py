@@ -24,19 +24,8 @@ from typing import Final
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.policy import QueuePolicy
+from heddle.kernel import netlink as nl
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import (
-    NLM_F_CREATE,
-    NLM_F_REPLACE,
-    RTM_NEWQDISC,
-    NetlinkError,
-    RouteSocket,
-    attribute,
-    attributes,
-    qdisc_body,
-    qdiscs,
-    refusal,
-)
 from heddle.kernel.uapi import TCA_OPTIONS, TCA_TBF_PARMS
 
 Key = tuple[str, int]  # port, class
@@ -98,7 +87,7 @@ def curves_of(queues: QueuePolicy) -> dict[int, Curve]:
 @cache
 def missing() -> str:
     """Empty when this kernel's RED has the features needed here, else the reason."""
-    return refusal("red", _options(NEVER))
+    return nl.refusal("red", _options(NEVER))
 
 
 def require() -> None:
@@ -114,7 +103,7 @@ def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
     Waiting packets are lost, so call it before there is traffic. MachineError when the kernel refuses, or when a class
     has no FIFO.
     """
-    with RouteSocket(netns) as netlink:
+    with nl.RouteSocket(netns) as netlink:
         leaves = _leaves(netlink)
         for key, curve in curves.items():
             if key not in leaves:
@@ -122,23 +111,23 @@ def install(netns: Path, curves: Mapping[Key, Curve]) -> None:
             leaf, red = leaves[key], _red_of(key[1])
             limit = struct.pack("=I", leaf.limit)
             try:
-                body = qdisc_body(leaf.ifindex, red, leaf.parent, "red", _options(curve))
-                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
-                body = qdisc_body(leaf.ifindex, leaf.handle, red | 1, "bfifo", limit, nested=False)
-                netlink.change(RTM_NEWQDISC, body, NLM_F_CREATE | NLM_F_REPLACE)
-            except NetlinkError as error:
+                body = nl.qdisc_body(leaf.ifindex, red, leaf.parent, "red", _options(curve))
+                netlink.change(nl.RTM_NEWQDISC, body, nl.NLM_F_CREATE | nl.NLM_F_REPLACE)
+                body = nl.qdisc_body(leaf.ifindex, leaf.handle, red | 1, "bfifo", limit, nested=False)
+                netlink.change(nl.RTM_NEWQDISC, body, nl.NLM_F_CREATE | nl.NLM_F_REPLACE)
+            except nl.NetlinkError as error:
                 raise _refused(netns, key, error) from None
 
 
 def change(netns: Path, curves: Mapping[Key, Curve]) -> None:
     """Change the curves of REDs; waiting packets stay. MachineError when a port has no RED for a class."""
-    with RouteSocket(netns) as netlink:
+    with nl.RouteSocket(netns) as netlink:
         indices = {name: index for index, name in read_names(netlink).items()}
         for key, curve in curves.items():
-            body = qdisc_body(indices.get(key[0], 0), _red_of(key[1]), 0, "red", _options(curve))
+            body = nl.qdisc_body(indices.get(key[0], 0), _red_of(key[1]), 0, "red", _options(curve))
             try:
-                netlink.change(RTM_NEWQDISC, body)
-            except NetlinkError as error:
+                netlink.change(nl.RTM_NEWQDISC, body)
+            except nl.NetlinkError as error:
                 raise _refused(netns, key, error) from None
 
 
@@ -146,7 +135,7 @@ def read_curves(netns: Path) -> dict[Key, Curve]:
     """(port, class) -> the curve of its RED, as read from the kernel; pmax with the precision of 32 bits."""
     found: dict[Key, Curve] = {}
     for key, attrs in _reds(netns).items():
-        options = attributes(attrs[TCA_OPTIONS], 0)
+        options = nl.attributes(attrs[TCA_OPTIONS], 0)
         _, kmin, kmax, *_ = _QOPT.unpack_from(options[_TCA_RED_PARMS])
         p = struct.unpack_from("=I", options[_TCA_RED_MAX_P])[0] / _WHOLE
         found[key] = Curve(kmin, kmax, marked(p) if kmax > kmin else 0.0)
@@ -186,13 +175,13 @@ def _red_of(number: int) -> int:
     return (number + 1 << 4 | BESIDE) << 16
 
 
-def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
+def _leaves(netlink: nl.RouteSocket) -> dict[Key, _Leaf]:
     """The queue of each (port, class). FIFO 40: belongs to class 3. If 40: is a gate, 41: replaces its inner FIFO,
     which has no handle.
     """
     names = read_names(netlink)
     found: dict[Key, _Leaf] = {}
-    for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
+    for ifindex, handle, parent, kind, attrs in nl.qdiscs(netlink):
         number, rest = divmod(handle >> 16, 16)
         if rest or not 1 <= number <= CLASSES:
             continue
@@ -200,7 +189,7 @@ def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
         if kind == "bfifo":
             found[key] = _Leaf(ifindex, handle, parent, struct.unpack_from("=I", attrs[TCA_OPTIONS])[0])
         elif kind == "tbf":
-            parameters = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
+            parameters = nl.attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             (limit,) = struct.unpack_from("=I", parameters, _LIMIT_AT)
             found[key] = _Leaf(ifindex, handle + (1 << 16), handle | 1, limit)
     return found
@@ -208,9 +197,9 @@ def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
 
 def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
     found: dict[Key, dict[int, bytes]] = {}
-    with RouteSocket(netns) as netlink:
+    with nl.RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for each in qdiscs(netlink):
+        for each in nl.qdiscs(netlink):
             number = (each.handle >> 20) - 1
             if each.kind == "red" and each.handle == _red_of(number):
                 found[names.get(each.ifindex, ""), number] = each.attrs
@@ -231,12 +220,12 @@ def _options(curve: Curve) -> bytes:
     kmin, kmax, p = _parameters(curve)
     parameters = _QOPT.pack(0, kmin, kmax, 0, 0, 0, 0)
     return (
-        attribute(_TCA_RED_PARMS, parameters) + attribute(_TCA_RED_STAB, _IDLE)
-        + attribute(_TCA_RED_MAX_P, struct.pack("=I", p)) + attribute(_TCA_RED_FLAGS, _FLAGS)
+        nl.attribute(_TCA_RED_PARMS, parameters) + nl.attribute(_TCA_RED_STAB, _IDLE)
+        + nl.attribute(_TCA_RED_MAX_P, struct.pack("=I", p)) + nl.attribute(_TCA_RED_FLAGS, _FLAGS)
     )  # fmt: skip
 
 
-def _refused(netns: Path, key: Key, error: NetlinkError) -> MachineError:
+def _refused(netns: Path, key: Key, error: nl.NetlinkError) -> MachineError:
     where = f"RED of {key[0]}, class {key[1]}, in {netns.name}"
     why = "does not exist" if error.errno in (errno.ENOENT, errno.ENODEV) else f"was refused: {error.strerror}"
     return MachineError(Problem("", where, why, "run ./inv down, then ./inv up"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from heddle.runs.parts.slowest import Slowest
     from heddle.runs.stored import StoredRun
     from heddle.switch.hashing.hashing import SwitchHashing
-    from heddle.switch.queues.queuestate import Tallies
+    from heddle.switch.queues.cells import Tallies
 
 Confidence = Literal["established", "likely"]
 Kind = Literal["node", "interface", "link"]

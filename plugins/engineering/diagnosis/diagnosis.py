@@ -12,25 +12,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base import owners
+from heddle.base.events import Observer
 from heddle.base.problems import CheckError
 from heddle.base.sysctls import HASH_SEED
 from heddle.base.tables import many, some_of
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.checks.validate import CHECKS, validate
+from heddle.endpoints.nic.frames import FlowHeader, Parser, SendBatch
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.packetsocket import PacketSocket
-from heddle.endpoints.nic.parse import Parser
 from heddle.kernel.namespace import inside
+from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS
+from heddle.lab.lab import Lab
 from heddle.lab.queues import wait_empty
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread, union
 from heddle.predict.predict import predict
 from heddle.predict.walk import ports_of, spreads
+from heddle.runs.stored import StoredRun
 from heddle.runtimes.shardcalls import Moment
-from heddle.switch.queues.queuestate import tallies_since
+from heddle.switch.queues.cells import tallies_since
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
@@ -46,12 +50,6 @@ from heddle_plugins.engineering.diagnosis.case import (
     Observation,
     TrafficSeen,
 )
-
-if TYPE_CHECKING:
-    from heddle.base.events import Observer
-    from heddle.lab.fact import Fact
-    from heddle.lab.lab import Lab
-    from heddle.runs.stored import StoredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +260,6 @@ def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None =
     case = Case.of(fabric, run, lab)
     if lab is None or case.live is None:
         return judged(case)
-    from heddle.checks.validate import CHECKS, validate
-
     facts = case.live.facts
     # `faults` compares with the record of faults, which a diagnosis does not read.
     names = CHECKS.keys() - {"faults"} - ({"reachability"} if observer is None else set())

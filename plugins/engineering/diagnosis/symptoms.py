@@ -13,18 +13,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from heddle.base.arrays import F64
 from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.fabric.model import Role
 from heddle.lab.facts import FACTS
 from heddle.proof.linkuse import links_of
-from heddle.switch.queues.classes import held_bps
-from heddle.switch.queues.portids import numbered_ports
+from heddle.runs.parts.slowest import Slowest
+from heddle.runs.series import RowLabel, Series
+from heddle.switch.queues.classes import held_bps, numbered_ports
 from heddle.wire.layout import DSCP_DATA
 from heddle_plugins.engineering.diagnosis.case import (
     NOW,
@@ -37,11 +39,6 @@ from heddle_plugins.engineering.diagnosis.case import (
     FlowSeen,
     Observation,
 )
-
-if TYPE_CHECKING:
-    from heddle.base.arrays import F64
-    from heddle.runs.parts.slowest import Slowest
-    from heddle.runs.series import RowLabel, Series
 
 NO_LAB: Final = "the lab is not running"
 _ONCE: Final = 2  # changes of a carrier: lost and found

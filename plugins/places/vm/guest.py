@@ -17,6 +17,7 @@ for another reason is not.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -90,8 +91,6 @@ def know_host(files: BootKeys, port: int) -> None:
 
 
 def _make(path: Path) -> paramiko.PKey:
-    import io
-
     import paramiko
 
     # Curve P-256: paramiko makes no ed25519 keys.

@@ -11,19 +11,15 @@ SONiC's `xoff` of a profile is its headroom. The threshold from which a port is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_rate, format_size, shown
 from heddle.spec.queuespec import BUFFERS
+from heddle.spec.schema import FabricSpec
 from heddle.spec.yamlfile import Document, Trail
-from heddle_plugins.readers.sonic.classes import read_classes
-from heddle_plugins.readers.sonic.configdb import ConfigDb, Held, ImportedKey, name_of
-
-if TYPE_CHECKING:
-    from heddle.spec.schema import FabricSpec
-    from heddle_plugins.readers.sonic.classes import ClassesFound
-    from heddle_plugins.readers.sonic.configdb import Repeated
+from heddle_plugins.readers.sonic.classes import ClassesFound, read_classes
+from heddle_plugins.readers.sonic.configdb import ConfigDb, Held, ImportedKey, Repeated, name_of
 
 _TABLE: Final = "SWITCH_HASH"
 _QP: Final = "RDMA_BTH_DEST_QP"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle_plugins.readers.importtext import fabric_yaml, import_text
-from heddle_plugins.readers.sonic.fromsonic import import_sonic
+from heddle_plugins.readers.sonic.fromsonic import fabric_yaml, import_sonic, import_text
 
 HERE = Path(__file__).parent / "sonic"
 

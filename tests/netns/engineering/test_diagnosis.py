@@ -22,7 +22,7 @@ from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle_plugins.engineering.diagnosis.diagnosis import Diagnosis, diagnose
-from heddle_plugins.engineering.diagnosistext import diagnosis_text
+from heddle_plugins.engineering.runsection import diagnosis_text
 from tests import incidents
 from tests.machine import patience
 from tests.netns.collectives import ran, run_and

@@ -19,8 +19,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import changes_of_run, engineered, put_in_force, take_out
 from heddle.lab.snapshot import LabPart
 from heddle.runs.store import load, paths_of
-from heddle.switch.hashing import swap
-from heddle.switch.hashing.steering import Exact
+from heddle.switch.hashing import hashing
+from heddle.switch.hashing.maps import Exact
 from heddle.traffic.flow import Flow
 from heddle.traffic.options import RunOptions
 from heddle_plugins.engineering import te_live
@@ -137,15 +137,15 @@ def test_a_switch_that_dies_during_a_swap_gives_the_others_their_old_rule(
     rehash.set_hashing(lab, "e-ecmp")
     before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
     record = state.read_record(lab.name)
-    real = swap._Job.flip
+    real = hashing._Job.flip
 
-    def flip(self: swap._Job) -> None:
+    def flip(self: hashing._Job) -> None:
         real(self)
         if self.handle.name == "rtsw2":
             self.handle = replace(self.handle, netns=self.handle.netns.with_name("gone"))
             real(self)
 
-    monkeypatch.setattr(swap._Job, "flip", flip)
+    monkeypatch.setattr(hashing._Job, "flip", flip)
     with pytest.raises(MachineError, match="gone is not a namespace here"):
         put_in_force(lab, tables_for(lab, flows), "te apply")
     monkeypatch.undo()
@@ -161,7 +161,7 @@ def test_show_names_switches_that_a_killed_change_did_not_reach(
     put_in_force(lab, tables_for(lab, flows), "te apply")
     te_live.show(Console(), TeWords(lab.name))
     assert "not as recorded" not in capsys.readouterr().out
-    swap.change(lab.name, [(lab.handle("rtsw2"), before["rtsw2"])])  # the record is written first: as after a kill
+    hashing.change(lab.name, [(lab.handle("rtsw2"), before["rtsw2"])])  # the record is written first: as after a kill
     te_live.show(Console(), TeWords(lab.name))
     assert "not as recorded on rtsw2: that change did not complete" in capsys.readouterr().out
     for _ in range(2):  # also where nothing is left to remove

@@ -21,10 +21,8 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Port
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
-from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE
-from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import numbered_ports, row
-from heddle.switch.queues.queuestate import QueueState
+from heddle.switch.queues.cells import AGENT, CELL, GATE, INGRESS, NODE, QueueState
+from heddle.switch.queues.classes import numbered_ports, policies_of, row
 from heddle.views.fabricsvg import fabric_svg, legend_svg
 from heddle.views.loadscale import step
 from heddle.views.picturelayout import PictureLayout

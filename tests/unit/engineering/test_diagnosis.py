@@ -30,13 +30,13 @@ from heddle.spec.schema import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
+from heddle.switch.queues.cells import Tally
 from heddle.switch.queues.portqueues import PortQueue
-from heddle.switch.queues.queuestate import Tally
 from heddle_plugins.engineering.diagnosis import diagnosis
 from heddle_plugins.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
 from heddle_plugins.engineering.diagnosis.symptoms import damaged_at, drain_rates
-from heddle_plugins.engineering.diagnosistext import diagnosis_text
+from heddle_plugins.engineering.runsection import diagnosis_text
 from tests.unit import run_samples as samples
 from tests.unit import test_paths_report as made
 from tests.unit.kept_runs import keep, series

@@ -18,8 +18,15 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast
-from heddle_plugins.engineering.placement import EXPORTS, Candidate, PlacementAsk, Ranking, hostlist, rank_placements
-from heddle_plugins.engineering.placementtext import render
+from heddle_plugins.engineering.placement import (
+    EXPORTS,
+    Candidate,
+    PlacementAsk,
+    Ranking,
+    hostlist,
+    rank_placements,
+    render,
+)
 
 OVERSUBSCRIBED = "topologies/examples/oversubscribed.yml"
 Inv = Callable[..., tuple[int, str]]

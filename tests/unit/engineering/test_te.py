@@ -28,8 +28,7 @@ from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.flow import Flow
 from heddle_plugins.engineering import te_live
 from heddle_plugins.engineering.te import TeDemand, TeLink, plan, worth
-from heddle_plugins.engineering.te_live import TeWords, demand_of
-from heddle_plugins.engineering.tetext import plan_text
+from heddle_plugins.engineering.te_live import TeWords, demand_of, plan_text
 
 EIGHT: dict[str, Any] = {"racks": 8, "ctsw": 8, "hosts_per_rack": 8}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 2, "hosts_per_rack": 2}

@@ -15,8 +15,7 @@ from heddle.wire.dissect import dissect
 from heddle.wire.icrc import verdict
 from heddle.wire.roce import BTH
 from heddle_plugins.packets.craft import Crafted, ResponderSeen, _exchange
-from heddle_plugins.packets.crafted import PacketEnds, layers_as_data
-from heddle_plugins.packets.craftfields import bits_of, field_rows, read_recipe
+from heddle_plugins.packets.crafted import PacketEnds, bits_of, field_rows, layers_as_data, read_recipe
 from heddle_plugins.packets.verbs import crafted_text
 from tests.typed import typed
 

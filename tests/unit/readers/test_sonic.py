@@ -12,9 +12,8 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.switch.queues.classes import budget_of
 from heddle.traffic.inflight import xoff_not_reached
-from heddle_plugins.readers.importtext import fabric_yaml
 from heddle_plugins.readers.sonic.configdb import parse_json
-from heddle_plugins.readers.sonic.fromsonic import SonicFabric, import_sonic
+from heddle_plugins.readers.sonic.fromsonic import SonicFabric, fabric_yaml, import_sonic
 
 QOS = {"Ethernet0": {"pfc_enable": "3"}}
 Tables = dict[str, Any]

@@ -1,13 +1,20 @@
-"""A plan of traffic engineering is computed and put in force, and its entries are removed while packets move."""
+"""What experiments have of traffic engineering: the live change `te`, and the measure `te_removed`.
+
+The measure computes a plan and puts it in force, and its entries are removed while packets move.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from heddle.runs.measuring import Measure, Measuring
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.traffic.workload import Workload
 
 
 def _measure(at: Measuring) -> Mapping[str, float]:
@@ -32,6 +39,16 @@ def _measure(at: Measuring) -> Mapping[str, float]:
     changes = float(len(changes_of_run(lab.name)))
     known = {"plan_s": planned - began, "entries": float(plan.entries), "changes": changes}
     return known if found.lost is None else {**known, "lost": float(sum(found.lost.values()))}
+
+
+def engineer(lab: Lab, _: object, workload: Workload | None) -> None:
+    """Exact-match entries for one iteration of the workload, on the routes of now; a measure has no workload."""
+    from heddle.lab.rehash import put_in_force
+    from heddle_plugins.engineering.te import PARTS, of_workload, plan_for
+
+    if workload is not None:
+        now = lab.snapshot(PARTS)
+        put_in_force(lab, plan_for(lab, of_workload(lab, workload), now).tables, "experiment", now.hashing)
 
 
 MEASURE: Final = Measure(
