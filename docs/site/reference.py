@@ -527,6 +527,28 @@ def units_page() -> str:
     return _page("Keys of a workshop unit", "This page lists the keys of a [unit](writing-units.md).", *lines)
 
 
+def experiment_keys_page() -> str:
+    """Keys of an experiment file."""
+    from heddle_plugins.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
+
+    lines: list[str] = []
+    parts = {"experiment": ("The file", ExperimentSpec), "run": ("A run", RunSpec), "check": ("A check", CheckSpec)}
+    for part, (title, model) in parts.items():
+        rows = _meanings()[part]
+        _rows(part, set(model.model_fields) - {"about"}, rows, exactly=False)
+        lines += [f"## {title}", "", *_table(("key", "meaning"), rows), ""]
+    return _page("Keys of an experiment", "This page lists the keys of an [experiment](experiments.md).", *lines[:-1])
+
+
+def workload_keys_page() -> str:
+    """Keys of a workload file beside the options of a run."""
+    heads = {"jobs": "A job, beside the options of a run", "steps": "A step", "traces": "A trace"}
+    lines: list[str] = []
+    for part, title in heads.items():
+        lines += [f"## {title}", "", *_table(("key", "meaning", "default"), _meanings()[part]), ""]
+    return _page("Keys of a workload", "This page lists the keys of a [workload file](workloads.md).", *lines[:-1])
+
+
 def published_page() -> str:
     """Claims of a paper, and what was measured."""
     from tests.golden.experiments import reproducedpage
@@ -552,6 +574,8 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "unit-keys": units_page,
     "glossary": glossary_page,
     "sigcomm24": published_page,
+    "experiment-keys": experiment_keys_page,
+    "workload-keys": workload_keys_page,
 }
 
 
