@@ -1,5 +1,8 @@
 """Hooks of mkdocs for the site of the manual (mkdocs.yml): the workshop's pages, and links that leave docs/.
 
+The tasks of a unit must be the items of one list, in order: Python-Markdown needs four spaces for what is inside an
+item, and GitHub shows less of them, too.
+
 In:  the pages of docs/ and labs/, with links relative to their places in a checkout.
 Out: a site in which labs/ is a folder of docs/. A link to a file that is not in the site becomes its path.
 """
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 _LINK: Final = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
 _README: Final = "README.md"
+_TASK: Final = re.compile(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", re.MULTILINE)
+_ITEM: Final = re.compile(r"<li>\s*(?:<p>)?<strong>([a-z0-9-]+)\.</strong>")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -48,6 +53,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     return _LINK.sub(link, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """PluginError for a unit whose tasks are not the items of one list, in order."""
+    from mkdocs.exceptions import PluginError
+
+    if page.file.src_uri.startswith("labs/") and (tasks := _TASK.findall(page.markdown or "")):
+        part = html.partition('id="tasks"')[2].partition("<h2")[0]
+        items = re.sub(r"<ul>.*?</ul>", "", part, flags=re.DOTALL).count("<li>")
+        if _ITEM.findall(part) != tasks or items != len(tasks) or part.count("<ol") != 1 or "```" in part:
+            raise PluginError(f"{page.file.src_uri}: tasks are not the items of one list: indent by four spaces")
+    return html
 
 
 def _root(config: MkDocsConfig) -> Path:
