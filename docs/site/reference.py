@@ -532,7 +532,11 @@ def experiment_keys_page() -> str:
     from heddle_plugins.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
 
     lines: list[str] = []
-    parts = {"experiment": ("The file", ExperimentSpec), "run": ("A run", RunSpec), "check": ("A check", CheckSpec)}
+    parts: Mapping[str, tuple[str, type[BaseModel]]] = {
+        "experiment": ("The file", ExperimentSpec),
+        "run": ("A run", RunSpec),
+        "check": ("A check", CheckSpec),
+    }
     for part, (title, model) in parts.items():
         rows = _meanings()[part]
         _rows(part, set(model.model_fields) - {"about"}, rows, exactly=False)
