@@ -147,18 +147,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in every runtime of a machine.
 
-    A module's MORE_RUNTIMES are those that only its tests have. No test but those of tests/kube uses a cluster: the
-    kubeconfig of this machine leads to a cluster in use.
+    A module's MORE_RUNTIMES are those that only its tests have, which are `deep`. No test but those of tests/kube uses
+    a cluster: the kubeconfig of this machine leads to a cluster in use.
     """
     if "runtime" not in metafunc.fixturenames:
         return
     if any("runtime" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         return  # tests/clab: in containers only
-    places = ["netns"]
+    places, more = ["netns"], getattr(metafunc.module, "MORE_RUNTIMES", ())
     if metafunc.definition.get_closest_marker("containers"):
-        here = [each for each in RUNTIMES if get_runtime(each).here]
-        places = [*here, *getattr(metafunc.module, "MORE_RUNTIMES", ())]
-    marked = [pytest.param(each, marks=[pytest.mark.clab] if each == "containerlab" else []) for each in places]
+        places = [*(each for each in RUNTIMES if get_runtime(each).here), *more]
+    marks = {"containerlab": [pytest.mark.clab], **{each: [pytest.mark.deep] for each in more}}
+    marked = [pytest.param(each, marks=marks.get(each, [])) for each in places]
     metafunc.parametrize("runtime", marked, indirect=True, scope="module")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
 from threading import Event, Thread
@@ -98,3 +98,21 @@ def links(rate: int) -> list[str]:
 def slower(rate: int) -> list[str]:
     """The same for a preset that has this rate: nothing to override on a machine of usual speed."""
     return links(rate) if EMULATED else []
+
+
+def commands() -> dict[int, list[str]]:
+    """Process -> the words of its command, of all processes of this machine."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found[int(path.parent.name)] = path.read_bytes().decode(errors="replace").split("\0")[:-1]
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process started and that still run."""
+    found: list[int] = []
+    for task in Path("/proc", str(pid), "task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in task.read_text().split()]
+    return found

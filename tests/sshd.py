@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from heddle_plugins.places.sync import checkout_id, manifest_of
-from tests.machine import patience
+from tests.machine import children_of, patience
 
 NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,14 +113,6 @@ class SshServer:
     def sessions(self) -> list[int]:
         """sshd's processes for connections: the children of the one that listens."""
         return children_of(self.process.pid)
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that a process started and that still run."""
-    found: list[int] = []
-    for task in Path("/proc", str(pid), "task").glob("*/children"):
-        found += [int(word) for word in task.read_text().split()]
-    return found
 
 
 def key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:

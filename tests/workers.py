@@ -30,16 +30,17 @@ BESIDE: Final = tuple(
     f"tests/netns/{plugin}{slash}test_{name}.py"
     for plugin, slash, name in (each.rpartition("/") for each in (
         "workshop/workshop_units", "places/place_ssh", "testing/plugin", "bring_your_own",
-        "engineering/facts_everywhere", "runtime_contract", "each_collective", "faults", "transports_live",
+        "engineering/facts_everywhere", "runtime_contract", "faults", "transports_live",
         "trouble_midrun", "tour", "fault_kinds_live", "engineering/te_live", "public_topologies",
         "wheel_job", "example_pipeline",
         "dashboard/dashboard_live", "places/place_refusals", "places/place_jumps", "rail", "programs",
         "lab_trouble", "mcp", "runs_kept", "repair", "own_files",
-        "testing/pool", "lab_life", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees",
+        "testing/pool", "lab_life", "killed", "validate", "inspect", "ipv6", "trees",
         "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring", "capture", "second_transport",
-        "fault_verb", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live", "paths_proof", "wrong_paths",
-        "owners", "steps_live", "link_faults", "cut_program", "packets/craft", "capture_notes", "bridged_hosts",
-        "kind_bridge", "device_types", "queue_program", "bpf_programs", "pause_program",
+        "fault_verb", "refusals", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live", "paths_proof",
+        "wrong_paths",
+        "owners", "steps_live", "link_faults", "cut_program", "packets/craft", "bridged_hosts",
+        "queue_program", "bpf_programs", "pause_program",
     ))
 )  # fmt: skip
 # The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.

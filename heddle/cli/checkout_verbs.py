@@ -177,8 +177,8 @@ SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "ku
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
 # Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
-# that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more; what guards a
-# commit leaves them out.
+# that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more, or repeat
+# what another test shows with other parameters; what guards a commit leaves them out.
 _MARKS: Final[Mapping[str, str]] = {
     QUICK: "(unit or golden or netns or fuzz) and not deep and not long",
     "deep": f"{_ANYWHERE} and deep and not long",
@@ -388,8 +388,9 @@ def _engine(out: Console) -> Iterator[None]:
     group="Heddle",
     help={
         "suite": Option(
-            "quick (each feature once), deep (what it leaves out, but for long), long (20 seconds and more each), "
-            "unit, golden, netns, or all. Others: fuzz (damaged files and messages), clab (labs in containers), "
+            "quick (each feature once), deep (what it leaves out, but for long), long (20 seconds and more, "
+            "and repetitions), unit, golden, netns, or all. Others: fuzz (damaged files and messages), "
+            "clab (labs in containers), "
             "browser (Chromium's pages), vm (a full kernel in QEMU), kube (a real Kubernetes). Several: deep,vm",
             WORDS,
         ),

@@ -21,7 +21,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import numbered_ports
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
-from tests.machine import until
+from tests.machine import children_of, commands, until
 
 FORK: Final = multiprocessing.get_context("fork")
 _BUSY_S: Final = 0.003
@@ -57,6 +57,12 @@ def in_order(result: RunRecord) -> RunRecord:
     """The run, which must have kept the order of every QP."""
     assert late(result) == 0, f"{late(result)} packets came out of order"
     return result
+
+
+def workers(of: int = 0) -> list[int]:
+    """The worker processes of a run's process, by default of this one."""
+    here = commands()
+    return [each for each in children_of(of or os.getpid()) if "heddle.endpoints.worker" in here.get(each, ())]
 
 
 def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunRecord:

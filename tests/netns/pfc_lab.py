@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
 from tests.machine import meanwhile, until
 from tests.netns.port_pair import first_in_line
+from tests.netns.sockets import packet_socket
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 LOSSLESS = 3
@@ -104,38 +105,31 @@ class PfcLab:
 
         every: seconds between two packets, at least.
         """
-        stop, sockets = threading.Event(), contextlib.ExitStack()
-        for name in {destination for _, destination, _ in flows}:
-            with inside(self.lab.handle(name).netns):
-                sink = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # full at once: only the port matters
-            sink.bind(("", _PORT))
 
-        def send(source: str, destination: str, number: int) -> None:
-            with inside(self.lab.handle(source).netns):
-                wire = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            with wire:
+        def send(wire: socket.socket, spot: tuple[str, int]) -> None:
+            try:
+                wire.sendto(bytes(PAYLOAD), spot)
+                time.sleep(every)
+            except OSError:
+                time.sleep(0.002)  # paused for long, or its port is down
+
+        with contextlib.ExitStack() as stack:
+            for name in {destination for _, destination, _ in flows}:
+                sink = stack.enter_context(self._datagrams(name))
+                sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # full at once: only the port matters
+                sink.bind(("", _PORT))
+            for source, destination, number in flows:
+                wire = stack.enter_context(self._datagrams(source))
                 wire.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS[number])
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 30_000)
                 wire.settimeout(0.05)
                 spot = (address(self.lab.fabric.by_name[destination]), _PORT)
-                while not stop.is_set():
-                    try:
-                        wire.sendto(bytes(PAYLOAD), spot)
-                        time.sleep(every)
-                    except OSError:
-                        time.sleep(0.002)  # paused for long, or its port is down
+                stack.enter_context(meanwhile(partial(send, wire, spot)))
+            yield
 
-        threads = [threading.Thread(target=send, args=flow) for flow in flows]
-        with sockets:
-            for thread in threads:
-                thread.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                for thread in threads:
-                    thread.join()
+    def _datagrams(self, host: str) -> socket.socket:
+        with inside(self.lab.handle(host).netns):
+            return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     def pause(self, at: str, quanta: int, vector: Sequence[int] = (LOSSLESS,)) -> None:
         """Have a port send one pause frame. at: a host, whose port leads to its switch, or a port as `rtsw1:eth3`."""
@@ -146,8 +140,8 @@ class PfcLab:
     def put(self, ref: str, frame: bytes) -> None:
         """Put a frame on the wire of a port."""
         node, _, name = ref.partition(":")
-        with inside(self.lab.handle(node).netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as wire:
-            wire.sendto(frame, (name, 0))
+        with packet_socket(self.lab.handle(node).netns, name) as wire:
+            wire.send(frame)
 
     @contextlib.contextmanager
     def pausing(self, at: str, quanta: int = 65535, every: float = 0.05) -> Iterator[None]:

@@ -9,27 +9,32 @@ import contextlib
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from heddle.base.process import run
-from heddle.kernel.namespace import inside
 from tests.machine import meanwhile
 from tests.netns.claimed import claimed, namespace_of
+from tests.netns.sockets import packet_socket
 
 MTU = 4028
 FRAME = MTU + 14
 _SO_TIMESTAMPNS = 35
-_SO_RCVBUFFORCE = 33
+_OWN_TYPE = 0x88B6  # of Ethernet, for experiments
 _SPEC = struct.Struct("=qq")
 
 
 def class_id(number: int) -> int:
     """The HTB class of one of our classes, as `skb->priority` takes it."""
     return 0x10000 | number + 1 << 4
+
+
+def frame_of(number: int, size: int = FRAME) -> bytes:
+    """A frame of so many bytes that says its class in the second byte of its payload."""
+    return b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(size - 16)
 
 
 def port_lines(dev: str, rate: str, mtu: int = MTU) -> list[str]:
@@ -82,12 +87,8 @@ class PortPair:
     def listening(self) -> Iterator[Arrivals]:
         """Take down what comes to `pb`. The second byte of a frame's payload is its class."""
         found = Arrivals()
-        with inside(self.b):
-            taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B6))
-        taker.bind(("pb", 0x88B6))
-        taker.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 25)
+        taker = packet_socket(self.b, "pb", _OWN_TYPE, seconds=0.1, receive=1 << 25)
         taker.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        taker.settimeout(0.1)
 
         def take() -> None:
             try:
@@ -100,37 +101,31 @@ class PortPair:
         with taker, meanwhile(take):
             yield found
 
+    def sender(self, number: int, seconds: float | None = None, send: int = 0) -> socket.socket:
+        """A packet socket on `pa` whose frames are of a class. send: bytes of its buffer."""
+        made = packet_socket(self.a, "pa", seconds=seconds, send=send)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, self.priority(number))
+        return made
+
     @contextlib.contextmanager
     def loading(self, *classes: int) -> Iterator[dict[int, int]]:
         """Keep these classes of `pa` filled: each has a socket that waits when it has 200 KB under way.
 
         Gives class -> frames that were put in so far.
         """
-        stop, sent = threading.Event(), dict.fromkeys(classes, 0)
+        sent = dict.fromkeys(classes, 0)
 
-        def fill(number: int) -> None:
-            frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(FRAME - 16)
-            with inside(self.a):
-                sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-            with sender:
-                sender.bind(("pa", 0))
-                sender.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, self.priority(number))
+        def fill(sender: socket.socket, number: int) -> None:
+            with contextlib.suppress(TimeoutError, OSError):
+                sender.send(frame_of(number))
+                sent[number] += 1
+
+        with contextlib.ExitStack() as stack:
+            for number in classes:
+                sender = stack.enter_context(self.sender(number, 0.05))
                 sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
-                sender.settimeout(0.05)
-                while not stop.is_set():
-                    with contextlib.suppress(TimeoutError, OSError):
-                        sender.send(frame)
-                        sent[number] += 1
-
-        threads = [threading.Thread(target=fill, args=(number,)) for number in classes]
-        for thread in threads:
-            thread.start()
-        try:
+                stack.enter_context(meanwhile(partial(fill, sender, number)))
             yield sent
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from heddle.switch.hashing.hashing import PINS
 from heddle.switch.queues.cells import CAUSES, LabQueues, packed
 from heddle.switch.queues.classes import ClassPolicy, policies_of, row
 from tests.netns.claimed import claimed
+from tests.netns.sockets import checksum
 
 UNSPEC: Final = 0xFFFFFFFF
 SHOT: Final = 2
@@ -110,11 +111,3 @@ def ipv6(traffic_class: int, size: int = 100, next_header: int = 17, start: byte
     """A frame of so many bytes; start: of what follows the IPv6 header."""
     head = struct.pack("!IHBB32s", 6 << 28 | traffic_class << 20 | 0xABCDE, size - 54, next_header, 64, bytes(32))
     return bytes(12) + b"\x86\xdd" + head + start + bytes(size - 54 - len(start))
-
-
-def checksum(head: bytes) -> int:
-    """RFC 1071, of an IPv4 header whose own checksum is 0; 0 of one that is right."""
-    total: int = sum(struct.unpack("!10H", head))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF

@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,12 +14,13 @@ from typing import Any, Final
 from heddle.base.process import run
 from heddle.fabric.wiring import Port
 from heddle.kernel.fib import read_names
-from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import row
-from tests.machine import meanwhile, patience, until
+from heddle.wire.layout import ETHERTYPE_IPV4
+from tests.machine import until
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
+from tests.netns.sockets import packet_socket, taking
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 SIZE: Final = 1000  # bytes of a frame
@@ -29,9 +29,6 @@ _PAYLOAD: Final = 14 + 20 + 8
 _TCMSG: Final = struct.Struct("=B3xiIII")
 _ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
 _TCA_STATS2, _TCA_STATS_QUEUE = 7, 3
-_ETH_P_IP: Final = 0x0800
-_SO_RCVBUFFORCE: Final = 33
-_SO_SNDBUFFORCE: Final = 32
 
 
 @dataclass
@@ -83,17 +80,16 @@ class Rack:
         start = bytes.fromhex((gateway.mac + src.ports[0].mac).replace(":", "")) + b"\x08\x00" + head + udp
         return start + _NUMBER.pack(number) + bytes(size - len(start) - _NUMBER.size)
 
-    @contextlib.contextmanager
-    def wire(self, sender: int = 0) -> Iterator[socket.socket]:
+    def wire(self, sender: int = 0) -> socket.socket:
         """A packet socket on a sender's NIC; it waits where more would not fit into the NIC's queue."""
-        with self._socket(self.lab.fabric.hosts[sender].ports[0], 0, _SO_SNDBUFFORCE, 256 << 10) as made:
-            yield made
+        return self._socket(self.lab.fabric.hosts[sender].ports[0], send=256 << 10)
 
-    @contextlib.contextmanager
-    def at_switch(self) -> Iterator[socket.socket]:
+    def at_switch(self) -> socket.socket:
         """A packet socket on the switch's port to the target: a burst here comes faster than any link."""
-        with self._socket(self.egress, 0, _SO_SNDBUFFORCE) as made:
-            yield made
+        return self._socket(self.egress, send=64 << 20)
+
+    def _socket(self, port: Port, protocol: int = 0, **sizes: int) -> socket.socket:
+        return packet_socket(self.lab.handle(port.node).netns, port.name, protocol, **sizes)
 
     def burst(self, count: int, tos: int = DATA) -> None:
         """So many packets at the switch's port, numbered from 0, as fast as this machine can."""
@@ -103,21 +99,25 @@ class Rack:
             for frame in frames:
                 wire.send(frame)
 
+    def ecn_of_burst(self, count: int, tos: int = DATA) -> list[int]:
+        """ECN bits, by number, of packets that come to the switch's port faster than they leave; all arrive."""
+        with self.listening() as found:
+            self.burst(count, tos)
+            found.wait(count)
+        assert found.numbers == list(range(count))
+        return found.ecn
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[Arrivals]:
         """Take down what comes to the target, behind the programs at its ingress."""
         found = Arrivals()
-        with self._socket(self.target, _ETH_P_IP, _SO_RCVBUFFORCE) as taker:
-            taker.settimeout(0.05)
 
-            def take() -> None:
-                with contextlib.suppress(TimeoutError):
-                    frame, origin = taker.recvfrom(65536)
-                    if origin[2] != socket.PACKET_OUTGOING and frame[23] == 17:
-                        found.frames.append(frame)
+        def take(frame: bytes, origin: Any) -> None:
+            if origin[2] != socket.PACKET_OUTGOING and frame[23] == 17:
+                found.frames.append(frame)
 
-            with meanwhile(take):
-                yield found
+        with taking(self._socket(self.target, ETHERTYPE_IPV4, receive=64 << 20), take):
+            yield found
 
     def backlog(self) -> int:
         """Bytes that the kernel says wait at the switch's port, in all classes: what `tc -s` prints, by netlink."""
@@ -136,30 +136,15 @@ class Rack:
         (root,) = [each for each in json.loads(said) if each["kind"] == "htb"]
         return int(root["backlog"])
 
-    def _socket(self, port: Port, protocol: int, option: int, room: int = 64 << 20) -> socket.socket:
-        with inside(self.lab.handle(port.node).netns):
-            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(made)
-            with inside(self.lab.handle(port.node).netns):
-                made.bind((port.name, protocol))
-            made.setsockopt(socket.SOL_SOCKET, option, room)
-            stack.pop_all()
-        return made
-
     def reaches(self, count: int, what: Callable[[], int] | None = None) -> None:
         """Until so many packets have been admitted to the switch's port, or `what` says so; AssertionError if never."""
-        end = time.monotonic() + patience(60)
-        while (now := what() if what else int(self.cell()["in_packets"])) != count:
-            assert time.monotonic() < end, now
-            time.sleep(0.002)
+        until(lambda: (what() if what else int(self.cell()["in_packets"])) == count)
 
     def at_rest(self) -> None:
         """Every book of the lab closed, in good time: nothing held, and as much out as in. AssertionError if not."""
-        end = time.monotonic() + patience(60)
-        while (wrong := self._open_books()) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not wrong, wrong
+        with contextlib.suppress(AssertionError):
+            until(lambda: not self._open_books())
+        assert not (wrong := self._open_books()), wrong
 
     def _open_books(self) -> list[str]:
         q = self.queues

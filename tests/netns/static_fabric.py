@@ -27,6 +27,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.traffic.flow import Flow, Sent
 from tests.netns.claimed import claimed, namespace_of
+from tests.netns.sockets import checksum, packet_socket
 
 GATEWAY = "169.254.0.1"
 GATEWAY6 = "fe80::1"
@@ -183,7 +184,7 @@ def roce_frame(
     length = 4 * ihl + 8 + 12 + 16 + payload + 4
     addresses = socket.inet_aton(flow.src_ip) + socket.inet_aton(flow.dst_ip)
     ip = struct.pack("!BBHHHBBH", 0x40 | ihl, dscp << 2, length, 0, 0x4000, 64, 17, 0) + addresses
-    ip = ip[:10] + struct.pack("!H", _checksum(ip + b"\x01" * (4 * ihl - 20))) + ip[12:] + b"\x01" * (4 * ihl - 20)
+    ip = ip[:10] + struct.pack("!H", checksum(ip + b"\x01" * (4 * ihl - 20))) + ip[12:] + b"\x01" * (4 * ihl - 20)
     return macs + b"\x08\x00" + ip + _above_ip(flow, payload)
 
 
@@ -198,13 +199,6 @@ def _above_ip(flow: Flow, payload: int) -> bytes:
     return udp + bth + bytes(16 + payload + 4)
 
 
-def _checksum(header: bytes) -> int:
-    total: int = sum(struct.unpack(f"!{len(header) // 2}H", header))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
-
 def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
     """What a run would report of so many packets."""
     return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
@@ -215,11 +209,7 @@ def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64, dscp: i
     for host in lab.fabric.hosts:
         port = host.ports[0]
         gateway = lab.fabric.by_name[port.peer_node].port(port.peer_port)
-        with (
-            inside(lab.handles()[host.name].netns),
-            socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire,
-        ):
-            wire.bind((port.name, 0))
+        with packet_socket(lab.handle(host.name).netns, port.name) as wire:
             # They are built first: on a slow machine that takes longer than sending them.
             mine = {flow: count for flow, count in packets.items() if flow.src == host.name}
             frames = [roce_frame(flow, payload, port.mac, gateway.mac, dscp=dscp) for flow in mine]

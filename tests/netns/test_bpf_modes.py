@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Exact, Tables
 from heddle.traffic.flow import Flow
 from tests.machine import until
+from tests.netns.sockets import packet_socket
 from tests.netns.static_fabric import (
     GATEWAY,
     GATEWAY6,
@@ -36,8 +36,6 @@ from tests.netns.static_fabric import (
     some_flows,
     static_fabric,
 )
-
-pytestmark = pytest.mark.root
 
 UNSPEC, REDIRECT = 0xFFFFFFFF, 7
 UPLINKS = ("eth1", "eth2", "eth3", "eth4")
@@ -222,8 +220,7 @@ def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:
     set_mode(lab, "pinned")
     frame = frame_of(lab, flows_of(lab, 1)[0])
     peer = lab.fabric.by_name["rtsw1"].port("eth5")
-    with inside(lab.handle(peer.peer_node).netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
-        sender.bind((peer.peer_port, 0))
+    with packet_socket(lab.handle(peer.peer_node).netns, peer.peer_port) as sender:
         counts = []
         for sent in (frame, frame[:12] + b"\x81\x00\x00\x64" + frame[12:]):
             before = statistics(lab)

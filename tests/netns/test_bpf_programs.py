@@ -18,8 +18,6 @@ from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import roce_frame
 from tests.objects import bpf as build
 
-pytestmark = pytest.mark.root
-
 TEST_PORT = 0  # a test run has no filter, and so no classid
 UNSPEC = 0xFFFFFFFF  # TC_ACT_UNSPEC, -1: what else is attached goes on
 FLOW = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 51234, 0xABCDEF, "rtsw1:eth5")

@@ -1,4 +1,7 @@
-"""Hosts behind a Linux bridge with an address (an SVI): runs go over it, and a path that was not seen is not proven."""
+"""Linux bridges: hosts behind one with an address (an SVI), and containerlab's kind `bridge` between routers.
+
+Runs go over them, and a path that was not seen is not proven.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from heddle.runs.explain import explain
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from tests.netns.collectives import proven
+from tests.netns.live import failed
 from tests.own_topologies import DAEMONS, frr_conf
 
 
@@ -111,6 +115,7 @@ def test_what_a_bridge_floods_is_not_proven(lab: Lab) -> None:
     proven(lab)
 
 
+@pytest.mark.deep
 def test_a_bridge_without_an_address_is_the_reason_that_no_rank_is_there(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckError, match="has no route"):
         life.up(import_topology(two_leaves(tmp_path, "lo"), "netns", name), timeout=1)
@@ -121,3 +126,35 @@ def test_a_bridge_without_an_address_is_the_reason_that_no_rank_is_there(tmp_pat
         *(f"h{leaf}{host}:eth1 leads to leaf{leaf}:eth{host + 2}, {reason}" for leaf in (1, 2) for host in (1, 2)),
         f"{name} gives 0 of the two ranks that a collective needs",
     ]
+
+
+TOPOLOGY = """name: lan
+topology:
+  defaults: {kind: linux, binds: ["daemons:/etc/frr/daemons", "__clabNodeName__.conf:/etc/frr/frr.conf"]}
+  nodes:
+    br-lan: {kind: bridge}
+    r1: {}
+    r2: {}
+    r3: {}
+  links:
+    - endpoints: ["r1:eth1", "br-lan:eth1"]
+    - endpoints: ["r2:eth1", "br-lan:eth2"]
+    - endpoints: [{node: r3, interface: eth1}, {node: br-lan, interface: ethernet3}]
+"""
+
+
+@pytest.mark.deep
+def test_routers_meet_on_a_bridge(tmp_path: Path, runtime: str, name: str) -> None:
+    (tmp_path / "daemons").write_text(DAEMONS)
+    for n in (1, 2, 3):
+        peers = {f"10.0.0.{m}": 65000 + m for m in (1, 2, 3) if m != n}
+        config = frr_conf(f"r{n}", 65000 + n, f"10.255.0.{n}", {"eth1": f"10.0.0.{n}/24"}, peers, [f"10.255.0.{n}/32"])
+        (tmp_path / f"r{n}.conf").write_text(config)
+    (path := tmp_path / "lan.clab.yml").write_text(TOPOLOGY)
+    made = import_topology(path, runtime, name)
+    assert "each bridge is one in a node of its own, not one of this machine: br-lan" in made.notes
+    lab = life.up(made, runtime=runtime).lab
+    assert lab.output("br-lan", ["ls", "/sys/class/net/bridge0/brif"]).split() == ["eth1", "eth2", "ethernet3"]
+    for n in (2, 3):
+        assert "via 10.0.0." in lab.output("r1", ["ip", "route", "show", f"10.255.0.{n}"])
+    assert failed(lab) == {}

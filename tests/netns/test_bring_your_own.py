@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -16,7 +15,6 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
-from heddle.base.process import run as run_command
 from heddle.checks.validate import CheckResult, validate
 from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
@@ -32,10 +30,10 @@ from heddle.views.labtext import up_text
 from tests.listener import Listener
 from tests.machine import patience
 from tests.netns.collectives import proven
+from tests.netns.live import document, failed, in_node
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
 from tests.typed import typed
 
-ROOT = Path(__file__).resolve().parents[2]
 Leftovers = Callable[[str], list[str]]
 
 
@@ -102,6 +100,7 @@ def test_a_reopened_lab_is_the_same(clos: Lab) -> None:
     assert json.loads((clos.dir / "lab.json").read_text())["imported"]["owners"]["10.255.0.1"] == "leaf-1"
 
 
+@pytest.mark.deep
 def test_up_again_does_nothing_and_a_changed_file_is_named(clos: Lab, own: Path, runtime: str) -> None:
     assert not life.up(import_topology(own, runtime, clos.name), runtime=runtime).created
     other = own.with_name("changed.clab.yml")
@@ -183,7 +182,7 @@ def test_the_files_own_hashing_wins_and_is_predicted_where_it_can_be(
             paths_of(lab)
     else:
         proven(lab)
-    assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
+    assert [*failed(lab)] == (["paths"] if reason else [])
 
 
 @pytest.mark.deep
@@ -255,30 +254,27 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
     own: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers
 ) -> None:
     name = lab_name()
-
-    def inv(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "tasks", *words]
-        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=patience(300), check=False)
-
     try:
-        done = inv("up", str(own), "--name", name, "--runtime", runtime, "--format", "json")
+        done = typed("up", str(own), "--name", name, "--runtime", runtime, "--format", "json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["converged"] is True
         assert "left out: prefix" in done.stderr
         for words, policy in (("e-ecmp", 1), ("spray", 1), ("flow --set policy=l3", 0)):
-            done = typed("hashing", *words.split(), "--lab", name, "--format", "json")
-            assert done.returncode == 0, done.stderr
-            rows = json.loads(done.stdout)["switches"]
+            rows = document("hashing", *words.split(), "--lab", name)["switches"]
             assert {(row["mode"], row["policy"]) for row in rows} == {(words.split()[0], policy)}
-        for words in ("pinned", "flow --set resilient=true", "spray --set choice=round-robin"):
-            refused = typed("hashing", *words.split(), "--lab", name)
-            assert (refused.returncode, "needs the expected routes" in refused.stderr) == (2, True), words
-        refused = typed("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
-        assert (refused.returncode, "needs the expected routes of a fabric file" in refused.stderr) == (2, True)
-        refused = typed("te", "watch", "--lab", name)
-        assert (refused.returncode, "need the expected routes of a fabric file" in refused.stderr) == (2, True)
+        needs = "the expected routes of a fabric file"
+        for line, why in (
+            ("hashing pinned", "needs the expected routes"),
+            ("hashing flow --set resilient=true", "needs the expected routes"),
+            ("hashing spray --set choice=round-robin", "needs the expected routes"),
+            ("hashing exact-match --entry leaf-1,49152,10.1.2.0/24,eth1", f"needs {needs}"),
+            ("te watch", f"need {needs}"),
+            ("fault down leaf-1:eth1", "was imported"),
+        ):
+            refused = typed(*(word.replace(",", " ") for word in line.split()), "--lab", name)
+            assert (refused.returncode, why in refused.stderr) == (2, True), line + refused.stderr
     finally:
-        assert inv("down", name).returncode == 0
+        assert typed("down", name).returncode == 0
     assert leftovers(name) == []
 
 
@@ -385,7 +381,7 @@ def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: s
     path.write_text(NODES.replace("via 10.1.2.1]", f"via 10.1.2.1, sysctl -w {NO_IPV6}=1]"))
     life.up(import_topology(path, runtime, name), runtime=runtime)
     lab = open_lab(name)
-    assert {check.name: check.detail for check in validate(lab) if not check.ok} == {}
+    assert failed(lab) == {}
     found = sysctls(lab)
     notes = (
         f"{IPV6} is 0 on r1, r2, r3, as the topology sets it (frr.conf: no ipv6 forwarding)",
@@ -399,7 +395,7 @@ def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: s
     assert row.text() == "r1:eth2 IS-IS has no neighbour yet", "it is at one end only"
     assert (before.converged, before.faults, before.gaps) == (True, (), ())
     for node, change in (("r1", f"{IPV6}=1"), ("r2", f"{IPV4}=0"), ("h1", f"{NO_IPV6}=1")):
-        run_command(["nsenter", f"--net={lab.handle(node).netns}", "sysctl", "-w", change])
+        in_node(lab, node, f"sysctl -w {change}")
     wrong = (
         f"r1  {IPV6} is 1, and the topology sets 0 (frr.conf: no ipv6 forwarding)",
         f"r2  {IPV4} is 0, not 1",

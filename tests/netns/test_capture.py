@@ -1,19 +1,21 @@
-"""Captures at ports of running labs: what they see is what passed, and they end as they should."""
+"""Captures at ports of running labs: what they see is what passed, and they end as they should.
+
+The notes of `capture --live` are those of `paths` and `queues`, and tshark agrees with `--read`.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,27 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
+from heddle.cli.capture_live import LiveNotes
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture, find_ports, read_filter
 from heddle.lab.lab import Lab
+from heddle.lab.rehash import set_hashing
 from heddle.runs.store import paths_of
 from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import row
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
-from tests.machine import patience, until
+from tests.machine import patience, slower, until
+from tests.netns.collectives import ran
+from tests.netns.live import started
+from tests.typed import typed
+from tests.unit.roce_samples import SAMPLES
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
-
-ROOT = Path(__file__).resolve().parents[2]
-INV = (sys.executable, str(ROOT / "tasks.py"))
 
 
 def tshark(path: Path, *fields: str) -> list[list[str]]:
@@ -60,21 +67,9 @@ def tcpdumps(lab: Lab) -> list[str]:
 
 
 @contextmanager
-def inv(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A verb in a process of its own; it is over at the end of the with block."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    proc = subprocess.Popen([*INV, *words], cwd=ROOT, env={**os.environ, "CI": "true"}, **pipes)
-    try:
-        yield proc
-    finally:
-        proc.kill()
-        proc.communicate()
-
-
-@contextmanager
 def inv_capture(lab: Lab, port: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`./inv capture`, once it listens."""
-    with inv("capture", port, "--lab", lab.name, *words) as proc:
+    """`./inv capture`, once it listens; it is over at the end of the with block."""
+    with started("capture", port, *words, lab=lab, errors=subprocess.PIPE) as proc:
         assert proc.stderr is not None
         line = proc.stderr.readline()
         assert line.startswith("capturing at"), line + proc.stderr.read()
@@ -94,10 +89,10 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
     path, ended = tmp_path / "all reduce.pcap", threading.Event()
 
     def reduce() -> None:
-        words = ["run", "--lab", tiny.name, "--size", "256K", "--qps", "4", "--iters", "2", "--warmup", "0"]
-        with inv(*words) as proc:
-            assert proc.communicate(timeout=patience(60)) and proc.returncode == 0
-        ended.set()
+        try:
+            ran(tiny, qps=4, warmup=0)
+        finally:
+            ended.set()
 
     with PcapngFile(path, refs) as file:
 
@@ -157,6 +152,7 @@ def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
 
 
+@pytest.mark.deep
 def test_a_file_has_all_packets_and_every_byte_of_the_longest(tiny: Lab, tmp_path: Path) -> None:
     """Packets of 9 bytes in one burst: the ring must hold them until tcpdump has a processor."""
     path = tmp_path / "all.pcapng"
@@ -193,22 +189,6 @@ def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: 
         proc.wait()
         until(lambda: not tcpdumps(tiny))
     assert tcpdumps(tiny) == []
-
-
-@pytest.mark.parametrize(
-    ("port", "said"),
-    [
-        ("rtws1:eth1", r"rtws1 is not a node of \w+\n.*did you mean rtsw1\?"),
-        ("rtsw1:et2", r"rtsw1:et2 is not a port of rtsw1\n.*did you mean rtsw1:eth2\?"),
-        ("rtsw1:", r"rtsw1: is not a port of rtsw1\n.*did you mean rtsw1:eth\d\?"),
-        ("rtsw1:bond7", r"is not a port of rtsw1\n.*rtsw1:eth"),
-        (":eth1", "is not a port\n.*write "),
-        ("rtsw1,,host9", r"'' is not a port[\s\S]*host9 is not a node"),
-    ],
-)
-def test_a_port_that_is_none_is_named(tiny: Lab, port: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        find_ports(tiny, port)
 
 
 def test_ports_are_taken_once_and_loopback_is_one(tiny: Lab) -> None:
@@ -283,3 +263,109 @@ def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: Fabr
     assert "rtsw2:eth1 ended early: its node is gone, most likely with its lab" in errors
     assert "Traceback" not in errors
     assert f"{len(tshark(path, 'frame.len'))} packets, " in text
+
+
+KEYS = ("src", "dst", "qpn", "sport")
+
+
+@pytest.fixture(scope="module")
+def tiny_overrides() -> Sequence[str]:
+    """Rates at which an incast waits on every machine."""
+    return slower(100_000_000)
+
+
+@pytest.mark.deep
+def test_notes_are_those_of_paths_and_the_file_is_read_as_tshark_reads_it(tiny: Lab, tmp_path: Path) -> None:
+    path, live = tmp_path / "two switches.pcapng", dict[str, Any]()
+    words = ["--live", "--out", str(path), "--seconds", f"{patience(60):g}", "--format", "json"]
+
+    def waits() -> bool:
+        """A busy machine may read a packet's queue when it is empty again: then another incast."""
+        with inv_capture(tiny, "rtsw1,ctsw1", *words) as proc:
+            ran(tiny, collective="incast", qps=2)
+            proc.send_signal(2)
+            live.update(json.loads(proc.communicate(timeout=patience(60))[0]))
+        data = (each for each in live["frames"] if each["kind"] == "RoCE data" and each["port"] == "rtsw1:eth3")
+        return any(each["queue_bytes"] for each in data)
+
+    until(waits, 120)
+    proven = {(p.flow.src_ip, p.flow.dst_ip, p.flow.qpn, p.flow.sport): p.measured for p in paths_of(tiny).flows}
+    roce = [frame for frame in live["frames"] if frame["kind"].startswith("RoCE")]
+    frames = [frame for frame in roce if frame["kind"] == "RoCE data"]
+    noted = {tuple(frame[key] for key in KEYS): tuple(frame["path"]) for frame in frames}
+    assert noted == {key: path for key, path in proven.items() if key in noted} and len(noted) > 1
+    assert all(frame["on_path"] for frame in roce)
+    assert {(frame["kind"], frame["class"]) for frame in roce} >= {("RoCE data", 3), ("RoCE ACK", 6)}
+
+    done = typed("capture", "--read", str(path), "--format", "json")
+    data = json.loads(done.stdout)
+    names = ("frame.interface_name", "ip.src", "ip.dst", "infiniband.bth.destqp", "infiniband.bth.opcode",
+             "ip.dsfield.ecn", "udp.dstport", "infiniband.bth.psn", "_ws.malformed")  # fmt: skip
+    wanted = [word for name in names for word in ("-e", name)]
+    said = run(["tshark", "-n", "-r", str(path), "--disable-heuristic", "rpcrdma_infiniband", "-T", "fields",
+                "-E", "separator=|", *wanted])  # fmt: skip
+    rows = [line.split("|") for line in said.out.splitlines()]
+    theirs = [each for each in rows if each[6] == "4791"]
+    assert data["packets"] == live["packets"] == len(rows) and not any(each[8] for each in theirs)
+    assert data["opcodes"] == Counter(wire.OPCODE_NAMES[int(each[4])] for each in theirs)
+    assert data["ecn"].get("ce", 0) == sum(each[5] == "3" for each in theirs)
+    assert data["icrc"]["right"] == len(theirs), data["icrc"]
+    psns: dict[tuple[str, ...], list[int]] = {}
+    for each in theirs:
+        if int(each[4]) != wire.ACK:
+            psns.setdefault((each[0], each[1], each[2], each[3]), []).append(int(each[7]))
+    assert all((b - a) % (1 << 24) == 1 for some in psns.values() for a, b in pairwise(some)), "no PSN is missing"
+    ours = Counter({(qp["port"], qp["src"], qp["dst"], qp["qpn"]): qp["packets"] for qp in data["qps"]})
+    assert ours == Counter((each[0], each[1], each[2], int(each[3], 0)) for each in theirs)
+
+
+def frame_of(lab: Lab, port: str, src: str, dst: str, *, outgoing: bool) -> Frame:
+    """A frame of a sample with the addresses of two hosts of the lab."""
+    data = bytearray(SAMPLES[0].frame())
+    for at, name in ((26, src), (30, dst)):
+        address = lab.fabric.by_name[name].ports[0].address
+        assert address is not None
+        data[at : at + 4] = address.ip.packed
+    return Frame(port, 0, 0.0, outgoing, len(data), bytes(data))
+
+
+def test_a_packet_off_its_path_and_a_paused_queue_are_said(tiny: Lab) -> None:
+    with LiveNotes(tiny) as notes, LabQueues.pinned(tiny.fabric) as queues:
+        frame = frame_of(tiny, "rtsw1:eth1", "host1", "host3", outgoing=True)
+        what = dissect(frame.data)
+        notes.arrived(frame, what)
+        path = notes.of(frame, what).path
+        assert path[0] in ("rtsw1:eth1", "rtsw1:eth2") and len(path) == 3
+        wrong = "rtsw1:eth2" if path[0] == "rtsw1:eth1" else "rtsw1:eth1"
+        stray = frame_of(tiny, wrong, "host1", "host3", outgoing=True)
+        cell = queues.agent[row(queues.ids["rtsw1", wrong.partition(":")[2]], 3)]
+        before = int(cell["closed_since_ns"])
+        cell["closed_since_ns"] = 1
+        try:
+            notes.arrived(stray, what)
+        finally:
+            cell["closed_since_ns"] = before
+        found = notes.of(stray, what)
+        assert (found.path, found.on_path, found.paused) == (path, False, True)
+        assert found.text() == f"queue[3] 0  PAUSED  path {' '.join(path)}  OFF ITS PATH"
+        assert notes.of(stray, what).text() == "", "a frame is asked about once"
+        assert notes.troubles == []
+
+
+def test_notes_follow_a_change_of_hashing(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heddle.cli.capture_live._REFRESH_S", 0.0)
+    monkeypatch.setattr("heddle.cli.capture_live._SHARE", 0)
+    frame = frame_of(tiny, "rtsw1:eth1", "host1", "host3", outgoing=True)
+    what = dissect(frame.data)
+    mode = tiny.fabric.policy.routing.ecmp
+    with LiveNotes(tiny) as notes:
+        notes.arrived(frame, what)
+        before = notes.of(frame, what).path
+        try:
+            set_hashing(tiny, "spray")
+            notes.arrived(frame, what)
+            after = notes.of(frame, what)
+        finally:
+            set_hashing(tiny, mode)
+    assert len(before) == 3 and "{" not in before[0]
+    assert after.path[0] == "rtsw1:{eth1,eth2}" and after.on_path

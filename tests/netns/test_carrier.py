@@ -25,7 +25,6 @@ from typing import Any, Final
 import pytest
 
 from heddle.base.process import run
-from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import IFF_UP
 from heddle.shards.carrier import (
@@ -40,9 +39,8 @@ from heddle.shards.carrier import (
 from heddle.switch.links.cuts import BEAT, TUNNEL
 from tests.machine import until
 from tests.netns.claimed import claimed, namespace_of
+from tests.netns.sockets import packet_socket
 from tests.objects.shared import ROOT
-
-pytestmark = pytest.mark.root
 
 THERE = "fd00:78::2"  # of the other shard: a name of it, for the process
 NEAR, FAR = 7, 3  # ids of the ports of the cut link
@@ -154,10 +152,7 @@ def carrier(tmp_path: Path) -> Iterator[CarrierBench]:
             run(["ip", "link", "add", *ends.split()])
             for where, device in ((one, port), (two, peer)):
                 run(["ip", "-n", spaces[where].name, "link", "set", device, "up"])
-        with inside(spaces["there"]):
-            sock = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
-        sock.bind(("eth0", BEAT))
-        sock.settimeout(0.05)
+        sock = stack.enter_context(packet_socket(spaces["there"], "eth0", BEAT, seconds=0.05))
         key = secrets.token_hex(32)
         end = CarrierEnd(str(spaces["node"]), "eth1", STUB, NEAR, FAR, THERE)
         config = CarrierConfig(
@@ -188,6 +183,7 @@ def test_a_port_has_a_carrier_while_the_other_shard_is_heard_and_no_longer(carri
     assert carrier.start().returncode == 0, "it works already"
 
 
+@pytest.mark.deep
 def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier(carrier: CarrierBench) -> None:
     other = carrier.other
     other.quiet = False
@@ -273,6 +269,7 @@ def test_what_an_attacker_sends_changes_nothing(carrier: CarrierBench) -> None:
     until(lambda: not carrier.up())
 
 
+@pytest.mark.deep
 def test_a_process_that_is_stopped_for_seconds_or_started_again_lets_no_carrier_go(carrier: CarrierBench) -> None:
     carrier.other.quiet = False
     until(carrier.alive)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,6 @@ from heddle.base.arrays import I64
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.endpoints import crew
-from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import lifecycle as life
 from heddle.lab import thresholds
 from heddle.lab.lab import Lab
 from heddle.lab.thresholds import own_settings, wrong_thresholds
@@ -31,11 +28,10 @@ from heddle.traffic.options import TRANSPORT, RunOptions
 from tests import silentreceiver
 from tests.conftest import Borrow
 from tests.machine import bps, links, patience
+from tests.marks import deep, long
 from tests.netns.collectives import proven, ran, run_and, total
 from tests.netns.pfc_lab import LOSSLESS
 from tests.readings import series_of
-
-pytestmark = pytest.mark.root
 
 BOTTLENECK = "rtsw1:eth3"  # to host1, which has rank 0
 RATE = 25_000_000  # bit/s
@@ -44,14 +40,9 @@ NONE_AND_DCQCN: tuple[str, ...] = ("none", "dcqcn")
 
 
 @pytest.fixture(scope="module")
-def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def net(borrow: Borrow) -> Lab:
     """Slow links: the processors have time to spare. Headroom: an emulated processor sends pauses later."""
-    name = lab_name()
-    try:
-        overrides = [*links(RATE), f"queues.pfc.reaction={round(1000 * patience(0.05))}ms"]
-        yield life.up(load_fabric("tiny", name=name, overrides=overrides)).lab
-    finally:
-        life.down(name)
+    return borrow("tiny", *links(RATE), f"queues.pfc.reaction={round(1000 * patience(0.05))}ms")
 
 
 @dataclass(frozen=True)
@@ -68,11 +59,7 @@ class Settled:
 def settled(lab: Lab) -> Settled:
     recorded = series_of(lab)
     series = recorded.series
-    row = next(
-        row
-        for row, label in enumerate(recorded.labels)
-        if (label.port, label.traffic_class) == (BOTTLENECK, LOSSLESS)
-    )  # fmt: skip
+    row = [(label.port, label.traffic_class) for label in recorded.labels].index((BOTTLENECK, LOSSLESS))
     end = float(series.ends_s[-1])
     part = (series.ends_s > 0.4 * end) & (series.ends_s < 0.95 * end)
     label = recorded.labels[row]
@@ -111,7 +98,7 @@ def without(net: Lab) -> Settled:
     return settled(net)
 
 
-@pytest.mark.parametrize("name", ["dcqcn", "swift"])
+@pytest.mark.parametrize("name", ["dcqcn", deep("swift")])
 def test_the_queue_settles_below_kmax_and_pauses_fall(net: Lab, without: Settled, name: str) -> None:
     assert without.pauses > 50 and np.median(without.depths) > without.kmax, "PFC alone: the queue stays above Kmax"
     result = incast(net, name)
@@ -171,7 +158,7 @@ def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("name", "transport", "entropy"), [("dcqcn", "uc", 1), ("swift", "srd", 4)])
+@pytest.mark.parametrize(("name", "transport", "entropy"), [long("dcqcn", "uc", 1), ("swift", "srd", 4)])
 def test_it_controls_every_transport(net: Lab, without: Settled, name: str, transport: str, entropy: int) -> None:
     result = incast(net, name, transport, entropy)
     assert result.nic_loop == "python"
@@ -210,7 +197,7 @@ def free(net: Lab) -> RunRecord:
     return result
 
 
-@pytest.mark.parametrize("cts_class", ["control", "data"])
+@pytest.mark.parametrize("cts_class", ["control", deep("data")])
 def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunRecord, cts_class: str) -> None:
     result = admitted(net, cts_class=cts_class)
     use, queues = result[AdmissionUse], result[QueueUse]
@@ -227,6 +214,7 @@ def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunReco
         assert text in result.table()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "more",
     [
@@ -244,6 +232,7 @@ def test_it_wraps_every_transport(net: Lab, more: dict[str, object]) -> None:
     assert use is not None and use.cts_sent == use.cts_received > 0
 
 
+@pytest.mark.deep
 def test_a_slow_receiver_holds_its_senders_back(net: Lab) -> None:
     quick = admitted(net)
     slow = admitted(net, slow=(("host1", 0.25),))
@@ -283,6 +272,7 @@ def marking(borrow: Borrow) -> Lab:
     return borrow("tiny", *MARKS, *links(25_000_000))
 
 
+@pytest.mark.deep
 def test_every_data_packet_that_arrives_marked_is_counted(marking: Lab) -> None:
     result = ran(marking, sizes=(64 << 10,), qps=2)
     assert result.icrc_errors == result.stray == 0

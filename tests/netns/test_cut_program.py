@@ -30,8 +30,7 @@ from tests.machine import until
 from tests.netns.claimed import namespace_of
 from tests.netns.port_pair import tc
 from tests.netns.queue_bench import DATA, LOSSLESS, SHOT, Bench, bench, ipv4, ipv6
-
-pytestmark = pytest.mark.root
+from tests.netns.sockets import ETH_P_ALL, packet_socket
 
 REDIRECT: Final = 7  # TC_ACT_REDIRECT
 MTU: Final = 4200
@@ -39,17 +38,7 @@ HERE, THERE = "10.77.0.1", "10.77.0.2"
 HERE_6, THERE_6 = "fd00:77::1", "fd00:77::2"
 PORT: Final = 24789
 _VXLAN: Final = 8  # bytes of its header: flags, and the VNI in bytes 4 to 6
-_ALL: Final = 0x0003  # ETH_P_ALL
 _OUTGOING: Final = 4  # PACKET_OUTGOING
-
-
-def sent_by(netns: Path, device: str) -> socket.socket:
-    """A socket that sends and receives whole frames of a device."""
-    with inside(netns):
-        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
-    made.bind((device, _ALL))
-    made.settimeout(0.05)
-    return made
 
 
 def received(sock: socket.socket, count: int = 1) -> list[bytes]:
@@ -160,7 +149,7 @@ def cut_bench(underlay: int = 9000, addresses: tuple[str, str] = (HERE, THERE)) 
         tc(spaces[node], _programs(made, name, near))
         end = cuts.CutEnd(node, name, near, far, ip_address(addresses[1]))
         cuts.attach(made.queues.fabric, spaces["_cables"], [end])
-        port = stack.enter_context(sent_by(spaces[node], name))
+        port = stack.enter_context(packet_socket(spaces[node], name, ETH_P_ALL, seconds=0.05))
         with inside(spaces["there"]):
             family = socket.AF_INET6 if ":" in addresses[1] else socket.AF_INET
             there = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
@@ -213,7 +202,10 @@ def test_a_cut_takes_frames_off_the_queue_as_a_whole_link_does(cut: CutBench) ->
         for space, device, number in ((spaces[0], name, near), (spaces[1], "peer", far)):
             tc(space, _programs(made, device, number))
             run(["nsenter", f"--net={space}", "ip", "link", "set", device, "up"])
-        with sent_by(spaces[0], name) as port, sent_by(spaces[1], "peer") as peer:
+        with (
+            packet_socket(spaces[0], name, ETH_P_ALL) as port,
+            packet_socket(spaces[1], "peer", ETH_P_ALL, seconds=0.05) as peer,
+        ):
             for frame in FRAMES:
                 port.send(frame)
             assert received(peer, len(FRAMES)) == FRAMES
@@ -270,11 +262,7 @@ def test_what_is_no_whole_frame_of_a_tunnel_is_dropped(cut: CutBench) -> None:
 
 
 def test_a_beat_crosses_to_the_shard_of_its_port_and_to_no_port(cut: CutBench) -> None:
-    with inside(cut.cables):
-        own = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-    with own:
-        own.bind((cuts.TUNNEL, cuts.BEAT))
-        own.settimeout(2.0)
+    with packet_socket(cut.cables, cuts.TUNNEL, cuts.BEAT, seconds=2.0) as own:
         for size in (60, MTU):
             frame = beat_header(cut.far, cut.near, cuts.BEAT) + bytes(size)
             own.send(frame)

@@ -23,11 +23,9 @@ from heddle.switch.queues.classes import policies_of, row
 from heddle.wire import layout as wire
 from tests.machine import rates
 from tests.netns.blaster import Blast, blast
-from tests.netns.queue_bench import CE, DATA, ECT0, LOSSLESS
+from tests.netns.queue_bench import CE, ECT0, LOSSLESS
 from tests.netns.queue_traffic import SIZE, Arrivals, Rack, rack, send_from
 from tests.netns.static_fabric import address, static_fabric
-
-pytestmark = pytest.mark.root
 
 ON_ITS_WAY = (
     64 * SIZE
@@ -191,25 +189,16 @@ STEP = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0}  # everything from 20
 BURST = 150
 
 
-def burst(made: Rack, count: int, tos: int = DATA) -> list[int]:
-    """ECN bits, by number, of packets that come faster than they leave."""
-    with made.listening() as found:
-        made.burst(count, tos)
-        found.wait(count)
-    assert found.numbers == list(range(count))
-    return found.ecn
-
-
 def test_at_enqueue_the_first_of_a_burst_go_unmarked_and_at_dequeue_the_last() -> None:
     slow = rates(10_000_000)
     with rack(link=slow, queues={"ecn": {**STEP, "at": "enqueue"}}) as made:
-        ecn = burst(made, BURST)
+        ecn = made.ecn_of_burst(BURST)
         first = ecn.index(CE)
         assert ecn[:20] == [ECT0] * 20 and first < BURST - 30 and ecn[-1] == CE
         assert made.cell()["marks"] == ecn.count(CE)
         made.at_rest()
     with rack(link=slow, queues={"ecn": {**STEP, "at": "dequeue"}}) as made:
-        ecn = burst(made, BURST)
+        ecn = made.ecn_of_burst(BURST)
         # Twenty packets behind one are just enough: the last twenty leave less than that.
         assert ecn[-20:] == [ECT0] * 20 and ecn[-21] == CE and ecn.index(CE) < BURST - 50
         assert made.cell()["marks"] == ecn.count(CE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import struct
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,7 +16,6 @@ from heddle.base.process import run
 from heddle.base.units import parse_rate
 from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
-from heddle.kernel.namespace import inside
 from heddle.lab import facts
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
@@ -26,16 +23,14 @@ from heddle.switch.queues import red
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import row
 from heddle.switch.queues.portqueues import DISCIPLINES, chosen, ets_missing
-from tests.machine import patience, until
-from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
+from tests.machine import until
+from tests.netns.port_pair import MTU, PortPair, frame_of, port_pair, realtime
 from tests.netns.queue_bench import CE
-from tests.netns.queue_traffic import SIZE, Rack, rack
+from tests.netns.queue_traffic import SIZE, rack
+from tests.netns.sockets import packet_socket
 from tests.netns.static_fabric import StaticLab, send, some_flows, static_fabric
 from tests.readings import read_marks
 
-pytestmark = pytest.mark.root
-
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 NO_ETS: Final = ets_missing()
 NO_RED: Final = red.missing()
 needs_ets = pytest.mark.skipif(bool(NO_ETS), reason=NO_ETS)
@@ -62,19 +57,11 @@ def served(pair: PortPair, waiting: Mapping[int, int]) -> list[int]:
     """
     with pair.listening() as arrivals:
         for number, count in waiting.items():
-            frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(FRAME - 16)
-            with inside(pair.a):
-                mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-            with mouth:
-                mouth.bind(("pa", 0))
-                mouth.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 28)
-                mouth.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, pair.priority(number))
+            with pair.sender(number, send=1 << 28) as mouth:
                 for _ in range(count):
-                    mouth.send(frame)
-        filled, end = realtime(), time.monotonic() + patience(60)
-        while len(arrivals.rows) < sum(waiting.values()):
-            assert time.monotonic() < end, len(arrivals.rows)
-            time.sleep(0.01)
+                    mouth.send(frame_of(number))
+        filled = realtime()
+        until(lambda: len(arrivals.rows) >= sum(waiting.values()))
     return [number for when, number in arrivals.rows if when > filled]
 
 
@@ -91,9 +78,9 @@ def test_classes_share_by_weight_and_control_goes_before_them(name: str) -> None
         assert len(order) > 200
         assert order.count(1) / len(order) == pytest.approx(0.75, abs=0.02)
         order = served(pair, {0: 100, 1: 100, 6: 100})
-        until = len(order) - order[::-1].index(6)
+        last = len(order) - order[::-1].index(6)
         assert order.count(6) > 50
-        assert until - order.count(6) <= 3, "frames that were on their way already"
+        assert last - order.count(6) <= 3, "frames that were on their way already"
 
 
 @needs_ets
@@ -112,21 +99,6 @@ def test_without_sch_ets_auto_is_htb_and_ets_is_refused() -> None:
         chosen(replace(LOSSY, scheduler="ets"))
 
 
-def probes(pair: PortPair) -> tuple[socket.socket, socket.socket]:
-    """One socket that sends class 3 of `pa`, however much waits, and one that takes IP at `pb`."""
-    with inside(pair.a):
-        mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    with inside(pair.b):
-        ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
-    mouth.bind(("pa", 0))
-    mouth.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 28)
-    mouth.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(3))
-    ear.bind(("pb", 0x0800))
-    ear.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 28)
-    ear.settimeout(1.0)
-    return mouth, ear
-
-
 def datagram(size: int, tos: int) -> bytes:
     """An IPv4 packet of protocol 253 (experiments), its header without a checksum: nothing routes it."""
     head = struct.pack("!BBHHHBBH4s4s", 0x45, tos, size - 14, 0, 0, 64, 253, 0, bytes(4), bytes(4))
@@ -139,8 +111,8 @@ def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_it
         red.install(pair.a, {("pa", 3): red.NEVER})
         gates = Gates(pair.a)
         gates.close("pa", 3)
-        mouth, ear = probes(pair)
-        with mouth, ear:
+        ear = packet_socket(pair.b, "pb", 0x0800, seconds=1.0, receive=1 << 28)
+        with pair.sender(3, send=1 << 28) as mouth, ear:
             for tos in (0x00, 0x02):
                 mouth.send(datagram(500, tos))
             red.change(pair.a, {("pa", 3): red.Curve(1, 1, 1.0)})
@@ -154,20 +126,11 @@ def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_it
         assert read_marks(pair.a) == {("pa", 3): 150}  # those that came marked, too
 
 
-def burst(made: Rack, count: int) -> list[int]:
-    """ECN bits of packets that come to a switch's port faster than they leave."""
-    with made.listening() as found:
-        made.burst(count)
-        found.wait(count)
-    assert found.numbers == list(range(count))
-    return found.ecn
-
-
 @needs_red
 def test_marks_of_red_are_counted_at_their_port_and_the_counters_balance() -> None:
     step = {"kmin": 20 * SIZE, "kmax": 20 * SIZE, "pmax": 1.0, "marker": "red"}
     with rack(link={"host": "2mbit", "fabric": "2mbit"}, queues={"ecn": step}) as made:
-        ecn = burst(made, 100)
+        ecn = made.ecn_of_burst(100)
         assert CE not in ecn[:20] and ecn[-1] == CE
         netns = made.lab.handle(made.egress.node).netns
         seen = read_marks(netns)
@@ -181,7 +144,7 @@ def test_marks_of_red_are_counted_at_their_port_and_the_counters_balance() -> No
 def test_a_switch_with_ets_has_all_counters_and_they_balance() -> None:
     with rack(link={"host": "10mbit", "fabric": "10mbit"}, queues={"scheduler": "ets"}) as made:
         before = int(made.cell()["out_bytes"])
-        burst(made, 100)
+        made.ecn_of_burst(100)
         assert made.cell()["out_bytes"] - before == 100 * SIZE
         made.at_rest()
         assert facts.port_faults(made.lab.fabric, now := made.lab.snapshot(LabPart.PORTS)) == ({}, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ import pytest
 from heddle.base import owners
 from heddle.base.events import Silent
 from heddle.base.process import start_of
-from heddle.checks.validate import validate
-from heddle.kernel.fib import read_fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ADMIN_DOWN
@@ -36,9 +33,7 @@ from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.listener import Listener
 from tests.machine import until
-from tests.typed import typed
-
-pytestmark = pytest.mark.root
+from tests.netns.live import failed, fault, next_hops, refused
 
 SHORT: Final = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
 
@@ -50,24 +45,6 @@ def without(request: pytest.FixtureRequest) -> Iterator[None]:
         orders.end_all(request.getfixturevalue("tiny"))
 
 
-def fault(lab: Lab, *words: str, ends: int = 0) -> dict[str, Any]:
-    done = typed("fault", *words, "--lab", lab.name, "--format", "json")
-    assert done.returncode == ends, done.stderr + done.stdout
-    data: dict[str, Any] = json.loads(done.stdout)
-    return data
-
-
-def refused(lab: Lab, *words: str) -> str:
-    done = typed("fault", *words, "--lab", lab.name)
-    assert (done.returncode, done.stdout) == (2, ""), done.stdout
-    return done.stderr.replace(lab.name, "tiny")
-
-
-def hops(lab: Lab, switch: str, rack: int) -> set[str]:
-    routes = read_fib(lab.handle(switch)).routes.get(lab.fabric.prefixes[rack], ())
-    return {hop.port for hop in routes if not hop.dead}
-
-
 def rate(lab: Lab, ref: str) -> int:
     return lab.snapshot(LabPart.PORTS, [ref.partition(":")[0]]).shapers[ref].rate_bps
 
@@ -77,18 +54,18 @@ def test_a_session_goes_down_while_its_link_stays_up(tiny: Lab) -> None:
     (row,) = data["set"]
     assert row["undo"] == f"./inv fault clear ctsw1:eth1 --lab {tiny.name}"
     assert row["effect"].startswith(f"the session is {ADMIN_DOWN} here")
-    assert hops(tiny, "rtsw1", 2) == {"eth2"}, "the routes were there when the command ended"
+    assert next_hops(tiny, "rtsw1", 2) == {"eth2"}, "the routes were there when the command ended"
     assert down_ports(tiny.handle("ctsw1")) == {}
     assert state_of(tiny) == State((), (), ("ctsw1:eth1",))
     (line,) = status(tiny.name)[0].faults
     shut = "it is shut down at ctsw1 (neighbor eth1 shutdown), on purpose (bgp-down ctsw1:eth1)"
     assert line == f"ctsw1:eth1  the BGP session with rtsw1:eth1 is not established: {shut}"
     assert "bgp-down rtsw1:eth1 is not possible: ctsw1:eth1 has the fault bgp-down" in refused(
-        tiny, "bgp-down", "rtsw1:eth1"
+        "fault", "bgp-down", "rtsw1:eth1", lab=tiny
     )
-    assert "down is not possible: ctsw1:eth1 has the fault bgp-down" in refused(tiny, "down", "rtsw1:eth1")
+    assert "down is not possible: ctsw1:eth1 has the fault bgp-down" in refused("fault", "down", "rtsw1:eth1", lab=tiny)
     assert fault(tiny, "clear", "rtsw1:eth1")["ended"] == ["ctsw1:eth1: bgp-down"]
-    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"} and record.read(tiny.dir) == ()
+    assert next_hops(tiny, "rtsw1", 2) == {"eth1", "eth2"} and record.read(tiny.dir) == ()
 
 
 def test_a_slow_link_is_a_fault_of_one_direction_and_the_lab_is_converged(tiny: Lab) -> None:
@@ -97,11 +74,11 @@ def test_a_slow_link_is_a_fault_of_one_direction_and_the_lab_is_converged(tiny: 
     assert (rate(tiny, "rtsw1:eth1"), rate(tiny, "ctsw1:eth1")) == (held_bps(usual // 10), usual)
     (row,) = status(tiny.name)
     assert row.converged and row.link_faults == ("rtsw1:eth1: slow-link at 1/10 of its rate",)
-    assert [each.name for each in validate(tiny, ("queues", "faults")) if not each.ok] == []
+    assert failed(tiny, ("queues", "faults")) == {}
     tiny.output(
         "rtsw1", ["tc", "class", "change", "dev", "eth1", "parent", "1:", "classid", "1:1", "htb", "rate", "7mbit"]
     )
-    assert [each.name for each in validate(tiny, ("queues", "faults")) if not each.ok] == ["queues", "faults"]
+    assert set(failed(tiny, ("queues", "faults"))) == {"queues", "faults"}
     assert life.repair_lab(tiny.name).repaired is not None
     assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10), "a repair sets the fault again"
     fault(tiny, "clear", "ctsw1:eth1")
@@ -116,7 +93,7 @@ def test_a_clear_of_several_kinds_during_a_run_changes_nothing(tiny: Lab) -> Non
     fault(tiny, "rtsw1:eth2", "--loss", "1/64")
     fault(tiny, "down", "rtsw2:eth1")
     with owners.lock(tiny.name, work="run"):
-        assert "its run goes on" in refused(tiny, "clear")
+        assert "its run goes on" in refused("fault", "clear", lab=tiny)
         assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10) and [*wanted_faults(tiny)] == ["rtsw1:eth2"]
         assert fault(tiny, "clear", "rtsw1:eth1")["ended"] != [], "no route changes"
     assert rate(tiny, "rtsw1:eth1") == usual
@@ -202,7 +179,7 @@ def test_a_link_flaps_until_it_is_cleared_and_a_repair_starts_it_again(tiny: Lab
     assert row["what"] == "flap every 200ms, down for 50% of it"
     (flap,) = record.read(tiny.dir)
     assert flap.worker is not None
-    assert "down is not possible: rtsw1:eth1 has the fault flap" in refused(tiny, "down", "ctsw1:eth1")
+    assert "down is not possible: rtsw1:eth1 has the fault flap" in refused("fault", "down", "ctsw1:eth1", lab=tiny)
     os.kill(flap.worker[0], signal.SIGKILL)
     until(lambda: not orders.fault_rows(tiny)[0]["effect"])
     done = life.repair_lab(tiny.name).repaired
@@ -210,14 +187,14 @@ def test_a_link_flaps_until_it_is_cleared_and_a_repair_starts_it_again(tiny: Lab
     (flap,) = record.read(tiny.dir)
     fault(tiny, "clear", "ctsw1:eth1")
     assert flap.worker is not None and start_of(flap.worker[0]) != flap.worker[1]
-    assert down_ports(tiny.handle("rtsw1")) == {} and hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
+    assert down_ports(tiny.handle("rtsw1")) == {} and next_hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
 
 
 def test_a_frozen_switch_forwards_and_is_not_waited_for(tiny: Lab) -> None:
     (row,) = fault(tiny, "frozen", "ctsw1")["set"]
     assert row["effect"].endswith("are stopped; 2 of 2 neighbours have a session until their hold timers expire")
     assert set(on_daemons(tiny, "ctsw1").values()) == {"T"}
-    assert hops(tiny, "ctsw1", 2) == {"eth2"}, "its kernel has its routes"
+    assert next_hops(tiny, "ctsw1", 2) == {"eth2"}, "its kernel has its routes"
     assert any("ctsw1  bgpd does not answer, on purpose (frozen ctsw1)" in each for each in status(tiny.name)[0].faults)
     for switch in ("rtsw1", "rtsw2"):  # as the hold timer does it after 9 s
         tiny.output(switch, ["vtysh", "-c", "clear bgp eth1"])
@@ -237,8 +214,8 @@ def test_a_wrong_route_is_looked_up_by_the_kernel_and_reported(tiny: Lab) -> Non
     assert result.fabric_state is not None and result.fabric_state.word == "degraded"
     fault(tiny, "clear", "rtsw1")
     assert status(tiny.name)[0].converged
-    assert "is not a host of tiny" in refused(tiny, "misroute", "rtsw1:eth1", "--host", "host9")
-    assert "rtsw1:eth3 leads to a host" in refused(tiny, "misroute", "rtsw1:eth3", "--host", "host3")
+    assert "is not a host of tiny" in refused("fault", "misroute", "rtsw1:eth1", "--host", "host9", lab=tiny)
+    assert "rtsw1:eth3 leads to a host" in refused("fault", "misroute", "rtsw1:eth3", "--host", "host3", lab=tiny)
 
 
 def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: Lab) -> None:
@@ -247,7 +224,7 @@ def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: La
     assert ("eth3", 3) in read_closed(tiny.handle("rtsw2").netns)
     fault(tiny, "clear", "host3")
     until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
-    assert "--class 0 is not lossless here" in refused(tiny, "pfc-storm", "host3", "--class", "0")
+    assert "--class 0 is not lossless here" in refused("fault", "pfc-storm", "host3", "--class", "0", lab=tiny)
     fault(tiny, "pfc-storm", "host3", "--time", "300ms")
     until(lambda: record.read(tiny.dir) == ())
     until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
@@ -267,6 +244,7 @@ def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
     assert fault(tiny, "clear")["ended"] == ["rtsw1:eth4: fault of packets"]
 
 
+@pytest.mark.deep
 def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: Lab) -> None:
     usual = rate(tiny, "rtsw1:eth1")
     texts = ("rtsw1:eth1,slow-link,rate=50%,from=50ms", "rtsw1:eth2,bgp-down", "host3,pfc-storm,time=1s,from=600s")
@@ -291,15 +269,16 @@ def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: La
     assert state is not None and state.before.converged, "the routes are back before the first packet"
 
 
+@pytest.mark.deep
 def test_a_dead_switch_has_no_link_and_no_daemon_and_a_repair_leaves_it_so(borrow: Borrow) -> None:
     tiny = borrow("tiny")  # a lab of its own: its daemons are other processes then
     fault(tiny, "node-down", "ctsw2", "host1")
-    assert hops(tiny, "rtsw1", 2) == {"eth1"}
+    assert next_hops(tiny, "rtsw1", 2) == {"eth1"}
     assert set(tiny.daemons.silent("ctsw2")) == {"zebra", "bgpd"}
     assert state_of(tiny).dead == ("rtsw1:eth3", "ctsw2:eth1", "ctsw2:eth2")
     done = life.repair_lab(tiny.name).repaired
     assert done is not None and done.done == () and len(done.left) == 3
     assert fault(tiny, "clear", "ctsw2")["ended"] == ["ctsw2: node-down"]
-    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
+    assert next_hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
     fault(tiny, "clear")
     assert status(tiny.name)[0].converged

@@ -1,11 +1,14 @@
-"""An offline prediction against a fabric that runs: next hops as kernels have them, and what ports really carried."""
+"""An offline prediction against a fabric that runs: next hops as kernels have them, and what ports really carried.
+
+And every collective, in both loops: right results, proven paths, and the loads that were predicted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -24,13 +27,14 @@ from heddle.offline.result import Prediction
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run, run_workload
+from heddle.traffic.collectives import patterns
+from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.workload import Workload
 from heddle.wire.layout import AETH_BYTES, LAYOUTS
-from tests.conftest import FabricLab
-from tests.marks import deep
+from tests.conftest import Borrow, FabricLab
+from tests.marks import deep, long
 from tests.netns.collectives import proven, total
-
-pytestmark = pytest.mark.root
+from tests.unit.readers.test_msccl import all_pairs
 
 FABRICS: dict[str, dict[str, Any]] = {
     "two tiers, e-ecmp": {"racks": 2, "ctsw": 3, "hosts_per_rack": 2, "routing": {"ecmp": "e-ecmp"}},
@@ -78,13 +82,15 @@ def test_ports_carry_exactly_the_bytes_predicted_offline(
 @pytest.mark.parametrize(
     "more",
     [
+        deep({"qps": 16, "qp_mode": "round-robin", "chunk": "8K"}),
+        {"qps": 4, "sport": "own-qpn", "fastpath": "off"},
+        deep({"qps": 4, "sport": "rxe"}),
+        deep({"qps": 4, "sport": "fixed", "ranks": 2, "placement": "host4,host1"}),
+        {"qps": 3, "transport": "uc", "sport": "list:50000,50001"},
         {"qps": 2, "transport": "srd", "entropy": 5},
-        deep({"qps": 3, "qp_mode": "round-robin", "transport": "srd", "entropy": 256, "sport": "own-qpn"}),
-        deep({"qps": 3, "transport": "srd", "sport": "rxe", "qp_mode": "round-robin", "chunk": "32K"}),
-        deep({"qps": 3, "transport": "uc", "sport": "list:50000,50001"}),
-        deep({"qps": 6, "sport": "own-qpn", "collective": "all-to-all", "algorithm": "staggered"}),
+        long({"qps": 3, "qp_mode": "round-robin", "transport": "srd", "entropy": 256, "sport": "own-qpn"}),
         {"qps": 2, "collective": "matrix", "matrix": "shift:1;host1,host3,100K;1:3,3,4K"},
-        deep({"qps": 2, "collective": "broadcast", "root": 2, "datatype": "bfloat16"}),
+        long({"qps": 2, "collective": "broadcast", "root": 2, "datatype": "bfloat16"}),
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -102,7 +108,8 @@ def sixteen(fabric_lab: FabricLab) -> Lab:
     return fabric_lab(racks=4, ctsw=2, hosts_per_rack=4, link={"host": "50mbit", "fabric": "50mbit"})
 
 
-@pytest.mark.parametrize("name", ["two-tenants", "storage-and-training"])
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [long("two-tenants"), "storage-and-training"])  # offline: tests/unit
 def test_the_jobs_of_a_shipped_workload_load_the_links_as_predicted(name: str, sixteen: Lab) -> None:
     workload = load_workload(f"{name},iters=1,warmup=0,local_ack_timeout=22").workload
     done = run_workload(sixteen, workload, Silent())
@@ -122,9 +129,11 @@ def compare(
     # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
     options = run_options(**keys, iters=1, warmup=warmup, local_ack_timeout=20, fastpath=fastpath)
     result = run(lab, options, Silent())
-    assert result.wrong == 0
-    assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
+    assert result.wrong == result.icrc_errors == result.stray == total(result, "retransmitted") == 0
     proof = proven(lab)
+    for flow, found in zip(result.flows, proof.flows, strict=True):
+        assert not flow.sent.packets or found.predicted == found.oracle == found.measured
+        assert found.counted == (flow.sent.packets,) * len(found.measured)
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
     ahead = forecast(lab.fabric, load_workload(str(plan)).workload, ask or Ask(mode=mode_name), Silent())
@@ -164,6 +173,7 @@ jobs:
     assert_carried(proven(lab), forecast(lab.fabric, workload, Ask(mode="e-ecmp"), Silent()), "e-ecmp", times=2)
 
 
+@pytest.mark.deep
 def test_the_bytes_beyond_a_prediction_with_admission_are_the_acks_of_cts_that_the_run_names(sixteen: Lab) -> None:
     options = run_options(
         collective="all-reduce", size="300000", iters=1, warmup=0, local_ack_timeout=22, admission="on"
@@ -208,3 +218,83 @@ def test_predicted_weighted_next_hops_are_the_kernels(fabric_lab: FabricLab) -> 
     link = {**LINK, "exceptions": {"ctsw2": "5mbit", "rtsw3:eth1": "10mbit"}}
     lab = fabric_lab(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})
     assert kernels_differ(lab, release=frr_release()) == []
+
+
+@pytest.fixture(scope="module")
+def lab(fabric_lab: FabricLab) -> Lab:
+    return fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, link={"host": "20mbit", "fabric": "20mbit"})
+
+
+@pytest.fixture(scope="module")
+def rails(borrow: Borrow) -> Lab:
+    """Two hosts with two NICs each; no link joins the planes of their rails."""
+    return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "planes=2", "link.host=20mbit", "link.fabric=20mbit")
+
+
+@pytest.fixture(scope="module")
+def joined(borrow: Borrow) -> Lab:
+    """The same with one plane."""
+    return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "link.host=20mbit", "link.fabric=20mbit")
+
+
+@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize("rail", [False, True], ids=["one NIC", "rails"])
+def test_every_collective_has_right_results_proven_paths_and_the_loads_that_were_predicted(
+    fastpath: str, rail: bool, lab: Lab, joined: Lab, tmp_path: Path
+) -> None:
+    """Each is a step of one job. Those of rails copy inside their host."""
+    lab = joined if rail else lab
+    names = [name for name, each in patterns().items() if isinstance(each, RailPattern) == rail]
+    steps = "".join(f"  - {{collective: {collective}, algorithm: {algorithm}}}\n" for collective, algorithm in names)
+    (tmp_path / "all.yml").write_text(
+        f"size: 100000\nqps: 2\niters: 1\nlocal_ack_timeout: 20\nplacement: cyclic\nfastpath: {fastpath}\n"
+        f"steps:\n{steps}"
+    )
+    workload = load_workload(str(tmp_path / "all.yml")).workload
+    (job,) = run_workload(lab, workload, Silent()).jobs
+    assert job.wrong == job.icrc_errors == job.stray == total(job, "retransmitted") == 0
+    assert job.nic_loop == ("compiled" if fastpath == "on" else "python")
+    times = job.options.iters + job.options.warmup
+    mode = lab.fabric.policy.routing.ecmp
+    assert_carried(proven(lab, job.id), forecast(lab.fabric, workload, Ask(mode=mode), Silent()), mode, times)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize(("collective", "algorithm"), patterns())
+def test_each_collective_by_itself_too(
+    collective: str, algorithm: str, fastpath: str, lab: Lab, rails: Lab, tmp_path: Path
+) -> None:
+    """In the gate: all of them as steps of one job, above, and some by themselves in other modules."""
+    rail = isinstance(patterns()[collective, algorithm], RailPattern)
+    fabric, more = rails if rail else lab, {"collective": collective, "algorithm": algorithm}
+    compare(fabric, fabric.fabric.policy.routing.ecmp, tmp_path, fastpath=fastpath, **more)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("collective", "fastpath"), [("all-reduce", "on"), ("broadcast", "off")])
+def test_each_channel_of_a_ring_has_nics_of_its_own_between_hosts(
+    collective: str, fastpath: Literal["on", "off"], joined: Lab, tmp_path: Path
+) -> None:
+    more = {"collective": collective, "channels": 2, "nvlink_rate": 3600}
+    compare(joined, joined.fabric.policy.routing.ecmp, tmp_path, fastpath=fastpath, **more)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("collective", "fastpath"), [("all-gather", "on"), ("reduce-scatter", "off")])
+def test_both_columns_are_measured(collective: str, fastpath: str, lab: Lab) -> None:
+    done = run(
+        lab,
+        run_options(collective=collective, size="64K:128K:x2", iters=2, in_place="both", fastpath=fastpath),
+        Silent(),
+    )
+    assert done.wrong == 0 and [row.size for row in done.rows] == [1 << 16, 1 << 17]
+    for row in done.rows:
+        out, inside = done.sides(row)
+        assert out and inside and out.time_us > 0 < inside.time_us and len(inside.iteration_us) == 2
+
+
+def test_a_program_of_a_file_has_right_results_paths_and_loads(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "p.xml"
+    file.write_text(all_pairs(4))
+    compare(lab, lab.fabric.policy.routing.ecmp, tmp_path, fastpath="on", collective="msccl", msccl=str(file))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +27,11 @@ from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.maps import Exact
 from heddle.traffic.flow import Flow
-from tests.machine import patience
+from tests.machine import meanwhile, until
 from tests.marks import deep
+from tests.netns.sockets import ETH_P_ALL, packet_socket, waiting
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, some_flows, static_fabric
 from tests.readings import read_hashing
-
-pytestmark = pytest.mark.root
 
 UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 WIRE = {"host": "1gbit", "fabric": "1gbit"}
@@ -69,14 +66,13 @@ def flows_of(lab: StaticLab, count: int) -> list[Flow]:
 
 
 @contextmanager
-def counted(lab: StaticLab, sent: int | Callable[[], int]) -> Iterator[dict[str, Counter[Flow | str]]]:
+def counted(lab: StaticLab, sent: Callable[[], int]) -> Iterator[dict[str, Counter[Flow | str]]]:
     """Port of rtsw1 -> flow -> packets, filled in when all that was sent has arrived; `arrived` has how many did."""
     before, taken = read_counters(lab.fabric)["rtsw1"], arrived(lab)
     found: dict[str, Counter[Flow | str]] = {port: Counter() for port in UPLINKS}
     yield found
-    until, wanted = time.monotonic() + patience(60), sent if isinstance(sent, int) else sent()
-    while time.monotonic() < until and arrived(lab) - taken < wanted:
-        time.sleep(0.01)
+    with suppress(AssertionError):  # the test says what is missing
+        until(lambda: arrived(lab) - taken >= sent(), every=0.01)
     for row in read_counters(lab.fabric)["rtsw1"].since(before).flows:
         found[row.port][f"{row.src} {row.dst} {row.qpn}"] += row.packets
     found["arrived"] = Counter({"": arrived(lab) - taken})
@@ -132,36 +128,29 @@ def test_a_switch_set_up_by_another_version_is_reported(lab: StaticLab) -> None:
     set_hashing_of(lab, row_of(lab, "pinned"))
 
 
-class Load(threading.Thread):
-    """Frames of some flows, from their hosts' wire, until it is stopped; `sent` counts those that the port took."""
+class Load:
+    """Frames of some flows, from their hosts' wire, in a with block; `sent` counts those that the port took."""
 
     def __init__(self, lab: StaticLab, flows: Sequence[Flow]) -> None:
-        super().__init__()
         self.sent = 0
-        self._lab, self._flows, self._halt = lab, flows, threading.Event()
+        host = lab.fabric.by_name["host1"].ports[0]
+        gateway = lab.fabric.by_name[host.peer_node].port(host.peer_port)
+        self._frames = [roce_frame(flow, 64, host.mac, gateway.mac) for flow in flows]
+        self._stack, self._wire = ExitStack(), packet_socket(lab.handle("host1").netns, host.name)
 
-    def run(self) -> None:
-        host = self._lab.fabric.by_name["host1"].ports[0]
-        gateway = self._lab.fabric.by_name[host.peer_node].port(host.peer_port)
-        frames = [roce_frame(flow, 64, host.mac, gateway.mac) for flow in self._flows]
-        with inside(self._lab.handle("host1").netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
-            wire.bind((host.name, 0))
-            while not self._halt.is_set():
-                for frame in frames:
-                    try:
-                        wire.send(frame)
-                        self.sent += 1
-                    except OSError:  # ENOBUFS: the host's own queue is full, before any switch
-                        pass
-                time.sleep(0.0005)
+    def _put(self) -> None:
+        for frame in self._frames:
+            with suppress(OSError):  # ENOBUFS: the host's own queue is full, before any switch
+                self._wire.send(frame)
+                self.sent += 1
 
     def __enter__(self) -> Load:
-        self.start()
+        self._stack.enter_context(self._wire)
+        self._stack.enter_context(meanwhile(self._put, 0.0005))
         return self
 
     def __exit__(self, *args: object) -> None:
-        self._halt.set()
-        self.join()
+        self._stack.close()
 
 
 @pytest.mark.deep
@@ -215,7 +204,7 @@ def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(lab: S
 
 
 PORT, FLOWS = 9, 32
-ETH_P_ALL, OUTGOING = 3, 4
+OUTGOING = 4
 
 
 @pytest.mark.parametrize("mode", ["e-ecmp", deep("flow")])
@@ -228,12 +217,8 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str) -> 
         there = next(host for host in lab.fabric.hosts if host.group("rack") == 2).ports[0].address
         own = here.ports[0].address
         assert own is not None and there is not None
-        ears = {}
-        with inside(lab.handle("rtsw1").netns):
-            for port in UPLINKS:
-                ears[port] = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
-                ears[port].bind((port, ETH_P_ALL))
-                ears[port].settimeout(0)
+        netns = lab.handle("rtsw1").netns
+        ears = {port: stack.enter_context(packet_socket(netns, port, ETH_P_ALL, seconds=0)) for port in UPLINKS}
         sports = []
         with inside(lab.handle(here.name).netns):
             for _ in range(FLOWS):
@@ -247,22 +232,20 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str) -> 
         ]  # fmt: skip
         said = {sport: re.findall(r"dev (eth\d)", run([*asked, str(sport)]).out)[0] for sport in sports}
         left: dict[int, str] = {}
-        end = time.monotonic() + patience(10)
-        while len(left) < FLOWS and time.monotonic() < end:
-            left |= _left(ears)
-            time.sleep(0.01)
+
+        def all_left() -> bool:
+            left.update(_left(ears))
+            return len(left) == FLOWS
+
+        until(all_left, 10)
         assert left == said and len(set(said.values())) > 1
 
 
 def _left(ears: dict[str, socket.socket]) -> dict[int, str]:
     """UDP source port -> the port that a packet to PORT left by."""
-    found: dict[int, str] = {}
-    for port, ear in ears.items():
-        while True:
-            try:
-                frame, address = ear.recvfrom(2048)
-            except BlockingIOError:
-                break
-            if address[2] == OUTGOING and frame[12:14] == b"\x08\x00" and frame[36:38] == PORT.to_bytes(2, "big"):
-                found[int.from_bytes(frame[34:36], "big")] = port
-    return found
+    return {
+        int.from_bytes(frame[34:36], "big"): port
+        for port, ear in ears.items()
+        for frame, origin in waiting(ear)
+        if origin[2] == OUTGOING and frame[12:14] == b"\x08\x00" and frame[36:38] == PORT.to_bytes(2, "big")
+    }

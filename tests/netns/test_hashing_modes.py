@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 
-import tasks
 from heddle.base.problems import InputError
 from heddle.checks.validate import validate
-from heddle.cli.program import main
 from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
@@ -22,12 +19,12 @@ from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.runrecord import RunRecord
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.hashing.maps import Exact
 from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab
-from tests.marks import deep
+from tests.marks import deep, long
 from tests.netns.collectives import in_order, proven, ran
 from tests.readings import read_hashing
+from tests.typed import typed
 
 RACK2 = ip_network("10.0.1.0/24")
 
@@ -59,13 +56,13 @@ def healthy(lab: Lab) -> bool:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("flow", HashOptions(policy="l3")),
-        deep("flow", HashOptions(policy="l4")),
-        deep("flow", HashOptions(fields=0x03)),
+        deep("flow", HashOptions(policy="l3")),
+        long("flow", HashOptions(policy="l4")),  # these two: test_prediction_exact.py
+        long("flow", HashOptions(fields=0x03)),
         ("e-ecmp", HashOptions()),
-        ("e-ecmp", HashOptions(resilient=True)),
+        deep("e-ecmp", HashOptions(resilient=True)),
         ("pinned", HashOptions()),
-        ("exact-match", HashOptions()),
+        deep("exact-match", HashOptions()),
     ],
     ids=["l3", "l4", "addresses", "e-ecmp", "resilient", "pinned", "exact-match"],
 )
@@ -76,7 +73,7 @@ def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode
     assert healthy(lab)
 
 
-@pytest.mark.parametrize("choice", ["random", deep("round-robin")])
+@pytest.mark.parametrize("choice", ["random", long("round-robin")])
 def test_sprayed_packets_take_many_paths_and_the_sums_are_right(lab: Lab, choice: Any) -> None:
     rehash.set_hashing(lab, "spray", HashOptions(choice=choice))
     result, paths = both(lab, qps=2)
@@ -84,7 +81,7 @@ def test_sprayed_packets_take_many_paths_and_the_sums_are_right(lab: Lab, choice
     assert all(proof.spread for proof in paths.flows if proof.flow.first_hop.partition(":")[0] == "rtsw1")
 
 
-@pytest.mark.parametrize("first", ["hash", deep("load")])
+@pytest.mark.parametrize("first", ["hash", long("load")])
 def test_flowlets_run_and_their_totals_add_up(lab: Lab, first: Any) -> None:
     rehash.set_hashing(lab, "flowlet", HashOptions(gap_ns=500_000_000, first=first))
     result = in_order(both(lab)[0])
@@ -98,6 +95,7 @@ def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -
     assert result.ecmp == "flow, rtsw1: pinned" and healthy(lab)
 
 
+@pytest.mark.deep
 def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match")
     for port in ("eth3", "eth1"):
@@ -119,85 +117,32 @@ def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime:
         life.up(other, runtime=runtime)
 
 
-def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) -> None:
-    rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): ("eth2",)}})
-    before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
-    rows: dict[str, Exact] = {
-        "rtsw1": {
-            (50001, RACK2): ("eth3",),
-            (70000, RACK2): ("eth1",),
-            (50002, RACK2): ("eth5",),
-            (50003, RACK2): ("eth77", "eth1"),
-        },
-        "rtsw2": {(50001, RACK2): ("eth1", "eth1"), (50001, ip_network("10.9.0.0/24")): ("eth1",)},
-        "rtsw9": {(50001, RACK2): ("eth1",)},
-        "ctsw1": {(50001, RACK2): ("eth2",)},
-    }
-    with pytest.raises(InputError) as caught:
-        rehash.set_hashing(lab, "exact-match", exact=rows)
-    said = str(caught.value)
-    for words in (
-        "rtsw1 70000 10.0.1.0/24 eth1 has the source port 70000",
-        "rtsw1 50002 10.0.1.0/24 eth5 names the port eth5, which is no next hop to 10.0.1.0/24",
-        "rtsw1 50003 10.0.1.0/24 eth77 eth1 names the port eth77, which rtsw1 does not have",
-        "rtsw2 50001 10.0.1.0/24 eth1 eth1 has eth1 as its own backup",
-        "rtsw2 50001 10.9.0.0/24 eth1 names the prefix 10.9.0.0/24, which rtsw2 has no route to",
-        "rtsw9 is not a switch of",
-        "ctsw1 50001 10.0.1.0/24 eth2 has no effect: ctsw1 has only one next hop to 10.0.1.0/24",
-    ):
-        assert words in said
-    with pytest.raises(InputError, match="rtsw7 is not a switch"):
-        rehash.set_hashing(lab, "flow", switches=["rtsw1", "rtsw7"])
-    assert {name: read_hashing(lab.name, lab.handle(name)) for name in before} == before
-    assert healthy(lab)
-
-
-def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def invoked(*words: str) -> subprocess.CompletedProcess[str]:
-        """`./inv hashing WORDS`, in this process: a dozen new ones would take most of the test's time."""
-        code = main(vars(tasks), ["inv", "hashing", *words])
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(words, code, said.out, said.err)
-
+def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path) -> None:
     here = ("--lab", lab.name)
-    shown = invoked("flowlet", "--set", "gap=5ms", "--set", "first=load", "--switch", "rtsw1,rtsw2", *here)
+    shown = typed("hashing", "flowlet", "--set", "gap=5ms", "--set", "first=load", "--switch", "rtsw1,rtsw2", *here)
     assert shown.returncode == 0, shown.stderr
     assert "gap 5ms, by load" in shown.stdout
-    rows = json.loads(invoked(*here, "--format", "json").stdout)["switches"]
+    rows = json.loads(typed("hashing", *here, "--format", "json").stdout)["switches"]
     assert [row["mode"] for row in rows if row["switch"].startswith("rtsw")] == ["flowlet", "flowlet"]
     assert {row["mode"] for row in rows if row["switch"].startswith("ctsw")} == {"flow"}
 
     table = tmp_path / "te.csv"
     table.write_text("switch,sport,prefix,port\nrtsw1,50000,10.0.1.0/24,eth2\nrtsw1,50001,10.0.1.0/24,eth3\n")
-    assert invoked("exact-match", "--table", str(table), *here).returncode == 0
-    assert invoked("exact-match", "--entry", "rtsw1 50001 10.0.1.0/24 eth4 eth1", *here).returncode == 0
+    assert typed("hashing", "exact-match", "--table", str(table), *here).returncode == 0
+    assert typed("hashing", "exact-match", "--entry", "rtsw1 50001 10.0.1.0/24 eth4 eth1", *here).returncode == 0
     exact = {(50000, RACK2): ("eth2",), (50001, RACK2): ("eth4", "eth1")}
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == exact
 
     again = tmp_path / "te.yml"
     again.write_text("entries:\n- {switch: rtsw1, sport: 50005, prefix: 10.0.1.0/24, port: eth1}\n")
-    assert invoked("exact-match", "--table", str(again), *here).returncode == 0
+    assert typed("hashing", "exact-match", "--table", str(again), *here).returncode == 0
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): ("eth1",)}
 
     table.write_text("switch,sport,prefix,port\nrtsw1,5,10.0.1.0/24,eth1\nrtsw1,5,10.0.1.0/24,eth2\nrtsw1,x,y\n")
-    wrong = invoked("exact-match", "--table", str(table), *here)
+    wrong = typed("hashing", "exact-match", "--table", str(table), *here)
     assert wrong.returncode == 2
     assert f"{table}:3  rtsw1 5 10.0.1.0/24 is a duplicate of {table}:2" in wrong.stderr
     assert f"{table}:4  rtsw1 x y is not a row of switch, sport, prefix, port" in wrong.stderr
-    for words, said in (
-        (("sprey",), "did you mean spray?"),
-        (("spray", "--set", "choice=turns"), "--set  routing.hash.choice: turns is not one of random, round-robin"),
-        (("spray", "--entry", "rtsw1 5 10.0.1.0/24 eth1"), "are for mode exact-match, not for spray"),
-        (("--set", "gap=5ms"), "--set needs a mode before it"),
-        (("flow", "--switch", "rtsw9"), "rtsw9 is not a switch of"),
-        (("flow", "--switch", ","), "--switch , names no switch"),
-        (
-            ("exact-match", "--entry", "rtsw1 5 10.0.1.0/24 eth1", "--switch", "rtsw2"),
-            "a row of the table names rtsw1, but --switch does not",
-        ),
-    ):
-        refused = invoked(*words, *here)
-        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): ("eth1",)}
-    assert invoked("exact-match", "--clear", *here).returncode == 0
+    assert typed("hashing", "exact-match", "--clear", *here).returncode == 0
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {}

@@ -18,7 +18,6 @@ import pytest
 
 from heddle.fabric.model import Role
 from heddle.fabric.policy import HashOptions
-from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import hashing_of
@@ -30,9 +29,8 @@ from tests.machine import until
 from tests.marks import deep
 from tests.netns.blaster import Blast, Heard, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
+from tests.netns.sockets import ETH_P_ALL, packet_socket, waiting
 from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
-
-pytestmark = pytest.mark.root
 
 SINK = "host16"
 PACKETS, PAYLOAD = 292, 1024  # 320 KB a sender: more than an ingress port's Xoff and headroom
@@ -151,8 +149,6 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "flowlet by load": {"first": "load"}, "spray in turn": {"choice": "round-robin"},
 }  # fmt: skip
 STEERED: Final = {name for name in MODES if name != "flow"}
-_ETH_P_ALL: Final = 3
-_SO_SNDBUFFORCE: Final = 32
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +186,6 @@ def steered(lab: StaticLab) -> int:
     return lab.snapshot(LabPart.HASHING, ["rtsw1"]).statistics["rtsw1"]["steered"]
 
 
-@contextmanager
-def packet_socket(lab: StaticLab, node: str, port: str, protocol: int = 0) -> Iterator[socket.socket]:
-    with inside(lab.handle(node).netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as made:
-        made.bind((port, protocol))
-        yield made
-
-
 def unsent(wire: socket.socket) -> int:
     """Bytes of kernel memory that are charged to a socket, since packets of it are somewhere under way."""
     return int(struct.unpack("=i", fcntl.ioctl(wire, termios.TIOCOUTQ, bytes(4)))[0])
@@ -207,8 +196,8 @@ def test_packets_waiting_in_a_switch_are_not_charged_to_the_hosts_socket(lab: St
     set_mode(lab, mode)
     host = lab.fabric.by_name["host1"].ports[0]
     gateway = lab.fabric.by_name["rtsw1"].port(host.peer_port)
-    with LabQueues.pinned(lab.fabric) as queues, packet_socket(lab, "host1", host.name) as wire:
-        wire.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 4 << 20)  # all of it at once, wherever it waits
+    wire = packet_socket(lab.handle("host1").netns, host.name, send=4 << 20)  # all of it at once, wherever it waits
+    with LabQueues.pinned(lab.fabric) as queues, wire:
         entered, by_program = uplinks(queues, "in_packets"), steered(lab)
         for flow in flows_of(lab):
             wire.send(roce_frame(flow, 4000, host.mac, gateway.mac))
@@ -235,24 +224,14 @@ def test_a_steered_packet_is_whole_and_what_a_capture_saw_before_stays_as_it_was
             spec = lab.fabric.policy.queues
             unmarked = replace(spec, ecn=replace(spec.ecn, enabled=False))
             live.set_policies(policies_of(lab.fabric, own={host.name: unmarked for host in lab.fabric.hosts}))
-        with packet_socket(lab, "rtsw1", gateway.name, _ETH_P_ALL) as tap:
-            tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-            heard, plain = blast(
-                lab,
-                [
-                    Blast("host1", "host3", count, payload=4096),
-                    Blast("host1", "host4", count, payload=1, tos=wire.DSCP_DATA << 2, sport=49153),
-                ],
-            )
-            seen = []
-            tap.setblocking(False)
-            while True:
-                try:
-                    frame, origin = tap.recvfrom(65536)
-                except BlockingIOError:
-                    break
-                if origin[2] == socket.PACKET_HOST and len(frame) > 4000:
-                    seen.append(frame)
+        netns = lab.handle("rtsw1").netns
+        with packet_socket(netns, gateway.name, ETH_P_ALL, seconds=0, receive=1 << 22) as tap:
+            blasts = [
+                Blast("host1", "host3", count, payload=4096),
+                Blast("host1", "host4", count, payload=1, tos=wire.DSCP_DATA << 2, sport=49153),
+            ]
+            heard, plain = blast(lab, blasts)
+            seen = [frame for frame, origin in waiting(tap) if origin[2] == socket.PACKET_HOST and len(frame) > 4000]
         assert (heard.packets, heard.bad, heard.marked) == (count, 0, count)
         assert (plain.packets, plain.bad, plain.marked) == (count, 0, 0)
         assert mode == "spray" or (heard.early, plain.early) == (0, 0)

@@ -22,8 +22,9 @@ from heddle.runs.store import paths_of
 from heddle_plugins.testing import craft
 from tests.conftest import Borrow
 from tests.machine import until
-from tests.marks import deep
+from tests.marks import long
 from tests.netns.collectives import proven, ran
+from tests.netns.live import failed
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ def test_routes_are_read_as_ip_shows_them(six: Lab) -> None:
     assert all(hop.port != "lo" for hops in fib.routes.values() for hop in hops)
 
 
+@pytest.mark.deep
 def test_packets_by_hand_are_answered_and_their_path_is_proven(six: Lab) -> None:
     for psn, ttl, kind in ((0, 64, "RoCE ACK"), (9, 64, "RoCE NAK"), (0, 1, "ICMPv6")):
         done = craft(six, "host1", "host3", psn=psn, ttl=ttl, wait=0.5)
@@ -116,7 +118,7 @@ def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
         hops = read_fib(six.handle("rtsw1"), 6).lookup(int(six.fabric.by_name["host3"].ports[0].address.ip))  # type: ignore[union-attr]
         assert [hop.port for hop in hops if not hop.dead] == ["eth2"]
         prove(six)
-    assert [check.name for check in validate(six) if not check.ok] == []
+    assert failed(six) == {}
 
 
 @pytest.mark.deep
@@ -128,7 +130,7 @@ def test_repair_gives_a_host_its_addresses_and_routes_back(six: Lab) -> None:
     assert done.repaired is not None and done.repaired.done[0] == "host1:eth1: link set up"
     assert all(line.startswith("host1: -6 route ") for line in done.repaired.done[1:])  # it went with its address
     assert sorted(six.output("host1", ["ip", "-6", "route"]).split("\n")) == sorted(before.split("\n"))
-    assert [check.name for check in validate(six) if not check.ok] == []
+    assert failed(six) == {}
 
 
 MODES = {
@@ -142,8 +144,10 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("word", [word if word == "e-ecmp" else deep(word) for word in MODES])
+@pytest.mark.deep
+@pytest.mark.parametrize("word", [word if word == "e-ecmp" else long(word) for word in MODES])
 def test_a_mode_steers_ipv6_as_predicted(six: Lab, word: str) -> None:
+    """In the gate: one of them here, and each by its program on packets of IPv6 (test_bpf_modes.py)."""
     mode, options = MODES[word]
     set_hashing(six, mode, options)
     try:
@@ -162,4 +166,4 @@ def test_three_tiers_and_a_user_defined_pool_are_proven_too(name: str) -> None:
     used = {proof.measured[0] for proof in paths_of(lab).flows if len(proof.measured) > 1}
     switches = [node for node in lab.fabric.switches if node.level == 1]
     assert len(used) > len(switches), "more than one uplink of some RTSW is used"
-    assert [check.name for check in validate(lab) if not check.ok] == []
+    assert failed(lab) == {}

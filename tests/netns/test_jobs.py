@@ -23,14 +23,12 @@ from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.traffic.workload import Workload
 from heddle_plugins.testing.calls import RunCall
 from tests import traces
-from tests.machine import child, patience
-from tests.netns.collectives import proven, when_busy
-from tests.netns.test_trouble_midrun import workers
+from tests.machine import patience
+from tests.marks import long
+from tests.netns.collectives import proven, when_busy, workers
+from tests.netns.live import started
 from tests.typed import typed
 
-pytestmark = pytest.mark.root
-
-ROOT: Final = Path(__file__).parents[2]
 SHARED: Final = """
 qps: 2
 size: 128K
@@ -74,7 +72,7 @@ def done(lab: Lab, wanted: Workload) -> WorkloadResult:
     return found
 
 
-@pytest.mark.parametrize("loop", ["auto", "off"])
+@pytest.mark.parametrize("loop", ["auto", long("off")])  # the loop in Python: test_forecast_live.py
 def test_jobs_share_nics_and_each_has_its_own_barriers_and_every_path_is_proven(
     tiny: Lab, workload: Callable[[str], Workload], loop: str
 ) -> None:
@@ -136,6 +134,7 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
             assert nics == [(end.host, end.port) for end in alone.record.ranks]
 
 
+@pytest.mark.deep
 def test_iterations_after_the_other_job_ended_do_not_count(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "long.yml"
     path.write_text(TWO.format(iters=4).replace("8K:16M:x2048", "256K").replace('"0:4:2"', '"0:4:2", iters: 24'))
@@ -183,8 +182,7 @@ def test_ctrl_c_keeps_the_rows_of_each_job_and_a_second_run_is_told_the_name_of_
     before = History.of(tiny).ids()
     path = tmp_path / "long.yml"
     path.write_text(TWO.format(iters=30))
-    words = [str(ROOT / "inv"), "run", "--workload", str(path), "--lab", tiny.name]
-    with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started("run", "--workload", str(path), lab=tiny, errors=subprocess.PIPE) as process:
         busy = threading.Event()
         with when_busy(tiny, busy.set, IN_BOTH):
             assert busy.wait(patience(60))

@@ -32,14 +32,6 @@ ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
 
 
-@pytest.mark.containers
-def test_up_again_is_a_no_op_that_says_so(tiny: Lab, up: Up) -> None:
-    heard = Listener()
-    again = up(tiny.name, observer=heard)
-    assert (again.created, again.converged) == (False, True)
-    assert any("already" in text for text in heard.said)
-
-
 def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
     with pytest.raises(InputError) as caught:
         up(tiny.name, "link.mtu=5000", "link.host=50mbit")
@@ -63,24 +55,6 @@ def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
         open_lab("nosuch")
 
 
-def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
-    first, last = tiny.fabric.hosts[0], tiny.fabric.hosts[-1]
-    assert last.ports[0].address is not None
-    there = str(last.ports[0].address.ip)
-    code = f"import socket; s = socket.create_server(('{there}', 9)); s.accept()[0].sendall(b'here')"
-    with child(["nsenter", f"--net={tiny.handle(last.name).netns}", sys.executable, "-c", code]):
-        ask = f"""
-import socket, time
-for _ in range(1200):
-    try:
-        print(socket.create_connection(('{there}', 9), 2).recv(9).decode()); break
-    except ConnectionRefusedError:
-        time.sleep(0.05)
-"""
-        argv = ["nsenter", f"--net={tiny.handle(first.name).netns}", sys.executable, "-c", ask]
-        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == "here"
-
-
 @pytest.mark.deep
 def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> None:
     lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=3, nics_per_host=2)
@@ -92,6 +66,7 @@ def test_several_nics_and_odd_numbers_work(fabric_lab: Callable[..., Lab]) -> No
     assert f"dev {second.name}" in way
 
 
+@pytest.mark.deep
 def test_no_convergence_leaves_the_lab_and_says_why_but_nothing_with_rollback(
     name: str, leftovers: Leftovers, up: Up
 ) -> None:
@@ -117,6 +92,7 @@ def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Left
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
 
 
+@pytest.mark.deep
 @pytest.mark.containers
 def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
     name: str, up: Up, leftovers: Leftovers

@@ -42,7 +42,7 @@ from heddle.switch.hashing import hashing
 from heddle_plugins.testing.pool import Pool
 from tests.conftest import Up
 from tests.machine import patience, until
-from tests.marks import deep
+from tests.marks import deep, long
 
 pytestmark = pytest.mark.needs("mount")
 
@@ -105,7 +105,7 @@ def test_state_that_another_user_can_change_is_not_trusted(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("umask", [0o077, 0o000])
+@pytest.mark.parametrize("umask", [0o077, long(0o000)])
 def test_a_lab_comes_up_under_any_umask(umask: int, name: str, leftovers: Leftovers, up: Up, runtime: str) -> None:
     before = os.umask(umask)
     try:
@@ -303,6 +303,7 @@ def restored(before: dict[str, int]) -> bool:
     )
 
 
+@pytest.mark.deep
 def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
     name: str, heddle_pool: Pool, before: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,8 +24,6 @@ from heddle.wire.pcapng import Frame
 from tests.machine import patience
 from tests.netns.queue_traffic import Arrivals, Rack, rack
 
-pytestmark = pytest.mark.root
-
 NO_NETEM: Final = portfaults.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 COUNT: Final = 400

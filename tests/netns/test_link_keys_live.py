@@ -1,11 +1,9 @@
-"""Keys below `link` of a fabric file, and the verb `fault`: both set faults of links, which act on packets."""
+"""Keys below `link` of a fabric file set faults of links, which act on packets."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -28,23 +26,14 @@ from heddle_plugins.testing.pool import ResetResult, processes_of, reset
 from tests.conftest import Borrow
 from tests.machine import patience, rc_timeout
 from tests.netns.collectives import proven, total
+from tests.netns.live import document, fault
 from tests.netns.static_fabric import address
 from tests.typed import typed
-
-pytestmark = pytest.mark.root
 
 NO_NETEM: Final = portfaults.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 CABLES: Final = ("link.length={host: 200m, fabric: 2km}", "link.delay_at=link")  # 1 us and 10 us: 4 ms and 40 ms here
 SHARES: Final = {"loss.fabric": "1/32", "duplicate.fabric": "1/32", "corrupt.host": "1/64"}
-
-
-@pytest.fixture
-def name(lab_name: Callable[[], str]) -> Iterator[str]:
-    found = lab_name()
-    yield found
-    if state.lab_dir(found).exists():
-        life.down(found)
 
 
 def up(name: str, *overrides: str) -> Lab:
@@ -53,8 +42,7 @@ def up(name: str, *overrides: str) -> Lab:
 
 def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(name: str) -> None:
     words = [word for key, share in SHARES.items() for word in ("--set", f"link.{key}={share}")]
-    done = typed("up", "tiny", "--name", name, *words, "--format", "json")
-    assert done.returncode == 0, done.stderr
+    document("up", "tiny", "--name", name, *words)
     lab = open_lab(name)
     switches, hosts = LinkFault(loss=1 / 32, duplicate=1 / 32), LinkFault(corrupt=1 / 64)
     found = {each.port: each for each in packets.read_faults(lab)}
@@ -70,7 +58,7 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     assert 0 < result[QueueUse].drops["fault"] <= sum(each["lost"] for each in counts)
     copies = sum(each["corrupted"] + each["duplicated"] for each in counts)  # a corrupt packet may be duplicated later
     assert result.icrc_errors is not None and 0 < result.icrc_errors <= copies
-    listed = json.loads(typed("fault", "--lab", name, "--format", "json").stdout)["faults"]
+    listed = fault(lab)["faults"]
     assert {row["by"] for row in listed} == {"file"}
     assert "(file): set by `link` of the fabric file" in typed("fault", "--lab", name).stdout
     # What the file sets can be cleared, and is there again after a reset.
@@ -126,6 +114,7 @@ def lab(borrow: Borrow) -> Lab:
     return borrow("tiny", "link.delay=shape")
 
 
+@pytest.mark.deep
 def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab) -> None:
     """6 steps of 4 ranks: a chunk passes 3 paths in a rack (4 ms each) and 3 between racks (12 ms)."""
     result = run(lab, RunOptions(sizes=(16,), iters=2, warmup=0), Silent())
@@ -140,87 +129,3 @@ def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab) -> None:
     assert result.wrong == 0
     assert {(flow.counters["out_of_order"], flow.counters["retransmitted"]) for flow in result.flows} == {(0, 0)}
     proven(lab)
-
-
-WRONG: Final = (
-    "--loss 1/256",
-    "--both --loss 1/256",
-    "--both",
-    "rtsw1:eth1 --clear --loss 1/256",
-    "rtsw1:eth1 --loss 2 --corrupt often --duplicate 1/0 --delay 5 --jitter fast --reorder -1%",
-    "rtsw1:eth1 --loss 0",
-    "rtsw1:eth1 --delay 20ms",
-    "rtsw1:eth1 --reorder 1%",
-    "rtsw1:eth1 --delay 1us --jitter 5us",
-    "rtsw1:eth1,rtsw1:eth9,ctws1 --loss 1%",
-    "leaf*:eth1 --loss 1%",
-    "rtsw1:eth9 --clear",
-    "rtsw1:eth9 --both --loss 1%",
-    "rtsw1:eth9",
-)
-
-
-@pytest.fixture(autouse=True)
-def cleared(tiny: Lab) -> Iterator[None]:
-    yield
-    outages.clear_faults(tiny)
-
-
-def fault(lab: Lab, *words: str) -> list[dict[str, Any]]:
-    """The rows that the verb lists afterwards."""
-    done = typed("fault", *words, "--lab", lab.name, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    assert (data["lab"], data["k"]) == (lab.name, lab.fabric.policy.k)
-    return list(data["faults"])
-
-
-def test_a_fault_is_set_on_one_direction_listed_with_counters_replaced_and_cleared(tiny: Lab) -> None:
-    assert fault(tiny) == []
-    (row,) = fault(tiny, "rtsw1:eth1", "--loss", "1/256", "--duplicate", "0.5%")
-    counts = row.pop("counts")
-    peer = tiny.fabric.by_name["rtsw1"].port("eth1").peer_ref
-    assert row == {"port": "rtsw1:eth1", "peer": peer, "by": "fault", "fault": {"loss": 1 / 256, "duplicate": 0.005}}
-    assert set(counts) == {"packets", "lost", "corrupted", "duplicated", "delayed", "waiting"}
-    assert [each["fault"] for each in fault(tiny, "rtsw1:eth1", "--corrupt", "1/100")] == [{"corrupt": 0.01}]
-    assert fault(tiny, "--clear") == []
-    assert packets.read_faults(tiny) == []
-
-
-def test_both_sets_and_clears_the_two_directions_of_a_link_and_no_other(tiny: Lab) -> None:
-    peer = tiny.fabric.by_name["rtsw1"].port("eth1").peer_ref
-    fault(tiny, "rtsw2:eth1", "--loss", "1/100")
-    fault(tiny, "rtsw1:eth1", "--both", "--loss", "1/256")
-    assert {row["port"] for row in fault(tiny)} == {"rtsw1:eth1", peer, "rtsw2:eth1"}
-    fault(tiny, peer, "--both", "--clear")
-    assert [row["port"] for row in fault(tiny)] == ["rtsw2:eth1"]
-
-
-def test_ports_are_names_nodes_and_patterns_and_a_list_shows_those_named(tiny: Lab) -> None:
-    rows = fault(tiny, "ctsw*:eth1,host2", "--loss", "1/256")
-    assert [row["port"] for row in rows] == ["ctsw1:eth1", "ctsw2:eth1", "host2:eth1"]
-    assert [row["port"] for row in fault(tiny, "ctsw1")] == ["ctsw1:eth1"]
-    assert fault(tiny, "rtsw1") == []
-    assert [row["port"] for row in fault(tiny, "ctsw*", "--clear")] == ["host2:eth1"]
-    done = typed("fault", "host2", "--clear", "--lab", tiny.name)
-    assert "cleared the faults of 1 port\n" in done.stderr
-    assert done.stdout.startswith("no fault of packets is set on any link; set one as in ./inv fault ")
-
-
-def test_wrong_words_are_explained_and_nothing_is_set(tiny: Lab, golden: Callable[[str, str], None]) -> None:
-    said = []
-    for words in WRONG:
-        done = typed("fault", *words.split(), "--lab", tiny.name)
-        assert (done.returncode, done.stdout) == (2, "")
-        said.append(f"./inv fault {words}\n{done.stderr}".replace(tiny.name, "tiny"))
-    assert packets.read_faults(tiny) == []
-    golden("runs/fault_verb.log", "\n".join(said))
-
-
-@pytest.mark.skipif(not portfaults.missing(), reason="this kernel has sch_netem")
-def test_without_netem_a_delay_ends_with_exit_code_3_and_the_place_that_has_it(tiny: Lab) -> None:
-    done = typed("fault", "rtsw1:eth1", "--delay", "10us", "--lab", tiny.name)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "a delay on a link is not possible: this kernel has no sch_netem" in done.stderr
-    assert "--place vm" in done.stderr
-    assert fault(tiny) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from mcp import Client, StdioServerParameters
 from heddle.base import state
 from heddle.lab.lab import Lab
 from heddle.runs.store import History
-from tests.machine import patience
+from tests.machine import children_of, patience, until
+from tests.netns.collectives import workers
 from tests.sshd import NEEDS, SshServer
 from tests.typed import typed
 
@@ -129,18 +130,6 @@ class Wire:
         return answer
 
 
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def soon_children(pid: int) -> list[int]:
-    """Its children, as soon as there are some; none after a minute."""
-    deadline = time.monotonic() + patience(60)
-    while not (found := children(pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
-
-
 def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: Lab) -> None:
     wire = Wire()
     wire.send("tools/call", {"name": "paths", "arguments": {"lab": "nope"}}, id=2)
@@ -159,8 +148,9 @@ def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     try:
         arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}
         wire.send("tools/call", {"name": "run", "arguments": arguments}, id=2)
-        (run,) = soon_children(wire.proc.pid)
-        assert soon_children(run), "the workers of the run"
+        until(lambda: children_of(wire.proc.pid))
+        (run,) = children_of(wire.proc.pid)
+        until(lambda: workers(run))
     finally:  # else the lab would have a run without an end
         print(wire.proc.communicate(timeout=patience(120))[1])
     assert not Path(f"/proc/{run}").exists()
@@ -169,16 +159,14 @@ def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
 
 
 def test_at_a_terminal_it_says_what_it_is_for() -> None:
-    import pty
-
-    parent, child = pty.openpty()
+    parent, terminal = pty.openpty()
     try:
         done = subprocess.run(
-            SERVER, cwd=ROOT, stdin=child, capture_output=True, text=True, check=False, timeout=patience(60)
+            SERVER, cwd=ROOT, stdin=terminal, capture_output=True, text=True, check=False, timeout=patience(60)
         )
     finally:
         os.close(parent)
-        os.close(child)
+        os.close(terminal)
     assert (done.returncode, done.stdout) == (2, "")
     assert "speaks a protocol on stdin" in done.stderr and "docs/assistants.md" in done.stderr
 

@@ -26,9 +26,8 @@ from heddle.wire import layout as wire
 from heddle_plugins.testing import claims
 from tests.machine import patience, until
 from tests.netns.claimed import claimed, namespace_of
+from tests.netns.sockets import packet_socket
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric
-
-pytestmark = pytest.mark.root
 
 MTU, COUNT = 1024, 40
 OTHER_HOST = 3  # linux/if_packet.h
@@ -98,13 +97,11 @@ def test_a_packet_socket_gets_every_packet_and_the_host_takes_no_notice(ends: En
 def test_the_host_ignores_roce_packets_of_its_nic_and_receives_all_others(ends: Ends) -> None:
     lab, flow, near, far = ends
     with inside(lab.handle(flow.dst).netns):
-        ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with inside(lab.handle(flow.src).netns):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    ear = packet_socket(lab.handle(flow.dst).netns, "eth1", wire.ETHERTYPE_IPV4, seconds=2)
     with ear, plain, sender:
-        ear.bind(("eth1", wire.ETHERTYPE_IPV4))
-        ear.settimeout(2)
         plain.bind((flow.dst_ip, 4792))
         plain.settimeout(2)
         assert near.send(batch_of(lab, flow), 1) == 1

@@ -30,12 +30,10 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import port_ids
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
-from tests.marks import deep
+from tests.marks import deep, long
 from tests.netns.collectives import FORK, cpu_taken, in_order, late, ran, total
 from tests.netns.queue_traffic import Rack, rack
 from tests.netns.static_fabric import StaticLab, address, static_fabric
-
-pytestmark = pytest.mark.root
 
 RUNS = 2  # `./inv bench order --runs 100` makes more
 LOADED_S = 2.0
@@ -256,7 +254,8 @@ def used(lab: Lab, **options: object) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp")])
+@pytest.mark.deep
+@pytest.mark.parametrize("mode", ["flow", long("e-ecmp")])
 def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(dc: Lab, mode: str) -> None:
     set_hashing(dc, mode, seed="shared")
     assert {switch: len(ports) for switch, ports in used(dc).items()} == {f"ctsw{c}": 1 for c in range(1, 5)}
@@ -267,7 +266,8 @@ def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(d
     assert f"routing.seed: per-switch, or ./inv hashing {mode} --set seed=per-switch" in check.detail
 
 
-@pytest.mark.parametrize(("mode", "seed"), [("flow", "per-switch"), deep("e-ecmp", "per-tier")])
+@pytest.mark.deep
+@pytest.mark.parametrize(("mode", "seed"), [("flow", "per-switch"), long("e-ecmp", "per-tier")])
 def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, seed: str) -> None:
     set_hashing(dc, mode, seed=seed)
     assert used(dc) == {f"ctsw{c}": ["eth3", "eth4"] for c in range(1, 5)}

@@ -21,6 +21,7 @@ from heddle.runtimes.netns_cleanup import BPF_DIR, remove_lab
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.switch.pfc import control as pfc
 from tests.machine import patience, until
+from tests.typed import typed
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -29,19 +30,24 @@ RUN = ("run", "--collective", "all-reduce", "--size", "64KB", "--iters", "1")
 
 
 class Place:
-    """Verbs with one state directory, each in a process of its own."""
+    """Verbs with one state directory. variables: of the environment, for verbs that are processes of their own."""
 
     def __init__(self, directory: Path, **variables: str) -> None:
-        self.directory = directory
-        self._env = {**os.environ, "HEDDLE_STATE_DIR": str(directory), **variables}
+        self.directory, self._apart = directory, bool(variables)
+        self._env = {"HEDDLE_STATE_DIR": str(directory), **variables}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(ROOT / "tasks.py"), *words]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, env=self._env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        argv, pipe = [sys.executable, str(ROOT / "tasks.py"), *words], subprocess.PIPE
+        env = {**os.environ, **self._env}
+        return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *words: str) -> tuple[int, str, str]:
-        return ended(self.start(*words))
+        if self._apart:
+            return ended(self.start(*words))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HEDDLE_STATE_DIR", str(self.directory))
+            done = typed(*words)
+        return done.returncode, done.stdout, done.stderr
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -94,6 +100,7 @@ def test_of_two_that_begin_at_once_one_wins_and_the_other_is_told_the_process(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing_runs(
     name: str, ours: Place, theirs: Place, leftovers: Leftovers
 ) -> None:
@@ -197,6 +204,7 @@ def test_no_file_of_root_is_in_the_state_of_the_user_who_called_sudo(
     assert leftovers(name) == [] and [*(sudo.directory / "labs").iterdir()] == []
 
 
+@pytest.mark.deep
 def test_a_link_in_the_state_leads_root_nowhere(name: str, sudo: Place, leftovers: Leftovers, tmp_path: Path) -> None:
     """As the user could make them: before `up`, for the lab, and for its topology."""
     user = pwd.getpwnam("nobody")

@@ -30,8 +30,6 @@ from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, noticing_fabric, roce_frame, send, sent_flow, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, set_mode, statistics
 
-pytestmark = pytest.mark.root
-
 PACKETS = 12
 
 

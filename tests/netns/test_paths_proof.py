@@ -30,8 +30,6 @@ from tests.machine import until
 from tests.netns.static_fabric import StaticLab, dropping, send, sent_flow, some_flows, static_fabric
 from tests.readings import read_hashing
 
-pytestmark = pytest.mark.root
-
 
 def roce_by_port(counters: Mapping[str, SwitchCounters]) -> dict[str, int]:
     return {f"{name}:{port.port}": port.roce_packets for name, table in counters.items() for port in table.ports}

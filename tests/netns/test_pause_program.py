@@ -13,8 +13,6 @@ from heddle.switch.queues.classes import row
 from tests.netns.queue_bench import DATA, LOSSLESS, LOSSY, PAUSING, SHOT, UNSPEC, Bench, bench, drops, ipv4, ipv6
 from tests.pfcreference import Event, waiting_events
 
-pytestmark = pytest.mark.root
-
 BY = 2  # came in by the node's second port, whose id is 1 here
 ADDRESS = bytes.fromhex("0180c2000001")
 

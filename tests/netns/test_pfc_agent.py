@@ -6,7 +6,6 @@ And a gate by itself: two namespaces, a port with queues as Heddle makes them, a
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -15,16 +14,15 @@ import pytest
 
 from heddle.base.ethernet import LARGEST_PFC_MTU, QUANTUM_BITS
 from heddle.base.process import run
-from heddle.kernel.namespace import inside
 from heddle.switch.pfc.frame import ADDRESS, build, parse
-from heddle.switch.pfc.gates import Gates, LinkEvent
-from tests.machine import patience, until
+from heddle.switch.pfc.gates import Gates
+from tests.machine import until
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
-from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
+from tests.netns.port_pair import PortPair, first_in_line, frame_of, port_lines, port_pair, realtime
+from tests.netns.sockets import ETH_P_ALL, packet_socket
 
 RATE_BPS = 25_000_000
 QUANTUM_S = QUANTUM_BITS / RATE_BPS
-ETH_P_ALL = 3
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +110,7 @@ def test_a_repeated_pause_continues_and_xon_ends_it(net: PfcLab) -> None:
 def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(net: PfcLab) -> None:
     source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
     port = net.lab.fabric.by_name[source].ports[0]
-    with inside(net.lab.handle(source).netns):
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-    with wire:
-        wire.bind((port.name, ETH_P_ALL))
-        wire.settimeout(0.2)
+    with packet_socket(net.lab.handle(source).netns, port.name, ETH_P_ALL, seconds=0.2) as wire:
         heard: list[bytes] = []
 
         def hears(quanta: int, count: int) -> bool:
@@ -197,15 +191,10 @@ def test_packets_that_wait_leave_when_their_gate_opens_though_nothing_else_is_se
     pair: PortPair, gates: Gates
 ) -> None:
     """How soon they leave is a figure of ./inv bench queues."""
-    frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, LOSSLESS]) + bytes(44)
-    with inside(pair.a):
-        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    with wire, pair.listening() as got:
-        wire.bind(("pa", 0))
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(LOSSLESS))
+    with pair.sender(LOSSLESS) as wire, pair.listening() as got:
         for turn in range(1, 21):
             gates.close("pa", LOSSLESS)
-            wire.send(frame)
+            wire.send(frame_of(LOSSLESS, 60))
             until(lambda: gates.waiting()["pa", LOSSLESS] == 1)
             assert len(got.times(LOSSLESS)) == turn - 1
             gates.open("pa", LOSSLESS)
@@ -227,7 +216,7 @@ def test_a_gate_that_was_closed_and_opened_has_its_original_settings(pair: PortP
 
 def test_a_control_frame_goes_before_all_that_waits() -> None:
     """At a rate that any sender exceeds: on a slow machine nothing would wait at 100 Mb/s, and nothing be overtaken."""
-    frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, 7]) + bytes(44)
+    frame = frame_of(7, 60)
     shares: list[float] = []
     with first_in_line(), port_pair("10mbit") as pair, pair.listening() as got, pair.loading(6) as sent:
         gates, turn = Gates(pair.a), 0
@@ -251,15 +240,11 @@ def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
     with port_pair("100mbit", lambda dev, rate: port_lines(dev, rate, mtu)) as pair:
         for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
             run(["ip", "-n", netns.name, "link", "set", dev, "mtu", str(mtu)])
-        with inside(pair.a):
-            wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         made = Gates(pair.a)
-        with wire, pair.listening() as got:
-            wire.bind(("pa", 0))
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, class_id(LOSSLESS))
+        with pair.sender(LOSSLESS) as wire, pair.listening() as got:
             made.close("pa", LOSSLESS)
             for size in (60, mtu + 14, 60):
-                wire.send(b"\2" * 12 + b"\x88\xb6" + bytes([0, LOSSLESS]) + bytes(size - 16))
+                wire.send(frame_of(LOSSLESS, size))
             time.sleep(0.3)
             assert got.times(LOSSLESS) == [] and made.waiting()["pa", LOSSLESS] == 3
             made.open("pa", LOSSLESS)
@@ -270,10 +255,6 @@ def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
 
 def test_links_that_disappear_and_return_are_reported(pair: PortPair, gates: Gates) -> None:
     for word, up in (("down", False), ("up", True)):
-        run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
-        end = time.monotonic() + patience(60)
-        seen: list[LinkEvent] = []
-        while not seen and time.monotonic() < end:
-            seen = [event for event in gates.notices() if (event.port, event.up) == ("pa", up)]
-        assert seen, f"{word}: nothing heard"
+        run(["ip", "-n", pair.b.name, "link", "set", "pb", word])
+        until(lambda: ("pa", up) in {(event.port, event.up) for event in gates.notices()})  # noqa: B023
         assert gates.links()["pa"] is up

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,10 +27,12 @@ from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
+from heddle.wire.layout import ETHERTYPE_IPV4
 from tests.conftest import Up
-from tests.machine import meanwhile, until
+from tests.machine import until
 from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
+from tests.netns.sockets import packet_socket, taking
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,6 @@ def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     )
 
 
-ETH_P_IP = 0x0800
 DETECT_S = 0.4
 
 
@@ -265,18 +265,10 @@ def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def listening(watched: PfcLab, host: str) -> Iterator[list[int]]:
     """The sizes of IPv4 packets that come to a host, behind the programs at its port."""
     found: list[int] = []
-    with inside(watched.lab.handle(host).netns):
-        taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    with taker:
-        taker.bind((watched.lab.fabric.by_name[host].ports[0].name, ETH_P_IP))
-        taker.settimeout(0.05)
-
-        def take() -> None:
-            with contextlib.suppress(TimeoutError):
-                found.append(len(taker.recv(65536)))
-
-        with meanwhile(take):
-            yield found
+    nic = watched.lab.fabric.by_name[host].ports[0]
+    taker = packet_socket(watched.lab.handle(host).netns, nic.name, ETHERTYPE_IPV4)
+    with taking(taker, lambda frame, _: found.append(len(frame))):
+        yield found
 
 
 def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched: PfcLab) -> None:

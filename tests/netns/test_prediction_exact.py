@@ -16,8 +16,7 @@ from heddle.kernel.namespace import NETNS_DIR
 from heddle.predict.forwarding import FlowArrays, forwarding_of
 from heddle.predict.hashes import kernel_hash
 from heddle.predict.selftest import MAX_PACKETS, Trial, examine, some_flows, trial
-
-pytestmark = pytest.mark.root
+from tests.marks import deep
 
 WIDTHS = (2, 3, 4, 5, 7, 8, 11, 16, 23, 32)
 FLOWS = 128
@@ -50,7 +49,7 @@ def answers(router: Trial, flows: FlowArrays, version: int, policy: int) -> list
     return [int(port) for port in asked(flows)]
 
 
-@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("version", [4, deep(6)])
 def test_over_policies_fields_seeds_weights_widths_and_failures_the_kernel_chooses_as_predicted(
     router: Trial, version: int
 ) -> None:
@@ -77,6 +76,7 @@ def test_over_policies_fields_seeds_weights_widths_and_failures_the_kernel_choos
     assert pairs >= 20_000
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("version", [4, 6])
 def test_resilient_groups_of_the_kernel_are_predicted_from_their_buckets(router: Trial, version: int) -> None:
     router.sysctl(version, 1, 0x37, 77)

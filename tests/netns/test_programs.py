@@ -6,7 +6,6 @@ import json
 import pwd
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +19,11 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.program import ProgramResult, run_program
 from heddle.runs.store import History, paths_of
-from tests.machine import child, patience, until
+from tests.machine import commands, patience, until
+from tests.marks import deep
+from tests.netns.live import started
 from tests.pythons import python_with
 from tests.typed import ROOT, typed
-
-pytestmark = pytest.mark.root
 
 RING = ROOT / "traffic/programs/ring.py"
 IPERF = ROOT / "traffic/programs/iperf3.sh"
@@ -45,13 +44,13 @@ def launched(lab: Lab, options: ProgramOptions, argv: Sequence[str], text: list[
     return run_program(lab, options, argv, Silent(), show)
 
 
-def processes(word: str) -> list[str]:
-    """The processes of this machine whose command has a word."""
-    found = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
-    return [each.decode(errors="replace") for each in found if word.encode() in each]
+def processes(*words: str) -> list[list[str]]:
+    """The commands of this machine's processes that have these words one behind the other."""
+    wanted = "\0".join(words)
+    return [each for each in commands().values() if wanted in "\0".join(each)]
 
 
-@pytest.mark.parametrize("mode", ["flow", "e-ecmp", "spray"])
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp"), deep("spray")])
 def test_each_tcp_flow_of_a_ring_is_proven_in_both_directions(tiny: Lab, mode: str) -> None:
     set_hashing(tiny, mode)
     found = launched(tiny, ProgramOptions(4, placement="cyclic"), [sys.executable, str(RING), "64", "5"])
@@ -139,10 +138,11 @@ def test_the_first_rank_that_fails_ends_all_others_and_what_they_left(
     assert (found.end.code, found.end.codes) == (7, (None, None, 7, None))
     assert "2 err bad" in text and found.end.seconds < patience(5)
     assert found.faults[0] == "rank 2 on host3: sh ended with exit code 7; 3 other ranks were ended"
-    assert not processes(str(file)) and not processes("sleep\x00600")
+    assert not processes(str(file)) and not processes("sleep", "600")
     assert History.of(tiny).last() == found.record.id, "a program that failed has paths, too"
 
 
+@pytest.mark.deep
 def test_a_process_that_outlives_its_rank_and_a_rank_that_hangs_are_named(tiny: Lab, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     found = launched(tiny, ProgramOptions(2), ["sh", "-c", STAYS.format(file=file)])
@@ -151,21 +151,21 @@ def test_a_process_that_outlives_its_rank_and_a_rank_that_hangs_are_named(tiny: 
     found = launched(tiny, ProgramOptions(3, limit_s=1), ["sh", "-c", "[ $RANK = 1 ] || kill -STOP $$"])
     assert found.end.code == 124 and found.end.codes == (None, 0, None)
     assert found.faults[0].startswith("rank 0 on host1, rank 2 on host3: sh ran longer than the limit of 1 s")
-    assert not processes("sleep\x00600")
+    assert not processes("sleep", "600")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_stays_when_launch_itself_is_ended(tiny: Lab, tmp_path: Path, number: int) -> None:
     file = tmp_path / "pid"
-    words = [str(ROOT / "inv"), "launch", "--ranks", "2", "--lab", tiny.name, "--", "sh", "-c"]
     script = f"{STAYS.removeprefix(DEAF).format(file=file)}; while :; do sleep 1; done"
     before = History.of(tiny).ids()
-    with child([*words, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with started("launch", "--ranks", "2", "--", "sh", "-c", script, lab=tiny) as process:
         until(lambda: all(Path(f"{file}.{rank}").exists() for rank in (0, 1)), process=process)
         process.send_signal(number)
         process.communicate(timeout=patience(60))
     assert process.returncode != 0
-    until(lambda: not processes(str(file)) and not processes("sleep\x00600"))
+    until(lambda: not processes(str(file)) and not processes("sleep", "600"))
     assert History.of(tiny).ids() == before
 
 

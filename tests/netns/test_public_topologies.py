@@ -1,4 +1,7 @@
-"""Kinds of topologies that users bring: main processes that start FRR, scripts that run later, hosts in one subnet."""
+"""Kinds of topologies that users bring: main processes that start FRR, scripts that run later, hosts in one subnet.
+
+And the topologies of topologies/examples, which come up as they are.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import LabStatus, status
 from heddle.runs.run import run
 from tests.listener import Listener
-from tests.machine import patience
+from tests.machine import patience, until
+from tests.marks import long
 from tests.netns.collectives import proven
+from tests.netns.live import failed
 
 Up = Callable[..., tuple[Lab, Listener]]
 SED = "sed -i 's/^bgpd=no/bgpd=yes/' /etc/frr/daemons"
@@ -80,6 +85,7 @@ def machines_files() -> dict[str, str]:
     return {str(each): sha256(each.read_bytes()).hexdigest() for each in files}
 
 
+@pytest.mark.deep
 def test_frr_starts_as_main_processes_start_it_and_addresses_that_come_later_carry_ranks(up: Up) -> None:
     before = machines_files()
     script = f"#!/bin/bash\n{SED}\n/usr/lib/frr/docker-start &\nwait\n{LOOPBACK}\nexec sleep infinity\n"
@@ -100,13 +106,6 @@ def test_frr_starts_as_main_processes_start_it_and_addresses_that_come_later_car
     lab.output("gpu1", ["ip", "addr", "flush", "dev", "eth1"])
     assert open_lab(lab.name).fabric.by_name["gpu1"].port("eth1").address is None
     assert machines_files() == before
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + patience(60)
-    while not holds():
-        assert time.monotonic() < end, "did not come"
-        time.sleep(0.3)
 
 
 def shown(lab: Lab) -> LabStatus:
@@ -134,6 +133,7 @@ topology:
 """
 
 
+@pytest.mark.deep
 def test_switches_whose_scripts_run_later_are_not_waited_for(up: Up) -> None:
     files = {}
     for n, far in ((1, 2), (2, 1)):
@@ -160,14 +160,14 @@ def test_switches_whose_scripts_run_later_are_not_waited_for(up: Up) -> None:
     for switch in ("sw1", "sw2"):
         for script in ("01-initial.sh", "02-bgp.sh"):
             lab.output(switch, ["sh", f"/etc/config/{script}"])
-    until(lambda: shown(lab).converged is True)
+    until(lambda: shown(lab).converged is True, every=0.3)
     assert life.repair_lab(lab.name).converged is True
     assert (shown(lab).bgp.established, shown(lab).bgp.expected, shown(lab).gaps) == (1, 1, ())
     later = open_lab(lab.name)
     assert run(later, run_options(size="64K", qps=2, iters=1), Silent()).wrong == 0
     assert len(proven(later).flows) == 4
     lab.output("sw2", ["vtysh", "-c", "conf t", "-c", "router bgp 65722", "-c", "no redistribute connected"])
-    until(lambda: bool(shown(lab).gaps))
+    until(lambda: bool(shown(lab).gaps), every=0.3)
     assert shown(lab).gaps == ("sw1  no route to 10.73.2.2 (h2:eth1)",), "a route that one switch has must be in all"
 
 
@@ -200,3 +200,24 @@ def test_hosts_of_one_subnet_behind_bridges_of_several_switches_are_not_waited_f
     assert (shown(lab).converged, shown(lab).bgp.established) == (True, 1)
     lab.output("leaf1", ["ip", "addr", "add", "10.9.0.254/24", "dev", "br10"])
     assert shown(lab).gaps == ("leaf2  no route to 10.9.0.1 (h1:eth1)", "leaf2  no route to 10.9.0.2 (h2:eth1)")
+
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "topologies/examples").glob("*.clab.yml"))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "path", [path if "ospf" in path.name else long(path) for path in EXAMPLES], ids=lambda path: path.name
+)
+def test_an_example_topology_comes_up_and_its_paths_are_proven(path: Path, runtime: str, name: str) -> None:
+    """In the gate: one of them. Imports of such files: test_bring_your_own.py, and tests/unit."""
+    lab = life.up(import_topology(path, runtime, name), runtime=runtime, source=str(path)).lab
+    (found,) = status(name)
+    assert (found.state, found.converged, found.faults) == ("up", True, ())
+    assert run(lab, run_options(collective="all-to-all", size="256K", qps=8, iters=2), Silent()).wrong == 0
+    proof = proven(lab)
+    ways: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for row in proof.flows:
+        ways.setdefault((row.flow.src, row.flow.dst), set()).add(tuple(row.measured))
+    assert max(len(each) for each in ways.values()) > 1, "the example shows equal-cost paths"
+    assert failed(lab) == {}

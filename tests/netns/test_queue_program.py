@@ -31,8 +31,6 @@ from tests.netns.queue_bench import (
     ipv6,
 )  # fmt: skip
 
-pytestmark = pytest.mark.root
-
 RUNS = 5_000  # packets a depth
 SIZE = 100
 

@@ -10,19 +10,17 @@ from itertools import pairwise
 
 import pytest
 
-from heddle.base.process import run
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.limits import HERE, HYSTERESIS, at_once
-from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from tests.marks import deep
+from tests.netns.live import failed, in_node
+from tests.netns.sockets import ETH_P_ALL, packet_socket
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, some_flows, static_fabric
 
-pytestmark = pytest.mark.root
-
-_SO_RCVBUFFORCE, _SO_TIMESTAMPNS, _ETH_P_ALL = 33, 35, 3  # ETH_P_ALL has each frame before the NIC's programs
+_SO_TIMESTAMPNS = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +37,10 @@ def flood(lab: Lab | StaticLab, count: int) -> Flood:
     flow = some_flows(lab.fabric, 1)[0]
     port = lab.fabric.by_name[flow.src].ports[0]
     frame = roce_frame(flow, 4096, port.mac, lab.fabric.by_name[port.peer_node].port(port.peer_port).mac)
-    with inside(lab.handle(flow.dst).netns):
-        ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
-    with inside(lab.handle(flow.src).netns):
-        mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-    with ear, mouth:
-        ear.bind((lab.fabric.by_name[flow.dst].ports[0].name, _ETH_P_ALL))
-        ear.settimeout(5.0)
-        ear.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 8 << 20)
+    nic = lab.fabric.by_name[flow.dst].ports[0]  # ETH_P_ALL has each frame before the NIC's programs
+    ear = packet_socket(lab.handle(flow.dst).netns, nic.name, ETH_P_ALL, seconds=5.0, receive=8 << 20)
+    with ear, packet_socket(lab.handle(flow.src).netns, port.name) as mouth:
         ear.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        mouth.bind((port.name, 0))
         began = time.time()
         for _ in range(count):
             mouth.send(frame)
@@ -79,12 +71,10 @@ def test_a_rate_that_is_not_whole_bytes_a_second_is_no_fault(name: str) -> None:
     found = {check.name: check for check in validate(lab)}
     assert [check.name for check in found.values() if not check.ok] == []
     assert "1234567bit (the shaper holds 1234560bit" in found["queues"].detail
-    port = lab.fabric.by_name["rtsw1"].port("eth1")
-    wrong = f"tc class change dev eth1 parent 1: classid 1:1 htb rate {port.rate_bps + 8}bit burst 8400b"
-    run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *wrong.split()])
-    (faulty,) = (check for check in validate(lab) if not check.ok)
-    assert faulty.name == "queues"
-    assert "rtsw1:eth1  the port is shaped to " in faulty.detail
+    rate = lab.fabric.by_name["rtsw1"].port("eth1").rate_bps + 8
+    in_node(lab, "rtsw1", f"tc class change dev eth1 parent 1: classid 1:1 htb rate {rate}bit burst 8400b")
+    faulty = failed(lab)
+    assert set(faulty) == {"queues"} and "rtsw1:eth1  the port is shaped to " in faulty["queues"]
 
 
 SLOW, COUNT, BURST = 10_000_000, 120, 2  # a packet of 4 KB takes 3.3 ms, much longer than a timer is late

@@ -36,16 +36,8 @@ from heddle.views import labtext
 from tests.conftest import Up
 from tests.listener import Listener
 from tests.machine import patience, until
+from tests.netns.live import failed, in_node
 from tests.own_topologies import mini_clos
-
-
-def inside(lab: Lab, node: str, *command: str) -> str:
-    argv = ["nsenter", f"--net={lab.handle(node).netns}", *command]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-
-
-def failed(lab: Lab) -> dict[str, str]:
-    return {check.name: check.detail for check in validate(lab) if not check.ok}
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +55,13 @@ def whole(own: Lab) -> Iterator[Lab]:
     """The module's lab, which a test must leave repaired."""
     yield own
     end = time.monotonic() + patience(60)
-    while left := failed(
-        own
-    ):  # what a link lost is in the counters until the agent takes it out, a second or two later
+    while left := failed(own):  # what a link lost is in the counters until the agent takes it out a second later
         assert set(left) == {"depths"} and time.monotonic() < end, left
         time.sleep(0.2)
 
 
 def test_up_reports_a_link_that_is_down_before_it_waits_for_routes(whole: Lab, up: Up) -> None:
-    inside(whole, "rtsw1", "ip", "link", "set", "eth1", "down")
+    in_node(whole, "rtsw1", "ip link set eth1 down")
     steps = Listener()
     said = rf"^rtsw1:eth1  the link is down\n.*hint: \./inv up --repair --name {whole.name} sets it up$"
     with pytest.raises(CheckError, match=said):
@@ -84,14 +74,14 @@ def test_up_reports_a_link_that_is_down_before_it_waits_for_routes(whole: Lab, u
 
 
 def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole: Lab, up: Up) -> None:
-    routes = inside(whole, "host1", "ip", "route")
-    inside(whole, "host1", "ip", "link", "set", "eth1", "down")
-    inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth2", "root")
-    inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth1", "clsact")
-    inside(whole, "ctsw2", "ip", "-6", "route", "del", "fe80::/64", "dev", "eth2")
+    routes = in_node(whole, "host1", "ip route")
+    in_node(whole, "host1", "ip link set eth1 down")
+    in_node(whole, "rtsw2", "tc qdisc del dev eth2 root")
+    in_node(whole, "rtsw2", "tc qdisc del dev eth1 clsact")
+    in_node(whole, "ctsw2", "ip -6 route del fe80::/64 dev eth2")
     assert "ctsw2:eth2  the route fe80::/64 is missing" in "\n".join(status(whole.name)[0].faults)
     assert "ctsw2:eth2  the route fe80::/64 is missing" in validate(whole, ["routes"])[1].detail
-    inside(whole, "host4", "tc", "filter", "del", "dev", "eth1", "ingress", "pref", "10")
+    in_node(whole, "host4", "tc filter del dev eth1 ingress pref 10")
     for node, daemon in (("rtsw1", "zebra"), ("ctsw1", "bgpd")):
         whole.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
     agent = pfc.alive(whole.name)
@@ -120,7 +110,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
         "rtsw1: zebra did not answer; FRR started again",
         "ctsw1: bgpd did not answer; FRR started again",
     )
-    assert inside(whole, "host1", "ip", "route") == routes, "a host's routes go with its port"
+    assert in_node(whole, "host1", "ip route") == routes, "a host's routes go with its port"
     assert failed(whole) == {}
     result = run_collective(whole, run_options(size="256K", qps=4, iters=2), Silent())
     assert result.wrong == 0 and not result.warnings
@@ -131,12 +121,12 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
 
 def test_addresses_rules_and_routes_are_as_up_has_set_them(whole: Lab, up: Up) -> None:
     """Each is restored, or removed; a port without IPv6 gets it again before its route."""
-    before = inside(whole, "host1", "ip", "route"), inside(whole, "rtsw1", "ip", "-4", "addr")
-    inside(whole, "host1", "ip", "addr", "flush", "dev", "eth1", "scope", "global")  # and its route
-    inside(whole, "rtsw1", "ip", "addr", "add", "10.0.1.1/32", "dev", "lo")
-    inside(whole, "rtsw1", "ip", "rule", "add", "pref", "7", "from", "10.0.0.0/8", "prohibit")
-    inside(whole, "rtsw2", "ip", "link", "set", "eth3", "arp", "off")
-    inside(whole, "ctsw1", "sysctl", "-qw", "net.ipv6.conf.eth1.disable_ipv6=1")
+    before = in_node(whole, "host1", "ip route"), in_node(whole, "rtsw1", "ip -4 addr")
+    in_node(whole, "host1", "ip addr flush dev eth1 scope global")  # and its route
+    in_node(whole, "rtsw1", "ip addr add 10.0.1.1/32 dev lo")
+    in_node(whole, "rtsw1", "ip rule add pref 7 from 10.0.0.0/8 prohibit")
+    in_node(whole, "rtsw2", "ip link set eth3 arp off")
+    in_node(whole, "ctsw1", "sysctl -qw net.ipv6.conf.eth1.disable_ipv6=1")
     done = up(whole.name, repair=True).repaired
     assert done is not None
     assert {*done.done} == {
@@ -147,12 +137,12 @@ def test_addresses_rules_and_routes_are_as_up_has_set_them(whole: Lab, up: Up) -
         "rtsw2:eth3: ARP set to on again",
         "ctsw1: net.ipv6.conf.eth1.disable_ipv6 set again",
     }
-    assert (inside(whole, "host1", "ip", "route"), inside(whole, "rtsw1", "ip", "-4", "addr")) == before
+    assert (in_node(whole, "host1", "ip route"), in_node(whole, "rtsw1", "ip -4 addr")) == before
     assert failed(whole) == {}
 
 
 def test_what_cannot_be_repaired_is_an_error(whole: Lab, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside(whole, "rtsw1", "ip", "rule", "add", "pref", "7", "blackhole")
+    in_node(whole, "rtsw1", "ip rule add pref 7 blackhole")
     with monkeypatch.context() as patch:
         patch.setattr("heddle.lab.health._addresses", lambda _: [])
         with pytest.raises(
@@ -163,6 +153,7 @@ def test_what_cannot_be_repaired_is_an_error(whole: Lab, up: Up, monkeypatch: py
     assert done is not None and done.done == ("rtsw1: rule pref 7 from all blackhole removed",)
 
 
+@pytest.mark.deep
 def test_an_imported_link_too_small_for_data_packets_is_named_and_repaired(
     tmp_path: Path, runtime: str, name: str
 ) -> None:
@@ -186,6 +177,7 @@ def test_an_imported_link_too_small_for_data_packets_is_named_and_repaired(
         life.down(name)
 
 
+@pytest.mark.deep
 def test_up_and_status_have_one_verdict_on_switches_without_a_configuration(
     tmp_path: Path, runtime: str, name: str
 ) -> None:
@@ -214,6 +206,7 @@ def missing_routes(lab: Lab) -> list[convergence.Gap]:
     return convergence.gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted)
 
 
+@pytest.mark.deep
 def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: Up) -> None:
     """`maximum-paths 1` takes next hops from every route; the configuration file of the switch gets it, too."""
     bgp = ["-c", "configure terminal", "-c", "router bgp"]
@@ -232,6 +225,7 @@ def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: 
     assert again.repaired is not None and again.repaired.done == ()
 
 
+@pytest.mark.deep
 def test_a_drain_and_a_session_shut_by_a_fault_are_no_commands_by_hand(whole: Lab, up: Up) -> None:
     """Both outlast a restart of FRR for another command."""
     with outages.drain(whole, "ctsw2"):
@@ -267,7 +261,7 @@ def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None
 @pytest.mark.deep
 def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) -> None:
     with outages.link_down(whole, "rtsw1:eth1"), outages.drain(whole, "ctsw2"):
-        inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
+        in_node(whole, "rtsw2", "ip link set eth3 down")
         with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):
             up(whole.name)
         done = up(whole.name, repair=True)
@@ -297,7 +291,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
         assert "rtsw1: 10.0.1.0/24 has no next hop over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
         done = revive(whole.daemons, whole.handles(), ["rtsw1:eth1", "rtsw1:eth2"])
         assert done == ["rtsw1:eth1: its BGP session stayed in Idle (Admin); restarted"]
-        inside(whole, "ctsw1", "ip", "-6", "route", "del", "fe80::/64", "dev", "eth1")
+        in_node(whole, "ctsw1", "ip -6 route del fe80::/64 dev eth1")
         done = revive(whole.daemons, whole.handles(), ["rtsw1:eth1"])
         assert done == ["ctsw1:eth1: its route fe80::/64 was missing; added"]
     finally:
@@ -312,7 +306,7 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
     shutil.rmtree(hashing.PINS / name / "rtsw1")
     with pytest.raises(MachineError, match=rf"hash is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
-    inside(lab, "host2", "ip", "link", "del", "eth1")
+    in_node(lab, "host2", "ip link del eth1")
     with pytest.raises(MachineError, match=rf"host2:eth1  the port is missing: it was removed\n.*{down_up}"):
         up(name, repair=True)
     if runtime == "netns":

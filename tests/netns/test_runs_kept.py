@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,12 +20,11 @@ from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History, load, open_runs, paths_of
 from heddle.views.report.page import report_html
-from tests.machine import child, patience, until
-from tests.netns.collectives import proven
+from tests.machine import patience, until
+from tests.netns.collectives import proven, workers
+from tests.netns.live import started
 from tests.readings import series_of
 from tests.typed import typed as inv
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +135,7 @@ def test_a_copied_run_has_its_whole_report_without_its_lab(
     assert "./inv hashing e-ecmp --switch" in html
 
 
+@pytest.mark.deep
 def test_the_verbs_write_files_and_say_how_large_they_are(copied: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = copied
     done = inv("report", str(first), cwd=tmp_path)
@@ -163,24 +159,17 @@ def test_the_verbs_write_files_and_say_how_large_they_are(copied: tuple[Path, Pa
     assert (wrong.returncode, "--out no/such/x.html is in a directory that does not exist" in wrong.stderr) == (2, True)
 
 
-def workers_of(pid: int) -> list[int]:
-    """The workers of a run."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(each) for each in children if b"endpoints.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
-
-
 @pytest.mark.deep
 def test_a_run_that_is_killed_leaves_the_run_before_and_no_worker(tiny: Lab, ran: tuple[RunRecord, RunRecord]) -> None:
     history = History.of(tiny)
     before, newest = history.ids(), history.find()
-    argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
-    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
+    with started("run", "--size", "16M", "--iters", "1000", lab=tiny) as proc:
         until(lambda: list(history.directory.glob(".new-*")), process=proc)
-        until(lambda: workers_of(proc.pid), process=proc)
-        workers = workers_of(proc.pid)
+        until(lambda: workers(proc.pid), process=proc)
+        left = workers(proc.pid)
         proc.kill()
         proc.communicate(timeout=patience(60))
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     assert history.ids() == before
     assert (history.directory / "last").readlink() == Path(newest)
     proven(tiny)
@@ -194,22 +183,20 @@ def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
 ) -> None:
     history = History.of(tiny)
     before, newest = history.ids(), history.find()
-    words = ["run", "--lab", tiny.name, "--size", "64K:16M:x256", "--iters", "100", "--warmup", "0"]
-    argv = [sys.executable, str(ROOT / "tasks.py"), *words]
-    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as proc:
+    words = ["run", "--size", "64K:16M:x256", "--iters", "100", "--warmup", "0"]
+    with started(*words, lab=tiny, errors=subprocess.PIPE) as proc:
         assert proc.stdout is not None
-        said, deadline = b"", time.monotonic() + patience(60)
-        while b"\n       65536" not in said:  # and the next size takes minutes
-            assert time.monotonic() < deadline and proc.poll() is None, said
-            if select.select([proc.stdout], [], [], 1.0)[0]:
-                said += os.read(proc.stdout.fileno(), 1 << 16)
-        assert said.startswith(b"# nccl-tests version") and b"busbw  #wrong" in said
+        said = ""
+        while "\n       65536" not in said:  # and the next size takes minutes
+            said += (line := proc.stdout.readline())
+            assert line, said
+        assert said.startswith("# nccl-tests version") and "busbw  #wrong" in said
         proc.send_signal(signal.SIGINT)
         rest, err = proc.communicate(timeout=patience(60))
-    assert (proc.returncode, b"was interrupted" in err) == (130, True), err
+    assert (proc.returncode, "was interrupted" in err) == (130, True), err
     new = f"{int(before[-1]) + 1:04}"
-    assert f"#run      : {new};" in rest.decode()
-    assert "interrupted after 1 of 2 sizes" in rest.decode()
+    assert f"#run      : {new};" in rest
+    assert "interrupted after 1 of 2 sizes" in rest
     assert history.ids() == [*before, new]
     assert history.find() == newest and (history.directory / "last").readlink() == Path(newest)
     assert paths_of(tiny).agree, "the run before is still the last one"

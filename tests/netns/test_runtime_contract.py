@@ -97,7 +97,10 @@ def test_prepare_refuses_options_that_no_lab_can_have(runtime: str) -> None:
 
 
 def test_up_again_is_a_no_op_with_any_management_network_where_nodes_have_none(lab: Lab, up: Up) -> None:
-    assert not up(lab.name).created
+    heard = Listener()
+    again = up(lab.name, observer=heard)
+    assert (again.created, again.converged) == (False, True)
+    assert any("already" in text for text in heard.said)
     bare = RenderOptions(mgmt="none")
     if lab.runtime.daemons_here:
         assert not up(lab.name, options=bare).created

@@ -1,13 +1,14 @@
 """Runs with --transport rxe: the kernel's packets take the predicted paths, and carry the right data.
 
-The counts come from programs at the NICs, the prediction from the plan, the oracle from the kernel's own routes.
+The counts come from programs at the NICs, the prediction from the plan, the oracle from the kernel's own routes. And
+programs of others over soft-RoCE: perftest, and UCX, on which MPI libraries and NIXL send.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -31,10 +32,11 @@ from heddle.switch import counters
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import SourcePorts
-from tests.machine import child, patience, rc_timeout, slower, until
+from tests.machine import patience, rc_timeout, slower, until
 from tests.marks import deep
 from tests.netns.collectives import proven, total
-from tests.typed import ROOT, typed
+from tests.netns.live import started
+from tests.typed import typed
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
@@ -240,8 +242,7 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_p
     file, program = tmp_path / "pid", tmp_path / "ib_test"
     program.write_text(STAYS.format(python=sys.executable, file=str(file)))
     program.chmod(0o755)
-    words = [str(ROOT / "inv"), "launch", "host1", "host3", "--lab", tiny.name, "--", str(program)]
-    with child(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with started("launch", "host1", "host3", "--", str(program), lab=tiny) as process:
         until(lambda: file.exists() and file.read_text().endswith("\n"), process=process)
         assert Path("/proc", file.read_text().strip()).exists()
         process.send_signal(signal.SIGTERM)
@@ -249,3 +250,33 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_p
     assert process.returncode != 0
     assert not Path("/proc", file.read_text().strip()).exists()
     assert not devices(tiny)
+
+
+COUNT, SIZE = 40, 65536
+# Rank 0 is the server. The client tries again until it listens. UCX connects its queue pairs over TCP: over soft-RoCE's
+# datagrams, as with UCX_TLS=rc, its connections time out. -P 0: not as a program of MPI.
+SCRIPT = f"""
+test="ucx_perftest -P 0 -t tag_bw -s {SIZE} -n {COUNT} -w 1"
+[ $RANK = 0 ] && exec $test
+for try in $(seq 60); do $test $MASTER_ADDR && exit; sleep 1; done; exit 1
+"""
+
+
+@pytest.mark.skipif(shutil.which("ucx_perftest") is None, reason="needs ucx_perftest, of Debian's ucx-utils")
+@pytest.mark.deep
+def test_ucx_sends_on_reliable_connections_over_soft_roce(borrow: Callable[..., Lab]) -> None:
+    lab = borrow("tiny", *slower(100_000_000))
+    words = ["--ranks", "2", "--placement", "host1,host3", "--time-limit", "200s", "--lab", lab.name, "--rdma"]
+    with closing(LabQueues.pinned(lab.fabric)) as live:
+        # The lossless class at the ports to host1 and host3.
+        rows = [live.ids[switch, "eth3"] * CLASSES + LOSSLESS for switch in ("rtsw1", "rtsw2")]
+        before = live.cells["out_bytes"][rows].astype(int)
+        done = typed("launch", *words, "--format", "json", "--", "sh", "-c", SCRIPT)
+        to_server, to_client = live.cells["out_bytes"][rows].astype(int) - before
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    document = json.loads(done.stdout)
+    assert document["exit_codes"] == [0, 0]
+    # Only its queue pairs have that traffic class: its TCP connections are best effort.
+    assert to_server > SIZE * COUNT > to_client, (to_server, to_client, document)
+    assert document["agree"], document
+    assert not rdma.links(rdma.prefix_of(lab.name), [handle.netns for handle in lab.handles().values()])

@@ -47,6 +47,7 @@ def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     assert all(flow.counters["pauses"] >= 3 * PACKETS - 1 for flow in result.flows), "its rate limiter has a timer"
 
 
+@pytest.mark.deep
 def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopAndWait, "ignore_every", 10)
     result = all_reduce(tiny, qps=2, iters=1)
@@ -63,6 +64,7 @@ def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, mo
     proven(tiny)
 
 
+@pytest.mark.deep
 def test_flows_are_those_that_it_reports_and_ports_outside_the_plan_are_named(
     tiny: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_flows_are_those_that_it_reports_and_ports_outside_the_plan_are_named(
         assert said in result.warnings and said in paths.notes
 
 
+@pytest.mark.deep
 def test_ports_that_it_does_not_report_are_seen_by_the_receiving_nic(
     tiny: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +105,7 @@ def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:
         all_reduce(tiny, window=8)
 
 
+@pytest.mark.deep
 def test_the_reason_of_a_failed_queue_pair_ends_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopAndWait, "ignore_every", 1)
     with pytest.raises(CheckError, match=rf"{FAILED}no acknowledgement after 200 retries"):
@@ -115,6 +119,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heddle.runs.run.worker_count", lambda plan: 2)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("slow")
 def test_the_check_of_one_rank_is_in_no_figure_of_another(
     tiny: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +138,7 @@ def test_the_check_of_one_rank_is_in_no_figure_of_another(
     proven(tiny)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("slow")
 def test_lost_packets_are_retransmitted_while_a_worker_waits(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third packet is ignored: a rank that is done has to repeat its last ones."""

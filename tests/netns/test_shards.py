@@ -17,7 +17,6 @@ from heddle.base import owners, state
 from heddle.base import process as machine
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
-from heddle.checks.validate import validate
 from heddle.cli.capture_live import LiveNotes
 from heddle.endpoints.programruns import ProgramOptions
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
@@ -53,9 +52,9 @@ from heddle_plugins.engineering.diagnosis.case import Case
 from heddle_plugins.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle_plugins.packets.craft import craft
 from tests import localshards
-from tests.machine import patience, until
+from tests.machine import commands, patience, until
+from tests.netns.live import failed
 
-pytestmark = pytest.mark.root
 LOSSLESS = 3
 LINKS = ("link.host=20mbit", "link.fabric=40mbit")
 PAUSING = ("queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS)
@@ -159,7 +158,7 @@ def routes_avoid_a_cut_that_is_down(lab: Lab) -> None:
     with outages.link_down(lab, far):
         _, paths = ran(lab)
         assert paths.agree and not any(far in step for each in paths.flows for step in each.measured)
-    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+    assert failed(lab, ["links", "routes", "bgp"]) == {}
 
 
 def cut_port(lab: Lab, node: str) -> str:
@@ -177,7 +176,7 @@ def flapped(lab: Lab) -> None:
     with pytest.raises(InputError, match=f"{flapping} has the fault flap"):  # a link has two ends
         orders.set_kind(lab, "flap", [lab.fabric.by_name[node].port(name).peer_ref], values)
     assert orders.clear(lab) == [f"{flapping}: flap every 400ms, down for 50% of it"]
-    assert [each for each in validate(lab) if not each.ok] == []
+    assert failed(lab) == {}
 
 
 def faults_with_a_process(lab: Lab) -> None:
@@ -248,6 +247,7 @@ def shown_by_the_page(lab: Lab) -> None:
         watch.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shards", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
     cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, shards: int
@@ -271,9 +271,10 @@ def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
 
 
 def test_every_check_passes_over_shards(lab: Lab) -> None:
-    assert [each for each in validate(lab) if not each.ok] == []
+    assert failed(lab) == {}
 
 
+@pytest.mark.deep
 def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster, name: str) -> None:
     where = lifecycle.up(load_fabric("tiny", name=name, overrides=PAUSING), runtime=localshards.NAME).lab
     try:
@@ -282,17 +283,19 @@ def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalC
         lifecycle.down(where.name)
 
 
+@pytest.mark.deep
 def test_hashing_and_thresholds_change_in_all_shards(lab: Lab) -> None:
     rehash.set_hashing(lab, "e-ecmp")
     assert {each.mode for each in lab.snapshot(LabPart.HASHING).hashing.values()} == {"e-ecmp"}
     thresholds.set_queues(lab, ["ecn.kmin=20KB"])
-    assert [each for each in validate(lab, ["thresholds", "hashing"]) if not each.ok] == []
+    assert failed(lab, ["thresholds", "hashing"]) == {}
     _, paths = ran(lab)
     assert paths.agree
     assert thresholds.restore_queues(lab)
     rehash.set_hashing(lab, "flow")
 
 
+@pytest.mark.deep
 def test_routes_of_all_shards_avoid_a_link_that_is_down(lab: Lab) -> None:
     routes_avoid_a_cut_that_is_down(lab)
 
@@ -304,6 +307,7 @@ def test_a_port_that_is_set_down_has_no_carrier_at_the_other_end_of_its_cut(lab:
     assert len(trips) == 2 and all(each.alive and 0 < each.rtt_ns < 10**9 for each in trips)
 
 
+@pytest.mark.deep
 def test_a_process_of_carriers_that_has_ended_is_named_and_started_again(
     cluster: localshards.LocalCluster, lab: Lab
 ) -> None:
@@ -350,23 +354,17 @@ def test_a_capture_in_a_shard_leaves_no_process_and_names_a_port_that_is_not_the
         find_ports(lab, "rtsw2:eth9")
     with pytest.raises(InputError, match="rtsw9"):
         find_ports(lab, "rtsw9:eth1")
-    began = len(_named("tcpdump"))
+    began = _tcpdumps()
     done = capture(find_ports(lab, "rtsw1,rtsw2"), "", Bounds(None, 0.5), lambda _: None)
     assert done.ended == "time" and set(done.dropped.values()) == {0}
-    until(lambda: len(_named("tcpdump")) == began)
+    until(lambda: _tcpdumps() == began)
 
 
-def _named(program: str) -> list[Path]:
-    return [each for each in Path("/proc").iterdir() if each.name.isdigit() and _comm(each) == program]
+def _tcpdumps() -> int:
+    return sum(Path(each[0]).name == "tcpdump" for each in commands().values() if each)
 
 
-def _comm(process: Path) -> str:
-    try:
-        return (process / "comm").read_text().strip()
-    except OSError:
-        return ""
-
-
+@pytest.mark.deep
 def test_the_page_of_a_lab_in_shards_follows_all_of_them(lab: Lab) -> None:
     shown_by_the_page(lab)
 
@@ -394,6 +392,7 @@ def test_a_cut_link_flaps(lab: Lab) -> None:
     flapped(lab)
 
 
+@pytest.mark.deep
 def test_packets_by_hand_and_probes_cross_cuts(lab: Lab) -> None:
     crafted_and_probed(lab)
 
@@ -410,7 +409,7 @@ def test_a_link_that_goes_down_in_a_run_is_followed_by_the_routes_of_all_shards(
     assert result.wrong == 0
     assert ran(lab)[1].lost == {}, "none is when the routes are as before"
     assert [each.settled_s is not None for each in result[FaultEffects].faults] == [True]
-    assert [each for each in validate(lab, ["links", "routes", "bgp"]) if not each.ok] == []
+    assert failed(lab, ["links", "routes", "bgp"]) == {}
 
 
 @pytest.mark.long
@@ -459,7 +458,7 @@ def test_a_lost_shard_is_named_and_down_leaves_nothing(cluster: localshards.Loca
     again = lifecycle.repair_lab(name)
     assert again.repaired is not None and again.repaired.done[0].startswith("shard s2: started again (")
     _, paths = ran(where)
-    assert paths.agree and [each for each in validate(where) if not each.ok] == []
+    assert paths.agree and failed(where) == {}
     for shard in ("s1", "s2"):
         cluster.kill(name, shard)
     assert (status(name)[0].state, len(status(name)[0].faults) > 0) == ("broken", True)
@@ -476,7 +475,7 @@ def test_a_cut_link_delays_each_direction_as_a_whole_link_does(lab: Lab) -> None
     outages.set_fault(lab, [each.port for each in tunnels(lab)], LinkFault(delay_ns=one_way_ns))
     try:
         found = craft(lab, "host1", "host4")
-        assert [each for each in validate(lab) if not each.ok] == []
+        assert failed(lab) == {}
     finally:
         outages.clear_faults(lab)
     took_s = found.answers[0].at_s - found.sent[0].at_s

@@ -15,9 +15,8 @@ from heddle.runs.run import run_workload
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 from heddle.traffic.workload import Workload
+from tests.marks import deep
 from tests.netns.collectives import proven
-
-pytestmark = pytest.mark.root
 
 # traffic/llm-3d.yml with two replicas of two stages, and one micro-batch.
 PIPELINE: Final = """
@@ -44,7 +43,7 @@ def done(lab: Lab, workload: Workload) -> tuple[RunRecord, IdealUse]:
     return job, job[IdealUse]
 
 
-@pytest.mark.parametrize("more", ["fastpath: auto", "transport: srd", "admission: on"])
+@pytest.mark.parametrize("more", ["fastpath: auto", deep("transport: srd"), deep("admission: on")])
 def test_stages_of_a_pipeline_compute_send_and_reduce(tiny: Lab, tmp_path: Path, more: str) -> None:
     (tmp_path / "pipeline.yml").write_text(PIPELINE.format(more=more))
     job, ideal = done(tiny, load_workload(str(tmp_path / "pipeline.yml")).workload)
@@ -60,6 +59,7 @@ def test_stages_of_a_pipeline_compute_send_and_reduce(tiny: Lab, tmp_path: Path,
     assert stored.options == job.options
 
 
+@pytest.mark.deep
 def test_a_ranking_job_exchanges_embeddings_and_reduces_gradients(tiny: Lab) -> None:
     job, ideal = done(tiny, load_workload("ranking,scale=1/4096,iters=2").workload)
     assert [rank.computing_us for rank in ideal.ranks] == pytest.approx([6000 / 4096 * tiny.fabric.policy.k] * 4)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,93 +22,44 @@ from heddle.cli import demo as stage
 from heddle.cli.demo import demo
 from heddle.cli.tour_verb import STEPS
 from tests.machine import patience
+from tests.terminal import Terminal, on_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 TOUR = [sys.executable, "tasks.py", "tour"]
 Leftovers = Callable[[str], list[str]]
 
 
-class Typing:
-    """The tour on a terminal of 80 columns, and someone who types there."""
-
-    def __init__(self) -> None:
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.chdir(ROOT)
-            os.execve(sys.executable, TOUR, {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"})
-        self.said, self._at = "", 0
-
-    def until(self, text: str, seconds: float = 120.0) -> None:
-        """Read until the terminal shows this, behind what was waited for before."""
-        deadline = time.monotonic() + patience(seconds)
-        while (found := self.said.find(text, self._at)) < 0:
-            left = deadline - time.monotonic()
-            assert left > 0, self.said
-            if select.select([self.fd], [], [], left)[0] and not self._read():
-                raise AssertionError(self.said)
-        self._at = found + len(text)
-
-    def _read(self) -> bool:
-        try:
-            piece = os.read(self.fd, 1 << 16).decode(errors="replace")
-        except OSError:  # EIO: no process has the terminal open
-            return False
-        self.said += piece
-        return bool(piece)
-
-    def type(self, keys: str) -> None:
-        os.write(self.fd, keys.encode())
-
-    def code(self) -> int:
-        """Read to the end; the exit code."""
-        while self._read():
-            pass
-        return self.ended()
-
-    def ended(self) -> int:
-        """Wait; the exit code."""
-        code, self.pid = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), 0
-        return code
-
-    def close(self) -> None:
-        """Close the terminal's window."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    @property
-    def lab(self) -> str:
-        """The name of the tour's lab."""
-        found = re.search(r"up demo --name (\w+)", self.said)
-        assert found is not None
-        return found[1]
-
-
 @pytest.fixture
-def typing() -> Iterator[Typing]:
+def typing() -> Iterator[Terminal]:
     """The tour on a terminal. A test that ends early closes it, and waits until the tour has put things in order."""
-    terminal = Typing()
-    yield terminal
-    terminal.close()
-    if terminal.pid:
-        terminal.ended()
+    with on_terminal(TOUR, {**os.environ, "NO_COLOR": "1"}) as terminal:
+        yield terminal
 
 
-def test_q_ends_the_tour_and_takes_its_lab_down(typing: Typing, leftovers: Leftovers) -> None:
+def lab_of(tour: Terminal) -> str:
+    """The name of the tour's lab."""
+    found = re.search(r"up demo --name (\w+)", tour.said)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.deep
+def test_q_ends_the_tour_and_takes_its_lab_down(typing: Terminal, leftovers: Leftovers) -> None:
     typing.until("q ends the tour:")
     assert "up demo --name tour" in typing.said
     typing.type("\n")
     typing.until("[2 of 7]")
-    assert "converged in" in typing.said and leftovers(typing.lab)
+    assert "converged in" in typing.said and leftovers(lab_of(typing))
     typing.until("q ends the tour:")
     typing.type("q\n")
     assert typing.code() == 0
     assert "The tour ends here." in typing.said and "[3 of 7]" not in typing.said
-    assert leftovers(typing.lab) == []
+    assert leftovers(lab_of(typing)) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("begun", ["", "create: "], ids=["at the prompt", "in the middle of up"])
-def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Leftovers) -> None:
+def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Terminal, leftovers: Leftovers) -> None:
     typing.until("q ends the tour:")
     if begun:
         typing.type("\n")
@@ -119,17 +67,17 @@ def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Lef
     typing.type("\x03")
     assert typing.code() == 130
     assert "Traceback" not in typing.said and "[2 of 7]" not in typing.said
-    assert leftovers(typing.lab) == []
+    assert leftovers(lab_of(typing)) == []
 
 
 @pytest.mark.deep
-def test_a_closed_terminal_leaves_nothing_behind(typing: Typing, leftovers: Leftovers) -> None:
+def test_a_closed_terminal_leaves_nothing_behind(typing: Terminal, leftovers: Leftovers) -> None:
     """The kernel sends SIGHUP to the tour and to its command, and the tour ends its command: two signals at once."""
     for _ in range(2):
         typing.until("q ends the tour:")
         typing.type("\n")
     typing.until("# Collective test starting")
-    lab = typing.lab
+    lab = lab_of(typing)
     typing.close()
     assert typing.ended() == 128 + signal.SIGHUP
     assert leftovers(lab) == []

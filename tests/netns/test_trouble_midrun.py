@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.outages import link_down
-from heddle.lab.rehash import set_hashing
+from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.status import status
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.run import run
@@ -33,10 +32,9 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 from heddle.views.pathstext import paths_text
 from tests.machine import patience, until
-from tests.marks import deep
-from tests.netns.collectives import proven, run_and
-
-pytestmark = pytest.mark.root
+from tests.marks import deep, long
+from tests.netns.collectives import proven, run_and, workers
+from tests.netns.live import failed, in_node
 
 LIMIT_S = patience(4.0)  # of a run, from the start of its workers
 SOON_S = patience(45.0)  # far less than the ten minutes after which a run counts as hung
@@ -52,10 +50,12 @@ def own(name: str) -> Lab:
     return life.up(load_fabric("tiny", name=name)).lab
 
 
-def workers() -> list[int]:
-    """The worker processes of this process."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(each) for each in children if b"endpoints.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+@pytest.fixture
+def whole(tiny: Lab) -> Iterator[Lab]:
+    """The module's lab, with the hashing of its file. It is repaired after the test."""
+    restore_hashing(tiny)
+    yield tiny
+    life.repair_lab(tiny.name)
 
 
 def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
@@ -73,9 +73,9 @@ def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
     ("options", "why"),
     [
         ({"fastpath": "on"}, UNACKNOWLEDGED),
-        deep({"fastpath": "off"}, UNACKNOWLEDGED),
-        deep({"transport": "srd", "own": {"entropy": 4}}, UNACKNOWLEDGED),
-        ({"admission": True}, CTS),
+        long({"fastpath": "off"}, UNACKNOWLEDGED),
+        long({"transport": "srd", "own": {"entropy": 4}}, UNACKNOWLEDGED),
+        deep({"admission": True}, CTS),
         ({"transport": "uc"}, rf"rank \d on host\d:eth1: {WAITS}, but no packet moves any more"),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
@@ -99,6 +99,7 @@ def test_a_link_that_is_down_before_a_run_is_named(tiny: Lab, request: pytest.Fi
     assert workers() == []
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_stopped_for_a_while_makes_the_run_unreliable(tiny: Lab) -> None:
     def stop() -> None:
         worker = workers()[0]
@@ -116,7 +117,7 @@ def test_a_worker_that_is_stopped_for_a_while_makes_the_run_unreliable(tiny: Lab
     assert f"UNRELIABLE: 4 MiB: {stopped[0].text}" in result.table()
 
 
-@pytest.mark.parametrize(("sent", "transport"), [(signal.SIGKILL, "rc"), deep(signal.SIGTERM, "uc")])
+@pytest.mark.parametrize(("sent", "transport"), [(signal.SIGKILL, "rc"), long(signal.SIGTERM, "uc")])
 def test_a_worker_that_ends_by_a_signal_ends_the_run(tiny: Lab, sent: signal.Signals, transport: str) -> None:
     error = ended(tiny, lambda: os.kill(workers()[0], sent), transport=transport)
     assert isinstance(error, MachineError)
@@ -136,21 +137,24 @@ def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(tiny: Lab, monkey
     error_has(CheckError(waits), rf"rank [13] on host\d:eth1: {WAITS}$")
 
 
+@pytest.mark.deep
 def test_a_port_that_is_removed_ends_the_run(own: Lab) -> None:
     error = ended(own, lambda: own.output("host3", ["ip", "link", "del", "eth1"]))
     assert isinstance(error, CheckError)
     error_has(error, rf"rank 2 on host3:eth1: its port is gone: .*; it {WAITS}|{UNACKNOWLEDGED}")
 
 
-@pytest.mark.parametrize("fastpath", ["on", deep("off")])
-def test_a_port_whose_mtu_becomes_small_ends_the_run(own: Lab, fastpath: str) -> None:
+@pytest.mark.deep
+@pytest.mark.parametrize("fastpath", ["on", long("off")])
+def test_a_port_whose_mtu_becomes_small_ends_the_run(whole: Lab, fastpath: str) -> None:
     change = ["ip", "link", "set", "eth1", "mtu", "1500"]
-    error = ended(own, lambda: own.output("host3", change), fastpath=fastpath)
+    error = ended(whole, lambda: whole.output("host3", change), fastpath=fastpath)
     assert isinstance(error, CheckError)
     error_has(error, "rank 2 on host3:eth1: its port has a smaller MTU than its packets")
     assert "is gone" not in str(error)
 
 
+@pytest.mark.deep
 def test_a_run_outlives_the_name_of_a_host_namespace_and_the_next_one_names_the_host(own: Lab) -> None:
     """The sockets of the NICs keep the namespace until the run ends. Then the kernel removes it."""
     name = own.handle("host3").netns.name
@@ -161,9 +165,10 @@ def test_a_run_outlives_the_name_of_a_host_namespace_and_the_next_one_names_the_
         run(own, options, Silent())
 
 
-def test_a_leaf_whose_bgpd_ends_ends_the_run(own: Lab) -> None:
+@pytest.mark.deep
+def test_a_leaf_whose_bgpd_ends_ends_the_run(whole: Lab) -> None:
     """Its peers withdraw the routes to its hosts; the transport must not wait for them."""
-    error = ended(own, lambda: os.kill(int(own.output("rtsw2", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL))
+    error = ended(whole, lambda: os.kill(int(whole.output("rtsw2", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL))
     error_has(error, UNACKNOWLEDGED)
 
 
@@ -225,76 +230,74 @@ def labelled(own: Lab, result: RunRecord) -> dict[str, Any]:
 
 
 @pytest.mark.deep
-def test_the_label_of_a_run_is_the_state_of_the_fabric(own: Lab) -> None:
+def test_the_label_of_a_run_is_the_state_of_the_fabric(whole: Lab) -> None:
     """Converged; with a link down; converged again; with a link that goes down during the run; with a dead bgpd."""
-    state = labelled(own, run(own, SHORT, Silent()))
+    state = labelled(whole, run(whole, SHORT, Silent()))
     assert (state["state"], state["before"]["converged"], state["after"]["converged"]) == ("converged", True, True)
-    with link_down(own, "rtsw1:eth1"):
-        (row,) = status(own.name)
+    with link_down(whole, "rtsw1:eth1"):
+        (row,) = status(whole.name)
         assert not row.converged
-        result = run(own, SHORT, Silent())
-    state = labelled(own, result)
+        result = run(whole, SHORT, Silent())
+    state = labelled(whole, result)
     assert (state["state"], state["before"]["faults"]) == ("degraded", list(row.faults))
     assert "rtsw1:eth1" in result.warnings[0]
-    assert labelled(own, run(own, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
+    assert labelled(whole, run(whole, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
 
     # By hand: a fault of Heddle's waits for the lock that the run holds.
     def break_two() -> None:
-        own.output("ctsw2", ["tc", "qdisc", "del", "dev", "eth1", "root"])
-        own.output("rtsw1", ["ip", "link", "set", "eth1", "down"])
+        whole.output("ctsw2", ["tc", "qdisc", "del", "dev", "eth1", "root"])
+        whole.output("rtsw1", ["ip", "link", "set", "eth1", "down"])
 
-    result = run_and(own, LONG, break_two)
-    repair(own, Silent())
-    state = labelled(own, result)
+    result = run_and(whole, LONG, break_two)
+    repair(whole, Silent())
+    state = labelled(whole, result)
     assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
     missing = "rtsw1:eth1  the link is down; ctsw2:eth1  the root qdisc is missing"
     assert result.warnings[0].startswith(f"the fabric changed during the run, and is degraded now: {missing}")
 
-    own.wait()
-    os.kill(int(own.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
-    until(lambda: not status(own.name)[0].converged)
-    result = run(own, SHORT, Silent())
-    assert labelled(own, result)["state"] == "degraded"
+    whole.wait()
+    os.kill(int(whole.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
+    until(lambda: not status(whole.name)[0].converged)
+    result = run(whole, SHORT, Silent())
+    assert labelled(whole, result)["state"] == "degraded"
     assert "ctsw1  bgpd does not answer" in result.warnings[0]
     assert "#fabric   : degraded before this run (ctsw1  bgpd does not answer)" in result.table()
 
 
-def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(own: Lab) -> None:
+def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(whole: Lab) -> None:
     """Prediction, kernel and packets follow it, before the run and after it. Only the fabric does not have it."""
-    address = own.fabric.by_name["host3"].ports[0].address
+    address = whole.fabric.by_name["host3"].ports[0].address
     assert address is not None
-    route = ["nsenter", f"--net={own.handle('rtsw1').netns}", "ip", "route"]
     stray = f"{address.ip}/32"
-    process.run([*route, "add", stray, "via", "169.254.0.1", "dev", "eth2", "onlink"])
+    in_node(whole, "rtsw1", f"ip route add {stray} via 169.254.0.1 dev eth2 onlink")
     said = f"{stray} over eth2 is not a route of the fabric and overrides 10.0.1.0/24"
     for node, words in (
         ("rtsw1", "class change dev eth3 parent 1: classid 1:1 htb rate 20mbit burst 8400b"),
         ("ctsw1", "filter del dev eth1 egress pref 20"),
     ):
-        own.output(node, ["tc", *words.split()])
-    (row,) = status(own.name)
+        whole.output(node, ["tc", *words.split()])
+    (row,) = status(whole.name)
     slow, bare = "is shaped to 20mbit, not 100mbit", "has ingress:dequeue as port "
     faults = (f"rtsw1:eth3  the port {slow}", f"ctsw1:eth1  the port {bare}", f"rtsw1  {said}")
     assert not row.converged and all(map(str.startswith, row.faults, faults)) and len(row.faults) == 3
-    (check,) = [each for each in validate(own, ["routes"]) if each.name == "routes"]
+    (check,) = [each for each in validate(whole, ["routes"]) if each.name == "routes"]
     assert not check.ok and check.detail.startswith(f"rtsw1  {said}; run ./inv exec ")
-    result = run(own, replace(SHORT, placement="cyclic"), Silent())
-    proof = paths_of(own)
+    result = run(whole, replace(SHORT, placement="cyclic"), Silent())
+    proof = paths_of(whole)
     assert proof.agree and any("10.0.1.0/24" in note for note in proof.notes), "a path uses it, and is proven"
-    state = labelled(own, result)
+    state = labelled(whole, result)
     assert (state["state"], state["before"]["faults"]) == ("degraded", list(row.faults))
     assert f"#fabric   : degraded before this run (rtsw1:eth3  the port {slow}; ctsw1:eth1" in result.table()
     assert state["after"]["faults"] == state["before"]["faults"]
     with pytest.raises(CheckError, match="is not a route of the fabric"):
-        life.up(load_fabric("tiny", name=own.name), repair=True)
-    process.run([*route, "del", stray])
-    assert status(own.name)[0].converged
-    assert [each.ok for each in validate(own, ["routes"])] == [True, True]
+        life.repair_lab(whole.name)
+    in_node(whole, "rtsw1", f"ip route del {stray}")
+    assert status(whole.name)[0].converged
+    assert failed(whole, ["routes"]) == {}
 
 
 def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
     """A management network with a default route, as containers have it."""
-    inside = ["nsenter", f"--net={tiny.handle('rtsw1').netns}", "ip"]
     try:
         for words in (
             "link add other0 type veth peer name other1",
@@ -302,8 +305,8 @@ def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
             "link set other0 up",
             "route append default via 192.0.2.1 dev other0 metric 4096",
         ):
-            process.run([*inside, *words.split()])
+            in_node(tiny, "rtsw1", f"ip {words}")
         assert status(tiny.name)[0].converged
-        assert [each.ok for each in validate(tiny, ["routes"])] == [True, True]
+        assert failed(tiny, ["routes"]) == {}
     finally:
-        process.run([*inside, "link", "del", "other0"])
+        in_node(tiny, "rtsw1", "ip link del other0")

@@ -20,7 +20,6 @@ from tests import localshards
 from tests.machine import patience, until
 from tests.netns.test_shards import ran, round_trips
 
-pytestmark = pytest.mark.root
 NAMED_S = 5.0
 OTHER = 24789
 
@@ -48,6 +47,7 @@ def up(name: str, *overrides: str, port: int | None = None) -> Lab:
     return lifecycle.up(fabric, runtime=localshards.NAME, options=options).lab
 
 
+@pytest.mark.deep
 def test_up_names_a_tunnel_whose_port_is_dropped_and_another_port_works(
     cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
@@ -167,6 +167,7 @@ def test_shards_reach_each_other_over_ipv6_and_frames_that_it_does_not_fragment_
         lifecycle.down(name)
 
 
+@pytest.mark.deep
 def test_a_run_beside_its_own_down_says_that_the_lab_was_removed(cluster: localshards.LocalCluster, name: str) -> None:
     lab = up(name)
     lifecycle._record_ending(name)  # as `down` does, before its first pod ends

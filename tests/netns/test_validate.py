@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
-from heddle.base.process import run
-from heddle.checks.validate import CheckResult, validate
+from heddle.checks.validate import validate
 from heddle.cli.console import Console
 from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
@@ -33,27 +31,9 @@ from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Sent
 from tests.machine import until
 from tests.marks import deep
+from tests.netns.live import failed, in_node
 from tests.netns.static_fabric import some_flows, static_fabric
 from tests.readings import read_hashing
-
-pytestmark = pytest.mark.root
-
-
-def inside(lab: Lab, node: str, *command: str) -> None:
-    run(["nsenter", f"--net={lab.handle(node).netns}", *command])
-
-
-def failed(lab: Lab) -> dict[str, CheckResult]:
-    return {check.name: check for check in validate(lab) if not check.ok}
-
-
-@contextmanager
-def broken(lab: Lab, node: str, breaks: str, repair: str) -> Iterator[dict[str, CheckResult]]:
-    inside(lab, node, *breaks.split())
-    try:
-        yield failed(lab)
-    finally:
-        inside(lab, node, *repair.split())
 
 
 @pytest.mark.containers
@@ -66,110 +46,68 @@ def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert failed(tiny) == {}
 
 
-def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
-    """Also its programs': what passes meanwhile is missing in the counters of that port, and that follows from it."""
-    port = tiny.fabric.by_name["rtsw1"].port("eth1")
-    try:
-        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "root")
-        found = failed(tiny)
-        assert set(found) == {"queues"}
-        repairs = f"./inv up --repair --name {tiny.name} installs it again"
-        assert found["queues"].detail == f"{port.ref}  the root qdisc is missing; {repairs}"
-    finally:
-        repair(tiny, Silent())
-    assert failed(tiny) == {}
-    try:
-        inside(tiny, "rtsw1", "tc", "qdisc", "del", "dev", "eth1", "clsact")
-        found = failed(tiny)
-        assert set(found) == {"programs"}
-        assert f"{port.ref}  the port has no program" in found["programs"].detail
-    finally:
-        repair(tiny, Silent())
-
-
-CLASS = "tc class change dev eth1 parent 1: classid 1:1 htb rate {} burst 8400b cburst 8400b quantum 4214"
-LEAF = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
-WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {{}} prio 1"
-
-
-@pytest.mark.parametrize(
-    ("command", "wrong", "right", "said"),
-    [
-        (CLASS, "7mbit", "100mbit", "rtsw1:eth1  the port is shaped to 7mbit"),
-        deep(
-            WEIGHT,
-            "4214",
-            "16856",
-            "rtsw1:eth1  the port has tbf limit 1073741824b, quantum 4214 prio 1 for class 3",
-        ),
-    ],
-    ids=["rate", "weight"],
-)
-def test_a_wrong_rate_or_weight_is_named(tiny: Lab, command: str, wrong: str, right: str, said: str) -> None:
-    with broken(tiny, "rtsw1", command.format(wrong), command.format(right)) as found:
-        assert set(found) == {"queues"}
-        assert said in found["queues"].detail
-    repair(tiny, Silent())
-    assert failed(tiny) == {}
-
-
-def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
-    seed = tiny.fabric.by_name["ctsw1"].hash_seed
-    key = "net.ipv4.fib_multipath_hash_seed"
-    path = Path("/proc/sys", key.replace(".", "/"))
-
-    def write(value: int | None) -> None:
-        with namespace.inside(tiny.handle("ctsw1").netns):
-            path.write_text(str(value))
-
-    write(5)
-    try:
-        found = failed(tiny)
-    finally:
-        write(seed)
-    assert set(found) == {"sysctls", "hashing"}
-    assert f"ctsw1  {key} is 5, not {seed}" in found["sysctls"].detail
+CLASS = "tc class change dev eth1 parent"
+RATE = f"{CLASS} 1: classid 1:1 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
+WEIGHT = f"{CLASS} 1:1 classid 1:40 htb rate 8bit burst 1b ceil 100mbit cburst 8400b quantum 4214 prio 1"
+NIC = "ingress:dequeue as port 13, egress:enqueue as port 13"
+# What is broken by hand: node, command, the checks that fail, and how the detail of the first of them begins.
+BROKEN = {
+    "qdisc": ("rtsw1", "tc qdisc del dev eth1 root", "queues",
+              "rtsw1:eth1  the root qdisc is missing; ./inv up --repair --name LAB installs it again"),
+    "all programs": ("rtsw1", "tc qdisc del dev eth1 clsact", "programs", "rtsw1:eth1  the port has no program"),
+    "one program": ("host1", "tc filter del dev eth1 ingress pref 10", "programs",
+                    f"host1:eth1  the port has {NIC}, not ingress:dequeue as port 13, ingress:nic"),
+    "rate": ("rtsw1", RATE, "queues", "rtsw1:eth1  the port is shaped to 7mbit"),
+    "weight": ("rtsw1", WEIGHT, "queues",
+               "rtsw1:eth1  the port has tbf limit 1073741824b, quantum 4214 prio 1 for class 3"),
+    "seed": ("ctsw1", "sysctl -qw net.ipv4.fib_multipath_hash_seed=5", "sysctls hashing",
+             "ctsw1  net.ipv4.fib_multipath_hash_seed is 5, not SEED"),
+    "offload": ("host1", "ethtool -K eth1 tx on", "offloads", "host1:eth1  the port has tx-checksum on; ./inv up --re"),
+}  # fmt: skip
 
 
 @pytest.mark.needs("ethtool")
-def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
-    with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
-        assert [*found] == ["offloads"]
-        assert found["offloads"].detail.startswith("host1:eth1  the port has tx-checksum on; ./inv up --repair")
-    pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
-    attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
-    with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
-        assert set(found) == {"programs"}
-        has, wanted = found["programs"].detail.split(", not ")
-        assert has == "host1:eth1  the port has ingress:dequeue as port 13, egress:enqueue as port 13"
-        assert "ingress:nic" in wanted
+@pytest.mark.parametrize("what", [deep(each) if each == "weight" else each for each in BROKEN])
+def test_what_is_broken_fails_its_check_and_no_other_and_is_repaired(tiny: Lab, what: str) -> None:
+    """Also a port without its queue: its programs' counters do not fail, since that follows from it."""
+    node, command, checks, said = BROKEN[what]
+    in_node(tiny, node, command)
+    try:
+        found = failed(tiny)
+    finally:
+        repair(tiny, Silent())
+    assert set(found) == set(checks.split())
+    seed = tiny.fabric.by_name["ctsw1"].hash_seed
+    assert found[checks.split()[0]].startswith(said.replace("LAB", tiny.name).replace("SEED", str(seed)))
     assert failed(tiny) == {}
 
 
 @pytest.mark.deep
 def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
-    mtu = tiny.fabric.policy.mtu
-    with broken(tiny, "host1", "ip link set eth1 mtu 1400", f"ip link set eth1 mtu {mtu}") as found:
-        # What the link lost was in a queue's books until the agent took it out, a second or two later.
-        assert {"reachability", "mtu"} <= set(found) <= {"reachability", "mtu", "depths"}
-        assert "host1:eth1 to host2:eth1" in found["reachability"].detail
-        ends = "host1:eth1  the MTU is 1400, not 4200; the other end, rtsw1:eth3, has 4200; "
-        assert found["mtu"].detail.startswith(ends)
-    repair(tiny, Silent())
+    in_node(tiny, "host1", "ip link set eth1 mtu 1400")
+    try:
+        found = failed(tiny)
+    finally:
+        repair(tiny, Silent())
+    # What the link lost was in a queue's books until the agent took it out, a second or two later.
+    assert {"reachability", "mtu"} <= set(found) <= {"reachability", "mtu", "depths"}
+    assert "host1:eth1 to host2:eth1" in found["reachability"]
+    ends = "host1:eth1  the MTU is 1400, not 4200; the other end, rtsw1:eth3, has 4200; "
+    assert found["mtu"].startswith(ends)
     until(lambda: failed(tiny) == {})
 
 
 def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
     flow = some_flows(tiny.fabric, 1)[0]
     before = collect_before(tiny)
-    inside(tiny, "rtsw1", "ip", "route", "add", "192.0.2.0/24", "dev", "eth1")
+    in_node(tiny, "rtsw1", "ip route add 192.0.2.0/24 dev eth1")
     try:
         sent = [Sent(flow, 0, 0)]
         result = prove(tiny.fabric, collect_after(tiny, before, sent))
         assert any("changed during the run: rtsw1" in note for note in result.notes)
         assert any("1 QPs had nothing to send" in note for note in result.notes)
     finally:
-        inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
+        in_node(tiny, "rtsw1", "ip route del 192.0.2.0/24")
 
 
 IN_KERNELS = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS

@@ -1,6 +1,7 @@
 """The main job from a wheel: in a fresh environment, in an empty directory with a space, as root and through sudo.
 
-And what is missing on a machine, or in the way there: each is a clear message, and nothing is left behind.
+And what is missing on a machine, or in the way there: each is a clear message, and nothing is left behind. And a plugin
+of another distribution, as a user installs both.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def no_compiler(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert not called.exists(), called.read_text()
 
 
+@pytest.mark.deep
 def test_the_main_job(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, no_compiler: dict[str, str],
     leftovers: Leftovers,
@@ -182,6 +184,7 @@ def test_a_machine_without_packages_says_which_command_installs_them(
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.deep
 def test_read_only_sysctls_are_named_before_anything_is_made(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -202,6 +205,7 @@ def test_read_only_sysctls_are_named_before_anything_is_made(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_setup_fabric_finds_what_is_installed(installed: InstalledWheel, empty: Path) -> None:
     done = installed.heddle("setup", "fabric", "--format", "json", cwd=empty)
     assert done.returncode == 0, done.stderr
@@ -210,6 +214,7 @@ def test_setup_fabric_finds_what_is_installed(installed: InstalledWheel, empty: 
     assert installed.heddle("setup", "fabric", "--stop", cwd=empty).returncode == 2
 
 
+@pytest.mark.deep
 def test_without_root_and_sudo_the_error_says_how_to_become_root(wheel: Path, name: str) -> None:
     python = python_of_others()
     with tempfile.TemporaryDirectory(prefix="heddle test ") as spot:
@@ -279,6 +284,7 @@ def test_a_lab_of_another_version_is_refused_and_can_be_taken_down(
     assert not (Path(env["HEDDLE_STATE_DIR"]) / "labs" / name).exists()
 
 
+@pytest.mark.deep
 def test_a_record_of_a_later_format_names_its_version(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: InstalledWheel, empty: Path
 ) -> None:
@@ -290,3 +296,57 @@ def test_a_record_of_a_later_format_names_its_version(
     assert f"its format is 77 of Heddle 99.1, and Heddle {VERSION} reads 2" in output.stderr
     assert f"hint: run heddle down {name} to remove it" in output.stderr
     assert installed.heddle("down", name, cwd=empty, env=env).returncode == 0
+
+
+@pytest.mark.deep
+def test_it_is_offered_runs_and_is_recorded_and_its_own_tests_pass(
+    installed: InstalledWheel, tmp_path: Path, name: str
+) -> None:
+    """A congestion control from another distribution, beside the wheel. The environment keeps it: the last test."""
+    made = installed
+    env = {"HEDDLE_STATE_DIR": str(tmp_path / "state")}
+
+    def heddle(*words: str) -> subprocess.CompletedProcess[str]:
+        done = made.heddle(*words, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    heddle("plugin", "new", "congestion", "gentle")
+    pip = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "-q", "--no-index", "--no-deps"]
+    words = [*pip, "--no-build-isolation", "--disable-pip-version-check", str(tmp_path / "heddle-gentle")]
+    subprocess.run(words, check=True, capture_output=True)
+
+    assert "gentle (halves the rate for a CNP" in heddle("run", "--help").stdout
+    assert "gentle" in heddle("--complete", "--", "heddle", "run", "--cc", "").stdout.split()
+    assert "gentle" in words_of_assistants(made, tmp_path)
+    found = heddle("doctor", "--format", "json").stdout
+    (row,) = (each for each in json.loads(found)["checks"] if each["name"] == "plugins")
+    assert row["ok"] and "heddle-gentle 0.1.0" in row["detail"]
+
+    heddle("up", "tiny", "--name", name)
+    try:
+        typed = ("--cc", "gentle", "--cc-set", "quiet=100", "--collective", "incast", "--size", "64K", "--iters", "2")
+        run = json.loads(heddle("run", "--lab", name, *typed, "--format", "json").stdout)
+        assert {result["wrong"] for result in run["results"]} == {0}
+        assert run["options"]["congestion"] == "gentle"
+        heddle("report", "--lab", name, "--out", str(tmp_path / "r.html"))
+        page = (tmp_path / "r.html").read_text()
+        assert "--cc gentle" in page and "--cc-set quiet=100" in page, "the command that repeats the run"
+    finally:
+        heddle("down", name)
+
+    own = [str(made.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "heddle-gentle")]
+    tests = subprocess.run(own, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **env})
+    assert tests.returncode == 0 and "3 passed" in tests.stdout, tests.stdout + tests.stderr
+
+
+def words_of_assistants(made: InstalledWheel, there: Path) -> list[str]:
+    """What an assistant is told of the argument `cc` of the tool `run`."""
+    program = (
+        "import json; from heddle.cli.front import tasks; from heddle.cli.program import commands_in; "
+        "from heddle.cli.assistant import _listed; "
+        "print(json.dumps(_listed(commands_in(vars(tasks()))['run'].verb).input_schema['properties']['cc']['enum']))"
+    )
+    done = subprocess.run([str(made.python), "-c", program], capture_output=True, text=True, check=False, cwd=there)
+    assert done.returncode == 0, done.stderr
+    return [str(each) for each in json.loads(done.stdout)]

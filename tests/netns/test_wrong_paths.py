@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from heddle.proof.verdict import prove
 from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA, ROCE_PORT
+from tests.netns.sockets import ETH_P_ALL, packet_socket, waiting
 from tests.netns.static_fabric import GATEWAY, StaticLab, dropping, send, sent_flow, some_flows, static_fabric
-
-pytestmark = pytest.mark.root
-ETH_P_ALL = 3
 
 
 def other_uplink(port: str) -> str:
@@ -206,33 +203,20 @@ def test_drops_of_other_data_of_the_same_class_are_distinguished_by_their_losses
 
 def test_losses_after_the_last_counter_are_seen(pair: StaticLab) -> None:
     """A NIC with another MAC address takes nothing, and no switch counts behind its last port."""
-    with ExitStack() as stack:
-        lab = pair
-        flow = some_flows(lab.fabric, 1)[0]
-        last = expected_path(lab, flow)[-1]
-        port = lab.fabric.by_name[flow.dst].ports[0]
-        with inside(lab.handle(flow.dst).netns):
-            nic = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
-            nic.bind((port.name, ETH_P_ALL))
-        nic.setblocking(False)
-        before = collect_before(lab)
-        send(lab, {flow: 5}, dscp=DSCP_DATA)
-        collect_after(lab, before, [sent_flow(flow, 5)])
-        lab.ip(flow.dst, "link", "set", port.name, "address", "02:00:00:00:ee:ee")
-        send(lab, {flow: 3}, dscp=DSCP_DATA)
-        evidence = collect_after(lab, before, [sent_flow(flow, 8)])
-        result = prove(lab.fabric, replace(evidence, received=(taken(nic),)))
-        assert result.flows[0].counted == (8, 8, 8)
-        assert not result.agree
-        assert result.flows[0].why == f"3 packets vanished after {last}, whose queue dropped 0 of class 3"
-        assert "the receiving NICs got 5 of the 8 packets that the last ports counted" in paths_text(result)
-
-
-def taken(nic: socket.socket) -> int:
-    """RoCEv2 frames that arrived with the NIC's own address."""
-    count = 0
-    with suppress(BlockingIOError):
-        while True:
-            frame, (_, _, kind, *_) = nic.recvfrom(4096)
-            count += kind == socket.PACKET_HOST and frame[36:38] == ROCE_PORT.to_bytes(2, "big")
-    return count
+    flow = some_flows(pair.fabric, 1)[0]
+    last = expected_path(pair, flow)[-1]
+    port = pair.fabric.by_name[flow.dst].ports[0]
+    with packet_socket(pair.handle(flow.dst).netns, port.name, ETH_P_ALL, seconds=0) as nic:
+        before = collect_before(pair)
+        send(pair, {flow: 5}, dscp=DSCP_DATA)
+        collect_after(pair, before, [sent_flow(flow, 5)])
+        pair.ip(flow.dst, "link", "set", port.name, "address", "02:00:00:00:ee:ee")
+        send(pair, {flow: 3}, dscp=DSCP_DATA)
+        evidence = collect_after(pair, before, [sent_flow(flow, 8)])
+        own = [frame for frame, origin in waiting(nic) if origin[2] == socket.PACKET_HOST]
+    taken = sum(frame[36:38] == ROCE_PORT.to_bytes(2, "big") for frame in own)
+    result = prove(pair.fabric, replace(evidence, received=(taken,)))
+    assert result.flows[0].counted == (8, 8, 8)
+    assert not result.agree
+    assert result.flows[0].why == f"3 packets vanished after {last}, whose queue dropped 0 of class 3"
+    assert "the receiving NICs got 5 of the 8 packets that the last ports counted" in paths_text(result)

@@ -374,7 +374,7 @@ def test_a_skeleton_of_each_kind_is_installed_and_used(
     assert verb.out == "zone: 12 switches, 16 hosts\n"
     path = os.pathsep.join([str(there), str(ROOT)])
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "heddle.testing.plugin"]
-    # Tests of a lab need root and namespaces: tests/netns/test_strangers_plugin.py runs those.
+    # Tests of a lab need root and namespaces: tests/netns/test_wheel_job.py runs those.
     done = subprocess.run(
         [*words, "-m", "not fabric", *places],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,

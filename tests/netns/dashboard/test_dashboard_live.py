@@ -40,10 +40,7 @@ from heddle_plugins.dashboard import labwatch
 from heddle_plugins.dashboard.metrics import INSPECTOR_P2P, NAMES
 from tests.conftest import Borrow
 from tests.machine import links, patience, until
-from tests.marks import deep
 from tests.webclient import EventStream, WebClient, dashboard
-
-pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +247,7 @@ def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, vi
     assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
 
 
+@pytest.mark.deep
 def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     """A shell starts a job in the background of a script with SIGINT ignored, and its children inherit that."""
     asked = {"collective": "all-reduce", "size": "4M", "iters": 500}
@@ -318,6 +316,7 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     again.close()
 
 
+@pytest.mark.deep
 def test_a_lab_of_another_version_and_one_that_goes_and_comes_again_are_told_and_shown(
     page: WebClient, name: str
 ) -> None:
@@ -387,7 +386,8 @@ def is_free(lab: Lab) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, deep(signal.SIGKILL)])
+@pytest.mark.deep
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_the_verb_ends_its_run_and_its_streams(lab: Lab, how: signal.Signals) -> None:
     argv = [*HERE.command(), "dashboard", lab.name, "--format=json"]
     with ExitStack() as ends:

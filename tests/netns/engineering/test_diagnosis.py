@@ -28,8 +28,6 @@ from tests.machine import patience
 from tests.netns.collectives import ran, run_and
 from tests.typed import typed
 
-pytestmark = pytest.mark.root
-
 BAD = "rtsw2:eth1"
 HIDDEN = ("faults", "fabric_state")  # of the record of a run: what `run --fault`, and the lab's own list, say of faults
 
@@ -70,6 +68,7 @@ def test_a_lossy_link_is_named_also_when_every_record_of_it_is_gone(tiny: Lab, m
         outages.clear_faults(tiny)
 
 
+@pytest.mark.deep
 def test_what_the_run_did_not_use_is_found_by_probes(tiny: Lab) -> None:
     ran(tiny, ranks=2, sizes=(1 << 14,))  # both are in the first rack
     outages.set_fault(tiny, ["ctsw2:eth2"], LinkFault(loss=1 / 8))
@@ -106,6 +105,7 @@ def test_a_lab_without_a_finished_run_is_watched_for_a_second(tiny: Lab) -> None
     assert found.to_json()["run_id"] is None
 
 
+@pytest.mark.deep
 def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tiny: Lab) -> None:
     """A route of a host is unreachable for a moment: packets are sent again, and the states around the run agree."""
     incident = incidents.lost_route(tiny, random.Random(1))
@@ -121,6 +121,7 @@ def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tin
     assert named_by == (incident.cause, True, "established"), diagnosis_text(found)
 
 
+@pytest.mark.deep
 def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) -> None:
     """A host without its address, which no fact shows, beside a link with a wrong MTU.
 
@@ -140,6 +141,7 @@ def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) 
     assert "reachability" in named_by
 
 
+@pytest.mark.deep
 def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None:
     for each in History.of(tiny).ids():
         History.of(tiny).remove([each])

@@ -16,7 +16,6 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import Problem
-from heddle.base.process import run
 from heddle.checks.validate import CHECKS, validate
 from heddle.kernel import inorder
 from heddle.lab import agents, fabricstate, facts, linkstate
@@ -34,20 +33,15 @@ from heddle_plugins.engineering.diagnosis import case
 from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, diagnose
 from tests import incidents
 from tests.machine import until
-
-pytestmark = pytest.mark.root
+from tests.netns.live import in_node
 
 Break = Callable[[Lab], AbstractContextManager[object]]
 PORT: Final = "rtsw1:eth1"
 
 
-def ip(lab: Lab, node: str, *words: str) -> None:
-    run(["nsenter", f"--net={lab.handle(node).netns}", *words])
-
-
 @contextmanager
 def repaired(lab: Lab, node: str, words: str) -> Iterator[None]:
-    ip(lab, node, *words.split())
+    in_node(lab, node, words)
     try:
         yield
     finally:
@@ -78,10 +72,10 @@ def frozen_agent(lab: Lab) -> Iterator[None]:
 def learned(lab: Lab) -> Iterator[None]:
     """The MTU of a link was small while hosts sent full packets; it is right again, and the hosts remember."""
     for ref in ("ctsw1:eth1", "ctsw2:eth1"):
-        ip(lab, ref.partition(":")[0], "ip", "link", "set", "eth1", "mtu", "1500")
+        in_node(lab, ref.partition(":")[0], "ip link set eth1 mtu 1500")
     validate(lab, {"reachability"})
     for ref in ("ctsw1:eth1", "ctsw2:eth1"):
-        ip(lab, ref.partition(":")[0], "ip", "link", "set", "eth1", "mtu", "4200")
+        in_node(lab, ref.partition(":")[0], "ip link set eth1 mtu 4200")
     try:
         yield
     finally:
@@ -234,6 +228,7 @@ def test_every_fact_has_a_check_a_cause_and_a_fault_here() -> None:
     assert {name for each in FACTS.values() for name in each.causes} <= CAUSES.keys()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=pytest.mark.needs("ethtool") if each == "offloads" else ()) for each in FACTS]
 )
@@ -247,6 +242,7 @@ def test_a_fact_is_in_all_four(tiny: Lab, kind: str) -> None:
     until(lambda: not facts.facts(tiny, tiny.snapshot(facts.parts(tiny))))
 
 
+@pytest.mark.long("in the gate: every kind has one fault, test_a_fact_is_in_all_four")
 @pytest.mark.parametrize(("kind", "where", "words", "node", "command"), MORE)
 def test_another_fault_of_a_kind_is_in_all_four_and_is_repaired(
     tiny: Lab, kind: str, where: str, words: str, node: str, command: str
@@ -264,6 +260,7 @@ SOURCES: Final = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_a_consumer_that_leaves_a_fact_out_is_seen(tiny: Lab, consumer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name = SOURCES[consumer]

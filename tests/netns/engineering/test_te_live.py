@@ -115,6 +115,7 @@ def test_paths_stay_proven_while_entries_change_and_off_loses_no_packet(lab: Lab
     assert changes_of_run(lab.name) == () and not any(proof.spread for proof in proven(lab).flows)
 
 
+@pytest.mark.deep
 def test_a_change_that_is_not_recorded_is_never_a_proof(lab: Lab, flows: list[Flow]) -> None:
     rehash.set_hashing(lab, "e-ecmp")
     tables = tables_for(lab, flows)
@@ -169,6 +170,7 @@ def test_show_names_switches_that_a_killed_change_did_not_reach(
         assert f"{lab.name}: no entries of te in force" in capsys.readouterr().out
 
 
+@pytest.mark.deep
 def test_a_port_that_dies_loses_what_waited_there_and_its_flows_go_to_their_backups(lab: Lab) -> None:
     options: dict[str, Any] = {"collective": "broadcast", "placement": "host1,host3", "ranks": 2, "qps": 8}
     ran(lab, **options)
@@ -182,6 +184,7 @@ def test_a_port_that_dies_loses_what_waited_there_and_its_flows_go_to_their_back
     assert lost.get("rtsw1:eth2", 0) <= 64, "the connection's window: what can have waited at the port"
 
 
+@pytest.mark.deep
 def test_a_controller_is_one_per_lab_and_its_death_changes_no_packet(lab: Lab, flows: list[Flow]) -> None:
     command = [sys.executable, "-m", "heddle.cli", "te", "watch", "--interval", "300ms", "--lab", lab.name]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:

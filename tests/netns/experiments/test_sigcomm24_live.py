@@ -9,8 +9,6 @@ from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.experiments.outcome import breaks, unbroken
 from heddle_plugins.experiments.running import Running
 
-pytestmark = pytest.mark.root
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["02-same-five-tuple", "18-icrc"])

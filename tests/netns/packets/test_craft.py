@@ -13,8 +13,6 @@ from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE
 from heddle_plugins.testing import craft
 from tests.typed import typed
 
-pytestmark = pytest.mark.root
-
 
 def crafted(lab: Lab, *hosts: str, **fields: Any) -> Any:
     return craft(lab, *hosts, **fields)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pty
-import select
 import shlex
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import pytest
 
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, SshServer, copy_of_project, key, ssh_server
+from tests.terminal import on_terminal
 
 pytestmark = [NEEDS, pytest.mark.long, pytest.mark.needs("mount")]
 
@@ -86,22 +84,12 @@ class Row:
 
     def type_at_a_terminal(self, place: str, prompt: str, *typed: str) -> str:
         """What is shown to a user who types this at each prompt."""
-        master, slave = pty.openpty()
-        words = self.words(place)
-        process = subprocess.Popen(
-            words, cwd=self.first.project, env=self.env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-        )
-        os.close(slave)
-        seen, waiting, end = "", list(typed), time.monotonic() + patience(60)
-        with contextlib.suppress(OSError):  # EIO: it has ended
-            while time.monotonic() < end:
-                if select.select([master], [], [], 0.2)[0]:
-                    seen += os.read(master, 4096).decode()
-                if waiting and seen.count(prompt) > len(typed) - len(waiting):
-                    os.write(master, waiting.pop(0).encode() + b"\n")
-        os.close(master)
-        process.wait(timeout=patience(20))
-        return seen
+        with on_terminal(self.words(place), self.env, self.first.project) as terminal:
+            for each in typed:
+                terminal.until(prompt, 60)
+                terminal.type(f"{each}\n")
+            terminal.code()
+        return terminal.said
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
-import termios
-import time
 from collections.abc import Callable, Iterator
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 
-from tests.machine import patience
-from tests.sshd import NEEDS, SshServer, children_of, until
+from tests.machine import children_of, commands, patience
+from tests.marks import long
+from tests.sshd import NEEDS, SshServer, until
+from tests.terminal import on_terminal
 
 pytestmark = NEEDS
 
@@ -76,22 +71,14 @@ def test_a_lab_runs_on_the_server_and_commands_in_its_nodes(server: SshServer, n
 
 def terminal(server: SshServer, name: str) -> None:
     """At a terminal the command has one too, of the same size, and Ctrl-C is a key of it."""
-    master, slave = pty.openpty()
-    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     words = server.words("exec", "--lab", name, "host1", "sh", "-c", "stty size; exec sleep 60")
     # GNU readline, which pytest imports, sets these for children: they are not the size of this terminal.
     env = {**server.env, "LINES": "24", "COLUMNS": "80"}
-    inv = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
-    seen, end = b"", time.monotonic() + patience(60)
-    while b"33 77\r\n" not in seen:
-        assert inv.poll() is None and time.monotonic() < end, seen
-        if select.select([master], [], [], 0.2)[0]:
-            seen += os.read(master, 1000)
-    os.write(master, b"\x03")
-    assert inv.wait(timeout=patience(20)) == 130
-    assert termios.tcgetattr(slave)[3] & termios.ECHO, "the terminal is left as it was"
-    for end in (master, slave):
-        os.close(end)
+    with on_terminal(words, env, size=(33, 77)) as inv:
+        inv.until("33 77\r\n")
+        inv.type("\x03")
+        assert inv.code() == 130
+        assert inv.echoes(), "the terminal is left as it was"
 
 
 def hung_up(server: SshServer, name: str) -> None:
@@ -116,13 +103,8 @@ def left_at_once(server: SshServer, name: str) -> None:
     assert until(lambda: not sleepers("4321"), 20)
 
 
-def sleepers(seconds: str) -> list[str]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
-                found.append(entry.name)
-    return found
+def sleepers(seconds: str) -> list[int]:
+    return [pid for pid, words in commands().items() if words == ["sleep", seconds]]
 
 
 @pytest.mark.deep
@@ -163,7 +145,7 @@ def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, long(signal.SIGTERM)])  # without a place: test_pool.py
 def test_a_signal_in_the_middle_of_up_leaves_nothing(
     server: SshServer, name: str, leftovers: Leftovers, number: signal.Signals
 ) -> None:
@@ -176,6 +158,7 @@ def test_a_signal_in_the_middle_of_up_leaves_nothing(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_files_go_there_and_come_back_under_the_names_typed_and_nothing_is_left(
     server: SshServer, tmp_path: Path
 ) -> None:

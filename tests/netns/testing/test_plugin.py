@@ -16,6 +16,7 @@ import pytest
 from heddle.lab import lifecycle as life
 from heddle_plugins.testing.claims import claims
 from tests.machine import patience, until
+from tests.marks import long
 from tests.userplace import PLUGIN, UserPlace, section
 from tests.wheels import install
 
@@ -229,6 +230,7 @@ def test_slow(heddle_lab):
 """
 
 
+@pytest.mark.deep
 def test_a_session_that_is_interrupted_leaves_no_lab(place: UserPlace, leftovers: Leftovers) -> None:
     """By Ctrl-C. SIGTERM: below with workers, and test_pool.py for a lab that a test brought up itself."""
     place.write(test_slow=SLOW)
@@ -342,7 +344,7 @@ def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(("number", "group"), [long(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
     tmp_path: Path, leftovers: Leftovers, number: signal.Signals, group: bool
 ) -> None:

@@ -193,6 +193,7 @@ def own_lab(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         session.kill()
 
 
+@pytest.mark.deep
 def test_a_lab_that_a_test_brought_up_itself_goes_down_when_its_session_ends_early(
     own_lab: tuple[subprocess.Popen[str], str], leftovers: Leftovers
 ) -> None:

@@ -1,8 +1,8 @@
 """Every workshop unit, driven by what is in labs/: a check fails before, knows each typical wrong answer, and passes
 after the solution.
 
-A learner's commands and those of the solution are processes, for unit 01; for the others they run in this process,
-which spares each of over a hundred its start.
+A learner's commands and those of the solution run in this process, which spares each of over a hundred its start; for
+unit 01 they are processes, too.
 """
 
 from __future__ import annotations
@@ -109,8 +109,17 @@ def handed_in(unit: WorkshopUnit, cwd: Path) -> None:
 
 
 def test_a_unit_from_start_to_stop(
+    runtime: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch,
+    in_this_process: None,
+) -> None:  # fmt: skip
+    go_through(FIRST, runtime, name, tmp_path, leftovers, monkeypatch)
+
+
+@pytest.mark.long
+def test_a_unit_whose_commands_are_processes(
     runtime: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the gate: the same unit in this process, and processes of verbs in test_tour.py and test_owners.py."""
     go_through(FIRST, runtime, name, tmp_path, leftovers, monkeypatch)
 
 
