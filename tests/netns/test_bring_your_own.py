@@ -352,24 +352,21 @@ def sysctls(lab: Lab) -> CheckResult:
 
 
 @pytest.mark.deep
-def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
-    name, heard = lab_name(), Listener()
-    try:
-        with pytest.raises(CheckError) as caught:
-            path = ring(tmp_path, f" ip ospf hello-interval 2\n ip ospf dead-interval {DEAD_S}\n")
-            life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=patience(8))
-        last = heard.reasons[-1]
-        states = f"(Init, dead interval {DEAD_S} s|2-Way, the designated router is elected after {DEAD_S} s); r2"
-        assert re.match(rf"r1:eth1 OSPF neighbour 10\.0\.12\.2 is in {states}", last), last
-        assert "r2 (and 1 more) has no route to h1:eth1 (10.1.1.2)" in last
-        said = str(caught.value)
-        assert f"r1:eth2  OSPF has no neighbour yet, dead interval {DEAD_S} s" in said
-        assert "r1:eth2  IS-IS has no neighbour yet" in said
-        assert "r1:eth1  IS-IS" not in said, "that one is up"
-        assert "r1:eth3" not in said, "no switch is behind it"
-        assert "vtysh -c 'show ip ospf neighbor'" in said
-    finally:
-        life.down(name)
+def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, name: str) -> None:
+    heard = Listener()
+    with pytest.raises(CheckError) as caught:
+        path = ring(tmp_path, f" ip ospf hello-interval 2\n ip ospf dead-interval {DEAD_S}\n")
+        life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=patience(8))
+    last = heard.reasons[-1]
+    states = f"(Init, dead interval {DEAD_S} s|2-Way, the designated router is elected after {DEAD_S} s); r2"
+    assert re.match(rf"r1:eth1 OSPF neighbour 10\.0\.12\.2 is in {states}", last), last
+    assert "r2 (and 1 more) has no route to h1:eth1 (10.1.1.2)" in last
+    said = str(caught.value)
+    assert f"r1:eth2  OSPF has no neighbour yet, dead interval {DEAD_S} s" in said
+    assert "r1:eth2  IS-IS has no neighbour yet" in said
+    assert "r1:eth1  IS-IS" not in said, "that one is up"
+    assert "r1:eth3" not in said, "no switch is behind it"
+    assert "vtysh -c 'show ip ospf neighbor'" in said
 
 
 @pytest.mark.deep

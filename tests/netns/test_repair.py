@@ -159,22 +159,19 @@ def test_an_imported_link_too_small_for_data_packets_is_named_and_repaired(
 ) -> None:
     """Both of its ends have the same MTU."""
     lab = life.up(import_topology(mini_clos(tmp_path), runtime, name), runtime=runtime).lab
-    try:
-        ends = ("leaf-1:eth1", "Spine-1:eth1")
-        for node in ("leaf-1", "Spine-1"):
-            lab.output(node, ["ip", "link", "set", "eth1", "mtu", "1400"])
-        port = lab.fabric.by_name["leaf-1"].port("eth1")
-        needed = lab.fabric.policy.ib_mtu + 64
-        said = f"leaf-1:eth1  the MTU is 1400, not {port.mtu}; the other end, Spine-1:eth1, has 1400"
-        (shown,) = status(name)
-        assert not shown.converged and f"{said}; data packets need {needed}" in shown.faults
-        assert [each.partition(" ")[0] for each in shown.faults] == [*ends], "and no other link"
-        assert {ref for ref in ends if ref in failed(lab)["mtu"]} == {*ends}
-        done = life.repair_lab(name).repaired
-        assert done is not None and done.done[:2] == tuple(f"{ref}: the MTU set to {port.mtu} again" for ref in ends)
-        assert failed(lab) == {}
-    finally:
-        life.down(name)
+    ends = ("leaf-1:eth1", "Spine-1:eth1")
+    for node in ("leaf-1", "Spine-1"):
+        lab.output(node, ["ip", "link", "set", "eth1", "mtu", "1400"])
+    port = lab.fabric.by_name["leaf-1"].port("eth1")
+    needed = lab.fabric.policy.ib_mtu + 64
+    said = f"leaf-1:eth1  the MTU is 1400, not {port.mtu}; the other end, Spine-1:eth1, has 1400"
+    (shown,) = status(name)
+    assert not shown.converged and f"{said}; data packets need {needed}" in shown.faults
+    assert [each.partition(" ")[0] for each in shown.faults] == [*ends], "and no other link"
+    assert {ref for ref in ends if ref in failed(lab)["mtu"]} == {*ends}
+    done = life.repair_lab(name).repaired
+    assert done is not None and done.done[:2] == tuple(f"{ref}: the MTU set to {port.mtu} again" for ref in ends)
+    assert failed(lab) == {}
 
 
 @pytest.mark.deep
@@ -190,15 +187,12 @@ def test_up_and_status_have_one_verdict_on_switches_without_a_configuration(
         '  links:\n    - endpoints: ["sw1:eth1", "sw2:eth1"]\n'
     )
     done = life.up(import_topology(tmp_path / "bare.clab.yml", runtime, name), runtime=runtime)
-    try:
-        assert done.converged is None and status(name)[0].converged is None
-        assert "nothing to converge" in labtext.up_text(done) and len(status(name)[0].gaps) == 2
-        done.lab.output("sw1", ["ip", "link", "set", "eth1", "mtu", "1400"])
-        with pytest.raises(CheckError, match="the MTU is 1400"):
-            life.up(import_topology(tmp_path / "bare.clab.yml", runtime, name), runtime=runtime)
-        assert status(name)[0].converged is False
-    finally:
-        life.down(name)
+    assert done.converged is None and status(name)[0].converged is None
+    assert "nothing to converge" in labtext.up_text(done) and len(status(name)[0].gaps) == 2
+    done.lab.output("sw1", ["ip", "link", "set", "eth1", "mtu", "1400"])
+    with pytest.raises(CheckError, match="the MTU is 1400"):
+        life.up(import_topology(tmp_path / "bare.clab.yml", runtime, name), runtime=runtime)
+    assert status(name)[0].converged is False
 
 
 def missing_routes(lab: Lab) -> list[convergence.Gap]:

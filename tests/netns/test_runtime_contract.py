@@ -34,7 +34,6 @@ from heddle.render.render import DEFAULT
 from heddle.runtimes.netns_topology import read_topology
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime
 from heddle.spec.shapes.clos import ClosSpec
-from heddle_plugins.testing import claims
 from tests import processnodes
 from tests.conftest import Up
 from tests.listener import Listener
@@ -261,9 +260,9 @@ def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftov
     assert leftovers(name) == []
 
 
-def test_names_with_the_most_letters(runtime: str, tmp_path: Path, leftovers: Leftovers) -> None:
+def test_names_with_the_most_letters(runtime: str, tmp_path: Path, name: str, leftovers: Leftovers) -> None:
     """A lab's name has 12 letters at most, a port's 15; a node has a host's name (63, RFC 1123)."""
-    name, node, port = claims.new_name(), "n" * 62, "p" * 15
+    node, port = "n" * 62, "p" * 15
     assert len(name) == 12
     path = tmp_path / "long.clab.yml"
     path.write_text(
@@ -271,14 +270,10 @@ def test_names_with_the_most_letters(runtime: str, tmp_path: Path, leftovers: Le
         f"  nodes:\n    {node}1: {{}}\n    {node}2: {{}}\n"
         f'  links:\n    - endpoints: ["{node}1:{port}", "{node}2:{port}"]\n'
     )
-    claims.claim(name, state.state_dir())
-    try:
-        lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
-        assert lab.exec(f"{node}1", ["test", "-e", f"/sys/class/net/{port}"]) == 0
-        assert lab.output(f"{node}2", ["hostname"]) == f"{node}2\n"
-    finally:
-        life.down(name, force=True)
-        claims.unclaim(name)
+    lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
+    assert lab.exec(f"{node}1", ["test", "-e", f"/sys/class/net/{port}"]) == 0
+    assert lab.output(f"{node}2", ["hostname"]) == f"{node}2\n"
+    assert life.down(name)
     assert leftovers(name) == []
 
 

@@ -257,16 +257,14 @@ def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
     for runtime in ("netns", localshards.NAME):
         monkeypatch.setattr(localshards.LocalShards, "shards_wanted", shards)
         where = lifecycle.up(fabric, runtime=runtime).lab
-        try:
-            before = {each.port: each for each in tunnels(where)}
-            result, paths = ran(where, sizes=(1 << 17,), iters=1)
-            assert result.wrong == 0 and paths.agree and not paths.lost
-            crossed = [each.sent - before[each.port].sent for each in tunnels(where)]
-            assert all(each.lost == before[each.port].lost for each in tunnels(where)), "the tunnel is a wire"
-            assert (sum(crossed) > 1000) == (runtime != "netns")
-            found.append(taken(paths))
-        finally:
-            lifecycle.down(where.name)
+        before = {each.port: each for each in tunnels(where)}
+        result, paths = ran(where, sizes=(1 << 17,), iters=1)
+        assert result.wrong == 0 and paths.agree and not paths.lost
+        crossed = [each.sent - before[each.port].sent for each in tunnels(where)]
+        assert all(each.lost == before[each.port].lost for each in tunnels(where)), "the tunnel is a wire"
+        assert (sum(crossed) > 1000) == (runtime != "netns")
+        found.append(taken(paths))
+        lifecycle.down(name)
     assert found[0] == found[1]
 
 
@@ -277,10 +275,7 @@ def test_every_check_passes_over_shards(lab: Lab) -> None:
 @pytest.mark.deep
 def test_a_pause_crosses_a_cut_and_no_packet_is_lost(cluster: localshards.LocalCluster, name: str) -> None:
     where = lifecycle.up(load_fabric("tiny", name=name, overrides=PAUSING), runtime=localshards.NAME).lab
-    try:
-        paused_across_a_cut(where)
-    finally:
-        lifecycle.down(where.name)
+    paused_across_a_cut(where)
 
 
 @pytest.mark.deep

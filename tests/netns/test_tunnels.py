@@ -74,12 +74,9 @@ def test_up_names_a_tunnel_whose_port_is_dropped_and_another_port_works(
         assert "--tunnel-port" in caught.value.problems[0].hint
         assert took[0] < patience(NAMED_S), took
         lab = up(name, port=OTHER)
-        try:
-            assert [each for each in round_trips(lab) if not (each.alive and each.whole)] == []
-            _, paths = ran(lab)
-            assert paths.agree and not paths.lost
-        finally:
-            lifecycle.down(name)
+        assert [each for each in round_trips(lab) if not (each.alive and each.whole)] == []
+        _, paths = ran(lab)
+        assert paths.agree and not paths.lost
     finally:
         blocking.close()
 
@@ -99,34 +96,31 @@ def test_a_tunnel_that_dies_in_a_run_is_named_at_once_and_by_its_error(
     cluster: localshards.LocalCluster, name: str
 ) -> None:
     lab = up(name, "link.host=20mbit", "link.fabric=40mbit")
-    try:
-        heard, ended = Heard(), list[HeddleError]()
+    heard, ended = Heard(), list[HeddleError]()
 
-        def work() -> None:
-            try:
-                ran_with(lab, heard)
-            except HeddleError as error:
-                ended.append(error)
+    def work() -> None:
+        try:
+            ran_with(lab, heard)
+        except HeddleError as error:
+            ended.append(error)
 
-        before = sum(each.sent for each in tunnels(lab))
-        worker = threading.Thread(target=work)
-        worker.start()
-        until(lambda: sum(each.sent for each in tunnels(lab)) > before + 500)
-        died = time.monotonic()
-        for shard in ("s1", "s2"):
-            cluster.drop_udp(name, shard, TUNNEL_PORT)
-        until(lambda: any("the tunnel from shard" in text for _, text in heard.warned))
-        at = next(at for at, text in heard.warned if "the tunnel from shard" in text)
-        assert at - died < patience(NAMED_S), at - died
-        worker.join(patience(120))
-        assert ended and {each.where for each in ended[0].problems[:2]} == {"shard s1", "shard s2"}, ended
-        assert {each.why for each in ended[0].problems[:2]} == {"is dead: nothing comes through it"}
-        assert {each.where for each in lost_carriers(lab)} == {"shard s1", "shard s2"}
-        for shard in ("s1", "s2"):
-            cluster.drop_udp(name, shard, TUNNEL_PORT, end=True)
-        until(lambda: not lost_carriers(lab))
-    finally:
-        lifecycle.down(name)
+    before = sum(each.sent for each in tunnels(lab))
+    worker = threading.Thread(target=work)
+    worker.start()
+    until(lambda: sum(each.sent for each in tunnels(lab)) > before + 500)
+    died = time.monotonic()
+    for shard in ("s1", "s2"):
+        cluster.drop_udp(name, shard, TUNNEL_PORT)
+    until(lambda: any("the tunnel from shard" in text for _, text in heard.warned))
+    at = next(at for at, text in heard.warned if "the tunnel from shard" in text)
+    assert at - died < patience(NAMED_S), at - died
+    worker.join(patience(120))
+    assert ended and {each.where for each in ended[0].problems[:2]} == {"shard s1", "shard s2"}, ended
+    assert {each.why for each in ended[0].problems[:2]} == {"is dead: nothing comes through it"}
+    assert {each.where for each in lost_carriers(lab)} == {"shard s1", "shard s2"}
+    for shard in ("s1", "s2"):
+        cluster.drop_udp(name, shard, TUNNEL_PORT, end=True)
+    until(lambda: not lost_carriers(lab))
 
 
 def ran_with(lab: Lab, heard: Heard) -> None:
@@ -142,29 +136,24 @@ def test_shards_reach_each_other_over_ipv6_and_frames_that_it_does_not_fragment_
 ) -> None:
     cluster.prefix, cluster.mtu = "fd00:88::", 9000
     lab = up(name)
-    try:
-        assert all(each.address.startswith("fd00:88::") and each.whole for each in round_trips(lab))
-        before = {each.port: each for each in tunnels(lab)}
-        _, paths = ran(lab)
-        assert paths.agree and not paths.lost
-        assert all(each.lost == before[each.port].lost for each in tunnels(lab))
-        assert sum(each.sent - before[each.port].sent for each in tunnels(lab)) > 100
-        cluster.kill(name, "s2")
-        lifecycle.repair_lab(name)
-        _, paths = ran(lab)
-        assert paths.agree
-    finally:
-        lifecycle.down(name)
+    assert all(each.address.startswith("fd00:88::") and each.whole for each in round_trips(lab))
+    before = {each.port: each for each in tunnels(lab)}
+    _, paths = ran(lab)
+    assert paths.agree and not paths.lost
+    assert all(each.lost == before[each.port].lost for each in tunnels(lab))
+    assert sum(each.sent - before[each.port].sent for each in tunnels(lab)) > 100
+    cluster.kill(name, "s2")
+    lifecycle.repair_lab(name)
+    _, paths = ran(lab)
+    assert paths.agree
+    lifecycle.down(name)
     cluster.mtu = localshards.MTU
     with pytest.raises(MachineError, match="loses frames of the links' MTU, and passes small ones") as caught:
         up(name)
     assert "link.mtu" in caught.value.problems[0].hint
     lab = up(name, "link.mtu=1300", "roce.ib_mtu=1024")
-    try:
-        _, paths = ran(lab)
-        assert paths.agree and not paths.lost
-    finally:
-        lifecycle.down(name)
+    _, paths = ran(lab)
+    assert paths.agree and not paths.lost
 
 
 @pytest.mark.deep
