@@ -31,7 +31,7 @@ class Terminal:
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
             os.chdir(cwd)
-            os.execvpe(argv[0], argv, dict(env if env is not None else os.environ))
+            os.execvpe(argv[0], [*argv], dict(env if env is not None else os.environ))
 
     def until(self, text: str, seconds: float = 120.0) -> None:
         """Read until the terminal shows this, behind what was waited for before."""

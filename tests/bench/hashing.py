@@ -27,7 +27,7 @@ from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from tests.netns.queue_bench import checksum
+from tests.netns.sockets import checksum
 from tests.netns.static_fabric import GATEWAY, StaticLab, roce_frame, some_flows, static_fabric
 
 from . import Figure, at_most

@@ -19,8 +19,8 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import row
 from heddle.wire.layout import ETHERTYPE_IPV4
 from tests.machine import until
-from tests.netns.queue_bench import DATA, LOSSLESS, checksum
-from tests.netns.sockets import packet_socket, taking
+from tests.netns.queue_bench import DATA, LOSSLESS
+from tests.netns.sockets import checksum, packet_socket, taking
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 SIZE: Final = 1000  # bytes of a frame

@@ -267,7 +267,7 @@ def test_each_collective_by_itself_too(
 ) -> None:
     """In the gate: all of them as steps of one job, above, and some by themselves in other modules."""
     rail = isinstance(patterns()[collective, algorithm], RailPattern)
-    fabric, more = rails if rail else lab, {"collective": collective, "algorithm": algorithm}
+    fabric, more = rails if rail else lab, dict[str, Any](collective=collective, algorithm=algorithm)
     compare(fabric, fabric.fabric.policy.routing.ecmp, tmp_path, fastpath=fastpath, **more)
 
 
@@ -276,7 +276,7 @@ def test_each_collective_by_itself_too(
 def test_each_channel_of_a_ring_has_nics_of_its_own_between_hosts(
     collective: str, fastpath: Literal["on", "off"], joined: Lab, tmp_path: Path
 ) -> None:
-    more = {"collective": collective, "channels": 2, "nvlink_rate": 3600}
+    more = dict[str, Any](collective=collective, channels=2, nvlink_rate=3600)
     compare(joined, joined.fabric.policy.routing.ecmp, tmp_path, fastpath=fastpath, **more)
 
 

@@ -25,11 +25,11 @@ from tests.netns.queue_bench import (
     UNSPEC,
     Bench,
     bench,
-    checksum,
     drops,
     ipv4,
     ipv6,
 )  # fmt: skip
+from tests.netns.sockets import checksum
 
 RUNS = 5_000  # packets a depth
 SIZE = 100
