@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from os import kill
 from typing import Any, Final
 
+from heddle.base.ethernet import pfc_frame
 from heddle.base.events import Silent
 from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, sysctl_path
@@ -27,7 +28,6 @@ from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.spec.impairments import LinkFault
-from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
 from heddle.wire.layout import DSCP_DATA
 from tests.machine import meanwhile, until
@@ -288,7 +288,7 @@ def _shaped(lab: Lab, rate_bps: int, *ports: Port) -> Iterator[None]:
 
 @contextmanager
 def _pausing(lab: Lab, port: Port) -> Iterator[None]:
-    frame = build(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA})
+    frame = pfc_frame(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA})
     with inside(lab.handle(port.node).netns):
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         raw.setsockopt(SOL_PACKET, _QDISC_BYPASS, 1)  # a NIC's pauses do not pass its queues

@@ -24,7 +24,7 @@ from heddle.base.process import run
 from heddle.fabric.cutting import Cut, cut
 from heddle.fabric.model import Fabric
 from heddle.runtimes import registry
-from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
+from heddle.runtimes.clusterkind import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
 from tests.objects.shared import ROOT
 
@@ -49,7 +49,7 @@ _SETUP: Final = (
 
 
 class LocalCluster:
-    """Implements heddle.runtimes.cluster.Cluster."""
+    """Implements heddle.runtimes.clusterkind.Cluster."""
 
     name = NAME
     python: Sequence[str] = (sys.executable, "-P", "-m")

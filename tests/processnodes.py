@@ -21,7 +21,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal, attached, end_all, first_lines, run
 from heddle.fabric.model import Fabric
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_topology import NodeDef, Topology, known_node, read_topology
 

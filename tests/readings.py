@@ -6,8 +6,7 @@ import struct
 from pathlib import Path
 
 from heddle.kernel.fib import port_names
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.kernel.netlink import attributes
 from heddle.kernel.uapi import TCA_STATS2
 from heddle.lab.lab import Lab

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import Problem
 from heddle.fabric.model import Role
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab import agents, facts
 from heddle.lab.fact import Fact
 from heddle.lab.facts import port_faults

@@ -30,8 +30,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Port
 from heddle.host import delivery
 from heddle.kernel import inorder
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.lab import rehash
 from heddle.lab.convergence import overriding_routes
 from heddle.lab.fact import Fact

@@ -38,7 +38,7 @@ from heddle.cli.argv import (
 from heddle.cli.console import Console
 from heddle.cli.helptexts import SHARED
 from heddle.places import choice
-from heddle.places.call import Call
+from heddle.places.choice import Call
 
 Arguments = Mapping[str, Any]
 # A need is constant, or depends on the typed values (`up --dry-run` needs no root).

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from heddle.base.families import Address, Network, Version
 from heddle.kernel import netlink as nl
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG
 
 RT_TABLE_MAIN: Final = 254

@@ -1,4 +1,4 @@
-"""Enter network namespaces from Python, per thread.
+"""Nodes as names and network namespaces, and how Python enters a namespace, per thread.
 
 `setns` moves only the calling thread, so each thread may be in another namespace. A socket stays in the namespace in
 which it was opened. Files below /proc/sys/net also belong to the namespace of the thread that opens them.
@@ -10,12 +10,22 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libc import libc
 from heddle.kernel.uapi import CLONE_NEWNET
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandle:
+    """A node of a running lab."""
+
+    name: str
+    netns: Path  # /run/netns/heddle-zone-rtsw1
+
 
 NETNS_DIR: Final = Path("/run/netns")
 THIS_NAMESPACE: Final = Path("/proc/thread-self/ns/net")  # that of the calling thread

@@ -25,8 +25,7 @@ from typing import Final, NamedTuple, Self
 from heddle.base.families import Version
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel import uapi
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import THIS_NAMESPACE, inside, nameless
+from heddle.kernel.namespace import THIS_NAMESPACE, NodeHandle, inside, nameless
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4

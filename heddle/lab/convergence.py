@@ -25,8 +25,7 @@ from heddle.fabric.nexthops import edges_of
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL, Fib, NextHop, local_routes, read_fib
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.kernel.netlink import RouteSocket, carries_traffic, interfaces
 from heddle.lab.daemons import ESTABLISHED, Daemons
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from heddle.fabric.model import Role
 from heddle.fabric.wiring import Node, Port
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.netlink import ALL_LINKS, RTM_GETADDR, RTM_GETLINK, RouteSocket, attributes, down_ports
 from heddle.kernel.uapi import (
     IFADDRMSG,

@@ -16,7 +16,7 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Node
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot, merged, take
 from heddle.lab.spread import nothing, spread

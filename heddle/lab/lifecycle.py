@@ -41,7 +41,7 @@ from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab import health, linkstate
 from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import converged, facts, parts

@@ -19,9 +19,8 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Node
 from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import Fib, fib_of
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.ipsettings import LOCAL_TABLE, ip_settings
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.kernel.netlink import Neighbour, NetInterface, RouteSocket, carriers, interfaces, neighbours, path_mtus
 from heddle.kernel.uapi import IFF_NOARP, IFLA_ADDRESS, IFLA_MTU
 from heddle.lab.convergence import without_route

@@ -21,8 +21,18 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
-from heddle.offline.demand import Traffic, traffic_of
-from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.loads import (
+    Demand,
+    Loads,
+    Nics,
+    Scenario,
+    Traffic,
+    carry,
+    demand_of,
+    nics_of,
+    spread_evenly,
+    traffic_of,
+)
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.offline.wires import (
     HASHED,

@@ -18,8 +18,7 @@ from heddle.base.arrays import I32, I64, Bools
 from heddle.fabric.hashmodes import SPREADING
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import BATCH
-from heddle.offline.demand import Traffic
-from heddle.offline.loads import FlowBatch, Loads, Nics, Scenario, nics_of
+from heddle.offline.loads import FlowBatch, Loads, Nics, Scenario, Traffic, nics_of
 from heddle.offline.wires import Wires, compared, forwarding_of, rule_of, rules_of, steering_of
 
 

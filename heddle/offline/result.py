@@ -13,7 +13,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.endpoints.runoptions import typed_options
-from heddle.offline.demand import Traffic
+from heddle.offline.loads import Traffic
 from heddle.offline.wires import Trouble, Wires
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness

@@ -42,9 +42,8 @@ from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, POLICY_L4, SPREADING, 
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Port
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Program, run_on
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes, port_behind
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
 from heddle.lab.spread import spread, union

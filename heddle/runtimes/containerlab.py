@@ -33,8 +33,7 @@ from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
 from heddle.host.engine.docker import docker
 from heddle.host.engine.lockfile import locked
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import NETNS_DIR
+from heddle.kernel.namespace import NETNS_DIR, NodeHandle
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import mgmt_subnet
 from heddle.runtimes import clab_deploy as clab

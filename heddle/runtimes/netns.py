@@ -23,8 +23,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, dying_with_us, first_lines, run
 from heddle.fabric.model import Fabric
 from heddle.kernel.devicetypes import explained
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.kernel.namespace import NETNS_DIR, NodeHandle, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
 from heddle.runtimes.netns_space import RUN_DIR, Space, files_dir, job_root, make_space, make_views

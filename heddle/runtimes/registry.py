@@ -18,7 +18,7 @@ from heddle.base.events import Observer
 from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.process import Journal, attached, run
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric

@@ -24,7 +24,7 @@ from heddle.base.events import Observer
 from heddle.base.plugins import parts
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.untrusted import LINE_BYTES, parsed
-from heddle.runtimes.cluster import ShardCommand
+from heddle.runtimes.clusterkind import ShardCommand
 
 AGENT: Final = "heddle.shards.agent"
 CLOCK: Final = "heddle.shards.building:clock"

@@ -30,10 +30,9 @@ from heddle.base.tables import some_of
 from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import NETNS_DIR
+from heddle.kernel.namespace import NETNS_DIR, NodeHandle
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes.cluster import Cluster, ShardNeed
+from heddle.runtimes.clusterkind import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, packed, read_topology, start_timeout
 from heddle.runtimes.registry import RUNTIMES, Runtime
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed

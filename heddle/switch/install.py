@@ -29,8 +29,8 @@ from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
+from heddle.kernel.namespace import NodeHandle
 from heddle.switch import counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes

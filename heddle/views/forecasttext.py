@@ -10,7 +10,7 @@ import numpy as np
 
 from heddle.base.units import format_bytes, format_size
 from heddle.fabric.model import Fabric
-from heddle.offline.demand import Traffic
+from heddle.offline.loads import Traffic
 from heddle.offline.result import ModeResult, Prediction
 from heddle.offline.wires import Wires
 from heddle.traffic.matrixrows import names_bytes

@@ -36,7 +36,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet, bind_top_down
 
 from heddle.wire import layout as wire
-from heddle.wire.icrc import icrc
+from heddle.wire.layout import icrc
 
 OPCODES: Final[dict[int, str]] = dict(wire.OPCODE_NAMES)
 _AETH_KINDS: Final = {0: "ACK", 1: "RNR_NAK", 3: "NAK"}

@@ -25,8 +25,7 @@ from heddle.base.units import format_bytes
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Port
 from heddle.host.preflight import frr_release
-from heddle.offline.demand import Traffic, traffic_at
-from heddle.offline.loads import Demand, Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.loads import Demand, Scenario, Traffic, carry, demand_of, nics_of, spread_evenly, traffic_at
 from heddle.offline.wires import (
     EVEN_SPLIT,
     Trouble,

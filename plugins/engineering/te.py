@@ -33,7 +33,7 @@ from heddle.lab.rehash import put_in_force
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import nothing, spread
 from heddle.offline.columns import flows_of
-from heddle.offline.demand import Traffic, traffic_of
+from heddle.offline.loads import Traffic, traffic_of
 from heddle.offline.wires import Wires, wires_of
 from heddle.predict.cspf import Demands, Routes, cspf
 from heddle.predict.forwarding import NOWHERE, Forwarding

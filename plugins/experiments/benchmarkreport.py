@@ -19,7 +19,7 @@ from heddle_plugins.experiments.outcome import FAILED
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.offline.demand import Traffic
+    from heddle.offline.loads import Traffic
     from heddle.runs.stored import StoredRun
     from heddle_plugins.experiments.folders import FolderResult
     from heddle_plugins.experiments.loading import Variant
@@ -243,7 +243,7 @@ def _payload(traffic: Traffic) -> int:
 
 def _offered(result: ExperimentResult) -> Iterator[tuple[str, ...]]:
     """A row for each run that ranks made."""
-    from heddle.offline.demand import traffic_of
+    from heddle.offline.loads import traffic_of
 
     for each in result.done:
         variant = each.variant

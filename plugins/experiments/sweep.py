@@ -29,7 +29,6 @@ from heddle.base.tables import many
 from heddle.base.untrusted import OUTPUT_BYTES
 from heddle.base.userfiles import as_caller, new_directory
 from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, cut
-from heddle.runtimes.cluster import ShardCommand, ShardNeed
 from heddle.runtimes.clusterkind import (
     CLUSTERS,
     USUAL_S,
@@ -38,6 +37,8 @@ from heddle.runtimes.clusterkind import (
     PodJob,
     PodJobs,
     PodState,
+    ShardCommand,
+    ShardNeed,
     UnreachableError,
 )
 from heddle.runtimes.netns_topology import unpack

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from heddle.base.process import start_of
-from heddle.runtimes.cluster import ShardCommand
-from heddle.runtimes.clusterkind import IndexPod, JobNeed, PodJob, PodJobs, PodState
+from heddle.runtimes.clusterkind import IndexPod, JobNeed, PodJob, PodJobs, PodState, ShardCommand
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.kubecluster import KubeCluster, removed
 from heddle_plugins.kubernetes.manifests import EXPERIMENT, EXPERIMENT_KINDS, INDEX, PROCESS

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.events import Observer
 from heddle.fabric.cutting import Cut
 from heddle.fabric.model import Fabric
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import ClusterKind
+from heddle.runtimes.clusterkind import ClusterKind, ShardNeed
 from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked, owner
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.cutting import Cut, cut, fitting_cut
 from heddle.fabric.model import Fabric
 from heddle.render.dialects import RenderOptions
-from heddle.runtimes.cluster import Cluster, ShardCommand, ShardNeed
-from heddle.runtimes.clusterkind import USUAL_S, PodState, UnreachableError
+from heddle.runtimes.clusterkind import USUAL_S, Cluster, PodState, ShardCommand, ShardNeed, UnreachableError
 from heddle.runtimes.sharded import ShardedRuntime
 from heddle_plugins.kubernetes import manifests, podexec
 from heddle_plugins.kubernetes.api import RIGHTS, ConflictError, ForbiddenError, KubeApi

@@ -21,8 +21,7 @@ from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.base.untrusted import parsed
 from heddle.host.doctor import Check, Report
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import ClusterReport, UnreachableError
+from heddle.runtimes.clusterkind import ClusterReport, ShardNeed, UnreachableError
 from heddle.switch.links.cuts import tunnel_port
 from heddle_plugins.kubernetes import manifests, podinit
 from heddle_plugins.kubernetes.api import KubeApi

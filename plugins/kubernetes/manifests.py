@@ -17,8 +17,7 @@ from typing import Any, Final
 import yaml
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import JobNeed
+from heddle.runtimes.clusterkind import JobNeed, ShardNeed
 from heddle.spec.yamlfile import ReadOptions, Trail, dotted, parse, read_text
 from heddle_plugins.kubernetes.target import KubeTarget
 

@@ -12,8 +12,7 @@ from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import table
 from heddle.cli.capture_live import frame_json, packet_line
 from heddle.cli.console import Console
-from heddle.wire.dissect import ROCE_V1, Dissected, dissect
-from heddle.wire.layers import UNREAD
+from heddle.wire.dissect import ROCE_V1, UNREAD, Dissected, dissect
 from heddle_plugins.packets.capturefile import CaptureFile, open_capture
 from heddle_plugins.packets.conversations import CaptureTotals, PsnOrder, QpConversation
 

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from heddle.wire import layout as wire
 from heddle.wire.dissect import ROCE_CUT, Dissected
-from heddle.wire.icrc import verdict
-from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV6_BYTES, UDP_BYTES, psn_after
+from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV6_BYTES, UDP_BYTES, psn_after, verdict
 from heddle_plugins.packets.capturefile import CapturedPacket
 
 _RESTART: Final = 1 << 16  # a jump that far is a new connection on the same number, not a loss

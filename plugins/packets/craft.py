@@ -41,7 +41,7 @@ from heddle.traffic.flow import Endpoint, Flow, Sent
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
 from heddle.wire.dissect import Dissected, dissect
-from heddle.wire.icrc import IcrcVerdict, verdict
+from heddle.wire.layout import IcrcVerdict, verdict
 from heddle_plugins.packets.crafted import PacketEnds, layers_as_data, layers_as_text, read_recipe
 
 RESPONDER_QPN: Final = 0x100

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from heddle.places.call import EXAMPLE, place_error
+from heddle.places.choice import EXAMPLE, place_error
 
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heddle.base.extras import SSH, require
-from heddle.places.call import Place, place_error
+from heddle.places.choice import Place, place_error
 from heddle_plugins.places.address import parse_address
 
 

@@ -35,7 +35,7 @@ from heddle.base import progname
 from heddle.base.files import PLACE, VARIABLE
 from heddle.base.problems import MachineError, Problem, shown, trouble
 from heddle.base.tables import written
-from heddle.places.call import Call, Output, foreign
+from heddle.places.choice import Call, Output, foreign
 from heddle_plugins.places import server, sync
 from heddle_plugins.places.address import Address
 from heddle_plugins.places.server import HELLO, SILENCE

@@ -28,7 +28,7 @@ from heddle.base import resources
 from heddle.base.files import FILE_BYTES, expanded, open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.untrusted import OUTPUT_BYTES, is_safe_name
-from heddle.places.call import Call, foreign
+from heddle.places.choice import Call, foreign
 from heddle_plugins.places.server import Manifest, is_kept, manifest_entry, walk
 
 INPUT_BYTES: Final = 256 << 20  # all input files of a verb

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from heddle.base.events import Observer
 from heddle.fabric.fabricfile import load_fabric
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab import lifecycle as labs
 
 from . import Figure, at_most

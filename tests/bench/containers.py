@@ -17,7 +17,7 @@ from heddle.fabric.model import Fabric
 from heddle.host.engine import binary
 from heddle.host.engine.setup import engine_running
 from heddle.kernel.fib import Fib, read_fib
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab import lifecycle as labs
 from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.render.dialects import RenderOptions

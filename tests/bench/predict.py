@@ -66,8 +66,7 @@ def _walked(qps: int) -> float:
     """Seconds of the quickest of some walks of all flows under all modes that give them a path."""
     from heddle.endpoints.workloadfile import load_workload
     from heddle.fabric.shapes import build
-    from heddle.offline.demand import traffic_of
-    from heddle.offline.loads import Scenario, carry, nics_of
+    from heddle.offline.loads import Scenario, carry, nics_of, traffic_of
     from heddle.offline.wires import HASHED, forwarding_of, rule_of, rules_of, steering_of, wires_of
     from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse

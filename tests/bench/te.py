@@ -42,9 +42,8 @@ def figures(observer: Observer) -> Iterator[Figure]:
 def _seconds() -> float:
     """Processor time of the quickest of some plans: each NIC sends one flow to another rack."""
     from heddle.endpoints.workloadfile import load_workload
-    from heddle.offline.demand import traffic_of
     from heddle.offline.forecast import demands_of
-    from heddle.offline.loads import nics_of
+    from heddle.offline.loads import nics_of, traffic_of
     from heddle.offline.wires import forwarding_of, wires_of
     from heddle.predict.cspf import cspf
 

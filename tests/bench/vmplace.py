@@ -19,7 +19,7 @@ from heddle.base import mounts
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.cli.console import Console
-from heddle.places.call import Call
+from heddle.places.choice import Call
 from heddle_plugins.places import sync
 from heddle_plugins.places.session import Session
 from heddle_plugins.places.ssh import connection

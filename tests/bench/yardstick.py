@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.kernel.fib import read_fib
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 
 _PREFIX: Final = "heddle-yardstick-"
 _FRR: Final = Path("/usr/lib/frr")

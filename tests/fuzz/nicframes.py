@@ -24,7 +24,7 @@ from heddle.endpoints.transports.rc import RcSender
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.kernel.native import native
 from heddle.wire import layout as wire
-from heddle.wire.icrc import icrc
+from heddle.wire.layout import icrc
 from tests.fuzz.mutate import damaged
 from tests.unit.fastpath_bench import MTU, FastBench, answer, found
 from tests.unit.test_fuzz_nic import header

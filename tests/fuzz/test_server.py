@@ -16,7 +16,7 @@ import pytest
 
 from heddle.base.problems import HeddleError
 from heddle.cli.console import Console
-from heddle.places.call import Call
+from heddle.places.choice import Call
 from heddle_plugins.places import sync
 from heddle_plugins.places.address import Address
 from heddle_plugins.places.server import HELLO, frame

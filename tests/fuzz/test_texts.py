@@ -15,7 +15,7 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
-from heddle.offline.demand import traffic_of
+from heddle.offline.loads import traffic_of
 from heddle.traffic.traces import Reading, read_trace
 from heddle_plugins.readers.sonic.fromsonic import import_sonic
 from tests.fuzz.cases import Fuzz

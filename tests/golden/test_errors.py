@@ -16,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.cli.hashing_change import ExactRows, file_rows
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
-from heddle.offline.demand import traffic_of
+from heddle.offline.loads import traffic_of
 
 HERE: Final = Path(__file__).parent / "errors"
 

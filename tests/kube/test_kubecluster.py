@@ -19,7 +19,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.clusterkind import ShardNeed
 from heddle_plugins.kubernetes import kubecluster, manifests, podexec
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.kubeprobe import probe

@@ -21,8 +21,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.lab import lifecycle
 from heddle.lab.status import status
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import JobNeed
+from heddle.runtimes.clusterkind import JobNeed, ShardNeed
 from heddle.switch.links.cuts import TUNNEL_PORT
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.api import KubeApi

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from heddle.base.ethernet import pfc_frame
 from heddle.kernel.namespace import inside
 from heddle.switch.pfc import control as pfc
-from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
 from tests.machine import meanwhile, until
 from tests.netns.port_pair import first_in_line
@@ -135,7 +135,7 @@ class PfcLab:
         """Have a port send one pause frame. at: a host, whose port leads to its switch, or a port as `rtsw1:eth3`."""
         node, _, name = at.partition(":")
         port = next(each for each in self.lab.fabric.by_name[node].ports if name in ("", each.name))
-        self.put(port.ref, build(bytes.fromhex(port.mac.replace(":", "")), dict.fromkeys(vector, quanta)))
+        self.put(port.ref, pfc_frame(bytes.fromhex(port.mac.replace(":", "")), dict.fromkeys(vector, quanta)))
 
     def put(self, ref: str, frame: bytes) -> None:
         """Put a frame on the wire of a port."""

@@ -20,8 +20,7 @@ from heddle.base.units import parse_size
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import clos
 from heddle.fabric.wiring import Node
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from heddle.base.arrays import I64
+from heddle.base.ethernet import pfc_frame
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.endpoints import crew
@@ -21,7 +22,6 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import load
-from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import TRANSPORT, RunOptions
@@ -291,9 +291,9 @@ def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(marking
     def pause() -> None:
         end = time.monotonic() + PAUSED
         while time.monotonic() < end:
-            gates.send(peer.name, build(source, {LOSSLESS: 50_000}))  # 1.02 s
+            gates.send(peer.name, pfc_frame(source, {LOSSLESS: 50_000}))  # 1.02 s
             time.sleep(0.2)
-        gates.send(peer.name, build(source, {LOSSLESS: 0}))
+        gates.send(peer.name, pfc_frame(source, {LOSSLESS: 0}))
 
     with LabQueues.pinned(marking.fabric) as queues:
         paused = queues.agent["paused_ns"][queues.ids[host.name, host.ports[0].name] * 8 + LOSSLESS :]

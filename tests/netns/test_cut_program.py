@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import pytest
 
+from heddle.base.ethernet import pfc_frame
 from heddle.base.process import run
 from heddle.kernel.libbpf import run_on
 from heddle.kernel.namespace import inside
 from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
-from heddle.switch.pfc import frame as pfc
 from heddle.switch.queues.cells import LINK_DOWN
 from heddle.switch.queues.classes import OWNER, classid, row
 from tests.machine import until
@@ -176,7 +176,7 @@ def fields(cell: Any) -> dict[str, Any]:
 
 
 OTHER: Final = bytes(12) + b"\x88\xb6" + bytes(46)
-PAUSE: Final = pfc.build(bytes(5) + b"\1", {LOSSLESS: 500})
+PAUSE: Final = pfc_frame(bytes(5) + b"\1", {LOSSLESS: 500})
 FRAMES: Final = [ipv4(DATA, size) for size in (60, 1514, MTU + 14)] + [
     ipv6(0, 200),
     bytes(12) + b"\x08\x06" + bytes(46),

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from heddle.base.ethernet import LARGEST_PFC_MTU, QUANTUM_BITS
+from heddle.base.ethernet import LARGEST_PFC_MTU, PFC_ADDRESS, QUANTUM_BITS, pfc_frame, read_pfc_frame
 from heddle.base.process import run
-from heddle.switch.pfc.frame import ADDRESS, build, parse
 from heddle.switch.pfc.gates import Gates
 from tests.machine import until
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
@@ -116,9 +115,9 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
         def hears(quanta: int, count: int) -> bool:
             """Whether so many frames with that time have come; takes what comes meanwhile."""
             with contextlib.suppress(TimeoutError):
-                if (data := wire.recv(128)).startswith(ADDRESS):
+                if (data := wire.recv(128)).startswith(PFC_ADDRESS):
                     heard.append(data)
-            return sum(frame.quanta.get(LOSSLESS) == quanta for frame in map(parse, heard) if frame) >= count
+            return sum(frame.quanta.get(LOSSLESS) == quanta for frame in map(read_pfc_frame, heard) if frame) >= count
 
         policy = int(net.queues.policies()["quanta"][net.row(port.peer_ref)])
         with net.loading([(source, sink, LOSSLESS)]):
@@ -129,14 +128,14 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
             net.pause(sink, 0)
             until(lambda: hears(0, 1), seconds=30, every=0)
             until(lambda: not net.closed(f"{source}:eth1"))
-    said = [frame for data in heard if (frame := parse(data)) is not None]
+    said = [frame for data in heard if (frame := read_pfc_frame(data)) is not None]
     assert len(said) == len(heard) > 0
     switch = net.lab.fabric.by_name[port.peer_node].port(port.peer_port)
     assert {frame.source for frame in said} == {bytes.fromhex(switch.mac.replace(":", ""))}
     assert {tuple(frame.quanta) for frame in said} == {(LOSSLESS,)}
     assert {frame.quanta[LOSSLESS] for frame in said} == {policy, 0}
     # Byte by byte what tests/unit/test_pfc_parts.py has tshark read.
-    assert set(heard) == {build(said[0].source, {LOSSLESS: quanta}) for quanta in (policy, 0)}
+    assert set(heard) == {pfc_frame(said[0].source, {LOSSLESS: quanta}) for quanta in (policy, 0)}
 
 
 def test_reactions_are_measured(net: PfcLab) -> None:

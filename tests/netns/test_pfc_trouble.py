@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from heddle.base.ethernet import pfc_frame
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.switch.pfc import control as pfc
-from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -171,7 +171,7 @@ def pause(lab: Lab, host: str, quanta: int) -> None:
     port = lab.fabric.by_name[host].ports[0]
     gates = Gates(lab.handle(host).netns)
     try:
-        assert gates.send(port.name, build(gates.macs[port.name], {LOSSLESS: quanta}))
+        assert gates.send(port.name, pfc_frame(gates.macs[port.name], {LOSSLESS: quanta}))
     finally:
         gates.close_sockets()
 

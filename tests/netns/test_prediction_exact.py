@@ -11,8 +11,7 @@ import pytest
 
 from heddle.fabric.hashmodes import POLICY_CUSTOM
 from heddle.kernel.fib import read_fib
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import NETNS_DIR
+from heddle.kernel.namespace import NETNS_DIR, NodeHandle
 from heddle.predict.forwarding import FlowArrays, forwarding_of
 from heddle.predict.hashes import kernel_hash
 from heddle.predict.selftest import MAX_PACKETS, Trial, examine, some_flows, trial

@@ -22,8 +22,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Journal, end_all
 from heddle.fabric.fabricfile import load_fabric
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import NETNS_DIR, THIS_NAMESPACE
+from heddle.kernel.namespace import NETNS_DIR, THIS_NAMESPACE, NodeHandle
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab

@@ -21,7 +21,7 @@ from heddle.fabric.hashmodes import MODES
 from heddle.kernel import libbpf
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps
-from heddle.switch.pfc import agent, frame, gates, loop
+from heddle.switch.pfc import agent, gates, loop
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 from tests.objects.shared import HEADERS
@@ -107,9 +107,9 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         **{f"EVENT_{name.upper()}": number for number, name in libbpf.KINDS.items()},
     },
     "switch/pfc/, switch/compiled/layouts.py": {
-        "ETH_P_MAC_CONTROL": frame.ETHERTYPE,
-        "OPCODE_PFC": frame.OPCODE,
-        "FRAME_BYTES": frame.FRAME_BYTES,
+        "ETH_P_MAC_CONTROL": ethernet.MAC_CONTROL,
+        "OPCODE_PFC": ethernet.PFC_OPCODE,
+        "FRAME_BYTES": ethernet.PFC_FRAME_BYTES,
         "ETH_P_KICK": gates.KICK_ETHERTYPE,
         "KICK_PRIORITY": gates.KICK_CLASS,
         "PAUSED": _unsigned(agent.PAUSED),

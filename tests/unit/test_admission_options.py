@@ -16,7 +16,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import compiled
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
-from heddle.offline.demand import traffic_of
+from heddle.offline.loads import traffic_of
 from heddle.runs.parts.admission import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.traffic.admission import Admission

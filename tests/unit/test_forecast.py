@@ -16,9 +16,8 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import Fib, NextHop
-from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.loads import Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.loads import Scenario, carry, demand_of, nics_of, spread_evenly, traffic_of
 from heddle.offline.result import Prediction
 from heddle.offline.wires import (
     EVEN_SPLIT,

@@ -16,7 +16,7 @@ from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.offline.columns import Cutting, flows_of, of_lengths, of_pattern
-from heddle.offline.demand import Traffic, traffic_of
+from heddle.offline.loads import Traffic, traffic_of
 from heddle.predict.forwarding import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
@@ -242,7 +242,7 @@ def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle.offline.demand.free_bytes", lambda: 1000)
+    monkeypatch.setattr("heddle.offline.loads.free_bytes", lambda: 1000)
     with pytest.raises(
         InputError, match=r"matrix: all-to-all makes 30 connections of 6 ranks, which need .* GB are free"
     ):

@@ -23,7 +23,7 @@ from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.endpoints.transports.uc import UcParams, UcReceiver, UcSender
 from heddle.wire import layout as wire
-from heddle.wire.icrc import icrc
+from heddle.wire.layout import icrc
 from tests.marks import deep
 from tests.unit.fastpath_bench import FAR, MTU, NEAR, Bench, FastBench, FrameLists, answer, flow, needs_object
 from tests.unit.test_rc import RKEY, Memory

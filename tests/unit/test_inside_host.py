@@ -14,8 +14,8 @@ from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import InsideHost
 from heddle.fabric.fabricfile import load_fabric
-from heddle.offline.demand import traffic_of
 from heddle.offline.ideal import ideal_seconds
+from heddle.offline.loads import traffic_of
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import describe
 from heddle.traffic.plan import Plan, build_plan

@@ -19,11 +19,11 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
+from heddle.base.ethernet import read_pfc_frame
 from heddle.base.problems import MachineError
 from heddle.switch.compiled import layouts
 from heddle.switch.pfc import loop as compiledloop
 from heddle.switch.pfc.agent import Agent
-from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
 from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, CompiledLoop, loop_code
 from heddle.switch.pfc.world import Page, World
@@ -246,7 +246,9 @@ def test_the_same_events_give_the_same_frames_gates_and_deadlines(rigs: tuple[Ri
         assert rigs[0].state() == rigs[1].state()
         sent += sum(map(len, python.values()))
     assert sent > 60
-    frames = [parse(each) for name, each in ((n, f) for n, all_ in compiled.items() for f in all_) if len(name) == 7]
+    frames = [
+        read_pfc_frame(each) for name, each in ((n, f) for n, all_ in compiled.items() for f in all_) if len(name) == 7
+    ]
     assert all(frame is None or set(frame.quanta) == {CLASS} for frame in frames)
 
 
@@ -270,7 +272,7 @@ def test_a_pause_ends_in_time_and_one_that_is_requested_is_repeated(monkeypatch:
         assert 2 <= len(asked) <= 6 and len(set(asked)) == 1
         rig.queues.ingress["state"][row] = 0
         resumed = rig.hears([Event(time.monotonic_ns(), 1, "xon", CLASS, ())])["n1:eth1"]
-        assert [parse(each).quanta for each in resumed][-1:] == [{CLASS: 0}]  # type: ignore[union-attr]
+        assert [read_pfc_frame(each).quanta for each in resumed][-1:] == [{CLASS: 0}]  # type: ignore[union-attr]
         assert rig.agent._rows.asking() == [] and rig.world.page.heartbeat_ns > 0
     finally:
         rig.close()

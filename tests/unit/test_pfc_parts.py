@@ -15,14 +15,13 @@ import pytest
 from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
 
-from heddle.base.ethernet import MAX_QUANTA
+from heddle.base.ethernet import MAX_QUANTA, PFC_FRAME_BYTES, PfcFrame, pfc_frame, quanta_ns, read_pfc_frame
 from heddle.base.process import is_stopped, start_of
 from heddle.fabric.shapes import clos
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import control, world
 from heddle.switch.pfc.agent import Watchdog
 from heddle.switch.pfc.control import AgentState, alive
-from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
 from heddle.switch.pfc.loop import DETECT, RowState
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import port_ids
@@ -101,34 +100,34 @@ CASES = ({3: 0xFFFF}, {3: 0}, {0: 1, 7: 2}, {number: 1000 + number for number in
 
 @pytest.mark.parametrize("quanta", CASES)
 def test_a_parsed_frame_has_the_fields_it_was_built_from_and_scapy_builds_the_same(quanta: dict[int, int]) -> None:
-    frame = build(MAC, quanta)
-    assert len(frame) == FRAME_BYTES
-    assert parse(frame) == PfcFrame(MAC, quanta)
+    frame = pfc_frame(MAC, quanta)
+    assert len(frame) == PFC_FRAME_BYTES
+    assert read_pfc_frame(frame) == PfcFrame(MAC, quanta)
     words = {f"c{number}_enabled": int(number in quanta) for number in range(8)}
     words |= {f"c{number}_pause_time": quanta.get(number, 0) for number in range(8)}
     theirs = Ether(dst="01:80:c2:00:00:01", src="02:a1:b2:c3:d4:e5", type=0x8808)
     theirs /= MACControlClassBasedFlowControl(**words)
-    assert frame[: len(bytes(theirs))] == bytes(theirs)[:FRAME_BYTES]
+    assert frame[: len(bytes(theirs))] == bytes(theirs)[:PFC_FRAME_BYTES]
 
 
 @pytest.mark.parametrize("quanta", [{8: 1}, {-1: 1}, {0: MAX_QUANTA + 1}, {0: -1}])
 def test_values_outside_a_frames_fields_are_refused(quanta: dict[int, int]) -> None:
     with pytest.raises(ValueError, match="class"):
-        build(MAC, quanta)
+        pfc_frame(MAC, quanta)
     with pytest.raises(ValueError, match="MAC of 5 bytes"):
-        build(MAC[:5], {})
+        pfc_frame(MAC[:5], {})
 
 
 def test_other_frames_and_times_whose_bit_is_clear_are_not_read() -> None:
-    frame = build(MAC, {3: 5})
+    frame = pfc_frame(MAC, {3: 5})
     pause = bytearray(frame)
     pause[14:16] = b"\0\1"  # the older PAUSE
     for other in (b"", frame[:33], b"\xff" + frame[1:], bytes(pause), frame[:12] + b"\x08\0" + frame[14:]):
-        assert parse(other) is None
+        assert read_pfc_frame(other) is None
     # A time whose bit is clear is not read.
     clear = bytearray(frame)
     clear[18:20] = b"\xff\xff"  # of class 0
-    assert parse(bytes(clear)) == PfcFrame(MAC, {3: 5})
+    assert read_pfc_frame(bytes(clear)) == PfcFrame(MAC, {3: 5})
     # A quantum is 512 bit times of the link.
     assert quanta_ns(1, 100_000_000) == 5120
     assert quanta_ns(65535, 100_000_000) == pytest.approx(335_539_200)

@@ -16,7 +16,7 @@ from scapy.packet import Raw
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from heddle.wire.icrc import icrc
+from heddle.wire.layout import icrc
 from heddle.wire.sport import SPORTS, entropy_sports, flow_label_for_qps, sport_for_qps, sport_of_own_qpn, sport_of_rxe
 from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SAMPLES6, SRC_IP, TOS, Sample, flow, payload_of
 

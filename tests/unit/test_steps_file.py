@@ -9,7 +9,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
-from heddle.offline.demand import traffic_of
+from heddle.offline.loads import traffic_of
 from heddle.traffic.plan import bound_steps, build_plan
 from heddle.traffic.sequence import Part, PartSequence
 from heddle.traffic.workload import Workload

@@ -15,7 +15,7 @@ from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.choose import blueprint_of, companions
 from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
-from heddle.offline.demand import traffic_of
+from heddle.offline.loads import traffic_of
 from heddle.runs.files import UnreadableError, read_arrays, read_object
 from heddle_plugins.packets.capturefile import open_capture
 

@@ -15,8 +15,8 @@ from heddle.endpoints.workloadfile import load_workload, workload_words, workloa
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
-from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
+from heddle.offline.loads import traffic_of
 from heddle.runs.run import plan_workload
 from heddle.spec.load import presets
 

@@ -15,8 +15,8 @@ from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.columns import flows_of
-from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
+from heddle.offline.loads import traffic_of
 from heddle.predict.forwarding import FlowArrays
 from heddle.traffic.plan import build_plan
 from heddle.traffic.workload import BACKGROUND, Workload

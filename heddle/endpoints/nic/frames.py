@@ -32,8 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.wire import layout as wire
-from heddle.wire.icrc import RESIDUE, prefix_state
-from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
+from heddle.wire.layout import IMM_BYTES, LAYOUTS, RESIDUE, RETH_BYTES, prefix_state
 
 LINE_BYTES: Final = 64
 BATCH: Final = 64

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from heddle.base.ethernet import MAX_QUANTA
+from heddle.base.ethernet import MAX_QUANTA, pfc_frame, quanta_ns
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.units import format_duration
@@ -15,7 +15,6 @@ from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
 from heddle.lab.faults.kind import Going, KeptFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.spread import nothing, only, spread
-from heddle.switch.pfc.frame import build, quanta_ns
 from heddle.switch.queues.classes import port_ids, row
 from heddle.switch.queues.portqueues import Setup
 
@@ -87,7 +86,7 @@ def _send(lab: Lab, host: str, number: int, quanta: int) -> None:
                 sender.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
                 sender.bind((port.name, 0))
                 source = sender.getsockname()[4]
-                sender.send(build(source, {number: quanta}))
+                sender.send(pfc_frame(source, {number: quanta}))
 
 
 @spread(only, nodes=lambda host, _: [host])  # a host and its switches are in one shard

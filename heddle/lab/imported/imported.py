@@ -33,7 +33,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.fabric.wiring import Bridge, Port
 from heddle.kernel.devicetypes import HINT, created, missing
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence

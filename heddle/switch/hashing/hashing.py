@@ -24,9 +24,8 @@ from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.fabric.wiring import Node
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.switch.hashing.maps import NO_STEERING, ProgramRule, Steering, Tables, steering_of
 
 PINS: Final = BPFFS / "heddle"

@@ -23,7 +23,7 @@ from heddle.fabric.wiring import Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.grace import grace
-from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.netlink import refusal
 from heddle.spec.impairments import COUNTED, NETEM_KINDS, PROGRAM_KINDS, FaultKind, LinkFault
 from heddle.switch.hashing.hashing import pin_dir

@@ -18,9 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.ethernet import CLASSES
+from heddle.base.ethernet import CLASSES, pfc_frame
 from heddle.switch.pfc import loop
-from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN, LINK_HOST
 
@@ -194,7 +193,7 @@ class Pauses:
         frame = self._frames.get((index, pause))
         if frame is None:
             quanta = {index % CLASSES: self._rules.quanta[index] if pause else 0}
-            frame = self._frames[index, pause] = build(space.macs[port.name], quanta)
+            frame = self._frames[index, pause] = pfc_frame(space.macs[port.name], quanta)
         if space.send(port.name, frame):
             self._sent[index] += 1
 

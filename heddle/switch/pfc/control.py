@@ -26,7 +26,7 @@ from heddle.base.userfiles import make_dir
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.kernel.handle import NodeHandle
+    from heddle.kernel.namespace import NodeHandle
 
 _START_S: Final = 60.0
 _FILES_A_NODE: Final = 3  # two packet sockets and one netlink socket

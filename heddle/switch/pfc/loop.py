@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from heddle.base.ethernet import CLASSES
+from heddle.base.ethernet import CLASSES, quanta_ns
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import library, open_ring
 from heddle.kernel.libc import libc
 from heddle.switch.compiled import layouts as structs
-from heddle.switch.pfc.frame import quanta_ns
 from heddle.switch.pfc.world import World
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Final
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.runs.measuring import Measure, Measuring
 from heddle.wire import layout as wire
-from heddle.wire.icrc import verdict
+from heddle.wire.layout import verdict
 
 _IP: Final = 14  # offset of the IP header in a frame
 # Figure -> the byte of the IPv4 packet whose lowest bit is inverted.

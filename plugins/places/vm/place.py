@@ -7,7 +7,7 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.host import packages
-from heddle.places.call import Call, Output
+from heddle.places.choice import Call, Output
 from heddle_plugins.places.address import Address
 from heddle_plugins.places.session import SshPlace
 from heddle_plugins.places.ssh import Target

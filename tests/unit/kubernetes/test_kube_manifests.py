@@ -9,8 +9,7 @@ import yaml
 from kubernetes import client
 
 from heddle.base.problems import InputError
-from heddle.runtimes.cluster import ShardNeed
-from heddle.runtimes.clusterkind import JobNeed
+from heddle.runtimes.clusterkind import JobNeed, ShardNeed
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.target import KubeTarget, checked
 

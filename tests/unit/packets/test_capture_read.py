@@ -18,7 +18,7 @@ from heddle.cli.program import main
 from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.dissect import ROCE_V1, dissect
-from heddle.wire.icrc import verdict
+from heddle.wire.layout import verdict
 from heddle_plugins.packets.capturefile import CaptureFile, open_capture
 from heddle_plugins.packets.conversations import CaptureTotals
 from tests.marks import deep

@@ -22,7 +22,7 @@ from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.dissect import dissect
-from heddle.wire.icrc import verdict
+from heddle.wire.layout import verdict
 from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
 from heddle_plugins.packets.capturefile import CapturedPacket
 from heddle_plugins.packets.conversations import CaptureTotals, PsnOrder, QpConversation

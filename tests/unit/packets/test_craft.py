@@ -12,7 +12,7 @@ from scapy.layers.l2 import Ether
 from heddle.base.problems import HeddleError, InputError, MachineError
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
-from heddle.wire.icrc import verdict
+from heddle.wire.layout import verdict
 from heddle.wire.roce import BTH
 from heddle_plugins.packets.craft import Crafted, ResponderSeen, _exchange
 from heddle_plugins.packets.crafted import PacketEnds, bits_of, field_rows, layers_as_data, read_recipe

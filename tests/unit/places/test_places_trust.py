@@ -19,7 +19,7 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
-from heddle.places.call import Call
+from heddle.places.choice import Call
 from heddle_plugins.places import sync
 from heddle_plugins.places.address import Address
 from heddle_plugins.places.server import HELLO, Frames, frame, make_private

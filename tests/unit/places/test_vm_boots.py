@@ -14,7 +14,7 @@ import pytest
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.cli.console import Console
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
-from heddle.places.call import Call
+from heddle.places.choice import Call
 from heddle_plugins.places.ssh import Target, known_keys
 from heddle_plugins.places.verbs import needed_extras, needed_packages, vm
 from heddle_plugins.places.vm import guest, place, qemu
