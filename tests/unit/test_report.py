@@ -15,6 +15,7 @@ from heddle.cli.run_verb import run as run_task
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.opening import Rendered
+from heddle.runs.compare import compare
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import open_runs
@@ -116,6 +117,13 @@ def test_what_nobody_counted_is_a_dash_and_no_zero(tmp_path: Path) -> None:
     assert (counted.to_json()["icrc_errors"], counted.to_json()["machine"]["socket_drops"]) == (None, None)
     text = report_html([keep(tmp_path, record=counted)])
     assert re.search(r"stray</th>\s*<td>packets</td>\s*<td[^>]*>-</td>", text)
+
+
+def test_two_runs_are_named_with_their_lab_above_their_comparison(tmp_path: Path) -> None:
+    pair = [keep(tmp_path, number, samples.record(ecmp=ecmp)) for number, ecmp in ((1, "flow"), (2, "e-ecmp"))]
+    text = report_html(pair, compare(*pair))
+    assert "A is run 0001 of lab zone, B is run 0002 of lab zone." in text
+    assert re.search(r"hashing</[a-z]+>\s*<td[^>]*>flow</td>\s*<td[^>]*>e-ecmp</td>", text)
 
 
 def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Path) -> None:
