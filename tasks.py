@@ -36,7 +36,7 @@ from heddle.cli.picture_verbs import plot
 from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.explain_verb import explain
 from heddle.cli.serving_verbs import mcp
-from heddle.cli.plugin_verb import plugin
+from heddle.cli.machine_verbs import plugin
 from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke

@@ -199,7 +199,7 @@ def lab_name(heddle_pool: Pool) -> Iterator[Callable[[], str]]:
     """Names that no other lab has, with claims as labs of the pool: SIGTERM ends this session as Ctrl-C does, and
     if this process is killed, a later session removes its labs.
     """
-    from heddle_plugins.testing import claims
+    from heddle_plugins.testing import pool as claims
 
     taken: list[str] = []
 

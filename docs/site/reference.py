@@ -419,19 +419,19 @@ def tools_page() -> str:
 
 def figures_page() -> str:
     """Figures and measures of experiments."""
-    from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE
+    from heddle.runs.figures import FIGURES, figures_with
     from heddle_plugins.experiments.measures import MEASURES
 
-    texts = _meanings()["figures"]
     heads = {
-        "size": ("Figures of a size", OF_SIZES), "run": ("Figures of a live run", OF_RUNS),
-        "links": ("Figures of links", OF_LINKS),
-        "offline": ("Figures of a prediction", [*set(OFFLINE) - set(OF_LINKS)]),
-    }  # fmt: skip
+        "Figures of a size": figures_with("size"),
+        "Figures of a live run": figures_with("run"),
+        "Figures of links": figures_with("links"),
+        "Figures of a prediction": figures_with("predicted"),
+    }
     lines = []
-    for part, (title, names) in heads.items():
-        _rows(f"figures.{part}", names, texts[part], exactly=False)
-        lines += [f"## {title}", "", *_table(("figure", "meaning"), texts[part]), ""]
+    for title, names in heads.items():
+        figures = ((f"`{name}`", FIGURES[name].unit or "-", FIGURES[name].text) for name in names)
+        lines += [f"## {title}", "", *_table(("figure", "unit", "meaning"), figures), ""]
     lines += ["## Measures", ""]
     rows = (
         (
@@ -444,7 +444,9 @@ def figures_page() -> str:
     )
     return _page(
         "Figures and measures",
-        "This page lists what an expression of an [experiment](experiments.md) can use.",
+        "This page lists what an expression of an [experiment](experiments.md) can use. A live run also has the\n"
+        "counters of its transport: `retransmitted`, `timeouts`, `cnps_sent` and others. A prediction also has the\n"
+        "figures of links.",
         *lines,
         *_table(("measure", "is", "figures", "options"), rows),
     )

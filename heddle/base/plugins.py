@@ -67,6 +67,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
     "trace": PartKind("a format of traces, by the end of its files: a function", "heddle.traffic.traces:FORMATS"),
     "section": PartKind("a section of a run in the report: a Section", "heddle.views.report.page:SECTIONS"),
+    "figure": PartKind("a figure of a run: heddle.runs.figures.Figure", "heddle.runs.figures:FIGURES"),
     "measure": PartKind("a measure of experiments: an instance of heddle.runs.measuring.Measure"),
     "change": PartKind("a live change of a lab for a run of an experiment, by its key: a function"),
     "runtime": PartKind("a runtime: heddle.runtimes.registry.Runtime", "heddle.runtimes.registry:RUNTIMES"),

@@ -32,6 +32,7 @@ from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.policydata import dump_policy, fabric_to_json
 from heddle.predict.statistics import interval
+from heddle.runs.figures import FIGURES, Figure
 from heddle.runs.noise import LEVEL, STEADY, Chance, chance_of, outliers
 from heddle.runs.runrecord import RunRecord, unfit
 from heddle.runs.runtable import RunHead, SizeRow
@@ -47,6 +48,7 @@ Verdict = Literal["same", "noise", "differs", "unknown"]
 REPEAT: Final = "repeat A or B"
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
 _LEAST: Final = 1e-30  # of a time or bandwidth, and 1 / the most: no run has such
+_MMR: Final = "max/mean"
 _COUNTED: Final = ("packets", "frames", "count")
 DESPITE: Final = "despite"  # before what makes a run unreliable that counts all the same
 _NAMED: Final = ("A: ", "B: ")  # what is not fit for a verdict
@@ -183,7 +185,7 @@ class _Pair:
         """The row of a figure; of means where groups of equal runs decide. but: to be said before the reason."""
         found = None if doubt else chance_of(*both, self._values(of), counted=counted)
         means = None if found is None else found.means
-        a, b = means or both
+        a, b = map(float, means or both)
         ratio = b / a if a else math.inf
         if a == b and not why.startswith(_NAMED):  # no verdict on a run that is not fit for one
             verdict, why = "same", but.removesuffix("; ")
@@ -199,21 +201,22 @@ class _Pair:
         found = []
         (unfit_doubt, but), options = self._doubt(None), (one.options, other.options)
         alike = len({(each.sizes, each.iters, each.warmup) for each in options}) == 1
-        for count in (*_MMR, *_of_parts(one), *_counters(one, other)):
-            x, y = count.of(one), count.of(other)
+        for figure in (*(each for each in FIGURES.values() if each.title), *_counters(one, other)):
+            x, y = figure.of(one), figure.of(other)
             if x is None or y is None:
                 continue
-            counted = count.unit in _COUNTED
+            counted = figure.unit in _COUNTED
             doubt = unfit_doubt or ("" if alike else "sizes or iterations differ")
-            verdict, why = judged_once(x, y, self._values(count.of), doubt, counted=counted)
-            if count in _MMR and not unfit_doubt:
-                chance = _not_fixed(self.a, count) or _not_fixed(self.b, count)
+            verdict, why = judged_once(x, y, self._values(figure.of), doubt, counted=counted)
+            if figure.unit == _MMR and not unfit_doubt:
+                of_flows = figure is FIGURES["mmr_flows"]
+                chance = _not_fixed(self.a, of_flows=of_flows) or _not_fixed(self.b, of_flows=of_flows)
                 verdict, why = (
                     (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
                 )
-            self._name_outliers(count.name, count.of, counted=counted)
+            self._name_outliers(figure.title, figure.of, counted=counted)
             row = partial(self._ratio, size=None, doubt=doubt, verdict=verdict, but=but, counted=counted)
-            found.append(row(count.name, count.unit, (x, y), of=count.of, why=why))
+            found.append(row(figure.title, figure.unit, (x, y), of=figure.of, why=why))
         return found
 
     def notes(self) -> Iterator[str]:
@@ -293,14 +296,14 @@ def several_paths(run: RunRecord) -> str:
     return "packets of one QP took several paths, which differ from run to run" if spread else ""
 
 
-def _not_fixed(run: StoredRun, mmr: _Count) -> str:
+def _not_fixed(run: StoredRun, *, of_flows: bool) -> str:
     """Why the MMR of an equal run may be another; empty if all paths, and the packets on them, are determined."""
     record = run.record
     if record.proof is None or record.proof.spread is None:
         return "the paths of a run are not proven to be fixed"
     if chance := several_paths(record):
         return chance
-    if mmr is _MMR[0]:
+    if of_flows:
         return ""
     if record.proof.qps > record.qps:  # a flow for each source port
         return "packets take the next source port of their QP, in the order in which data arrives"
@@ -324,37 +327,14 @@ def judged_once(
     return "unknown", f"one value per run, and too few equal runs in the history ({kept}): {REPEAT}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """A figure with one value a run. of: the value; None where the run does not have it."""
-
-    name: str
-    unit: str
-    of: Callable[[RunRecord], float | None]
-
-
-_MMR: Final = (
-    _Count("MMR of flows", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_flows),
-    _Count("MMR of bytes", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_bytes),
-)
 # Counters of what changes the bytes on links: packets sent twice, copies of the network, ACKs that count as data.
 _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 
 
-def _of_parts(one: RunRecord) -> list[_Count]:
-    units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
-    return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
-
-
-def _figure(name: str, outcome: RunRecord) -> float | None:
-    figures = (each for part in outcome.parts.values() for each in part.figures())
-    return next((each.value for each in figures if each.name == name), None)
-
-
-def _counters(one: RunRecord, other: RunRecord) -> list[_Count]:
+def _counters(one: RunRecord, other: RunRecord) -> list[Figure]:
     texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
     both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
-    return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]
+    return [Figure(title=text, unit="count", text=text, run=partial(_counter, key)) for key, text in both.items()]
 
 
 def _counter(key: str, outcome: RunRecord) -> float | None:

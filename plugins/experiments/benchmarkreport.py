@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.tables import flat, many, value_text
 from heddle.base.units import format_bytes, format_rate, format_size
+from heddle.runs.figures import FIGURES, NICS
 from heddle_plugins.experiments.experimenttext import HEAD, cells, remarks
-from heddle_plugins.experiments.figures import OF_LINKS, OF_SIZES
 from heddle_plugins.experiments.outcome import FAILED
 
 if TYPE_CHECKING:
@@ -29,16 +29,7 @@ PARTS: Final = (
     "DUT Identification", "Test Topology", "Test Configuration", "Observation Points", "Host Configuration",
     "Test Results", "Anomalies", "Trial Accounting", "Repeatability Statement", "Comparability Statement",
 )  # fmt: skip
-_AT_QUEUES: Final = "DUT telemetry: counters of switch ports, egress, all classes"
-_AT_PAUSES: Final = "DUT telemetry: pause frames and closed gates, all ports and classes"
-_AT_LINKS: Final = "DUT telemetry: egress bytes of the uplinks below which ranks are, all classes"
-_AT_RANKS: Final = "endpoint software: clocks of the ranks"
-_AT_NICS: Final = "endpoint software: counters of the emulated NICs"
 _PREDICTED: Final = "predicted: no packet was sent"
-_OF_QUEUES: Final = ("marks", "drops", "lost", "deepest", "last_loss")
-_OF_PAUSES: Final = ("pauses", "paused_ports", "paused_hosts", "paused_ms", "storms")
-_OF_KERNELS: Final = "DUT telemetry: changes of routes in the kernels of switches"
-_OF_PATHS: Final = ("mmr", "mmr_flows", "qps_spread", "unproven")
 
 
 def benchmark_report(result: FolderResult) -> str:
@@ -227,14 +218,9 @@ def _point(result: ExperimentResult, call: Any) -> str:
         return f"measure {run.measure}: {MEASURES[run.measure].figures[call.figure]}"
     if run.offline:
         return _PREDICTED
-    figure = call.figure
-    if "." in figure:
-        return f"part {figure} of the run"
-    found = (
-        (_AT_QUEUES, _OF_QUEUES), (_AT_PAUSES, _OF_PAUSES), (_AT_LINKS, (*OF_LINKS, *_OF_PATHS)),
-        (_AT_RANKS, (*OF_SIZES, "completion")), (_OF_KERNELS, ("settled",)),
-    )  # fmt: skip
-    return next((where for where, names in found if figure in names), _AT_NICS)
+    if "." in call.figure:
+        return f"part {call.figure} of the run"
+    return FIGURES[call.figure].seen if call.figure in FIGURES else NICS  # a counter
 
 
 def _payload(traffic: Traffic) -> int:

@@ -28,6 +28,7 @@ from heddle.base.problems import CheckError, HeddleError, InputError, MachineErr
 from heddle.base.process import run
 from heddle.offline.forecast import Ask, forecast
 from heddle.offline.moves import FabricSide, PathChange, path_change
+from heddle.runs.figures import FIGURES
 from heddle.spec.load import presets
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class ChangeResult:
         """One of LIMITED, before and after."""
         if name == "moved":
             return 0.0, None if self.paths is None else self.paths.share
-        of = {"worst-link": lambda p: p.modes[0].seconds, "completion": lambda p: p.modes[0].ratio, "mmr": _mmr}[name]
-        return of(self.base), of(self.head)
+        of = FIGURES["time" if name == "worst-link" else name].predicted
+        return (None, None) if of is None else (of(self.base, {}), of(self.head, {}))
 
     @property
     def links(self) -> tuple[int, int]:
@@ -219,12 +220,6 @@ def _beyond(result: ChangeResult, limits: Mapping[str, ChangeLimit]) -> Iterator
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
-
-
-def _mmr(prediction: Prediction) -> float | None:
-    wires, first = prediction.wires, prediction.modes[0]
-    values = [value for way, value in first.mmr.items() if way in wires.upward and value is not None]
-    return max(values, default=None)
 
 
 def _worst(prediction: Prediction) -> str:

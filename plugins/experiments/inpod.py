@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.conditions import LARGEST, UnknownValueError
 from heddle.base.extras import KUBERNETES
 from heddle.base.files import VARIABLE
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, first_lines
 from heddle.base.untrusted import LINE_BYTES
 from heddle.base.version import VERSION
+from heddle.runs.figures import Keys
 from heddle.runtimes.clusterkind import CLUSTERS, ClusterKind
 from heddle.runtimes.netns_topology import packed
-from heddle_plugins.experiments.expressions import LARGEST, UnknownValueError
-from heddle_plugins.experiments.figures import Keys, RunFigures
+from heddle_plugins.experiments.figures import RunFigures
 from heddle_plugins.experiments.finding import find_experiment
 from heddle_plugins.experiments.loading import Experiment, Variant, load_experiment
 from heddle_plugins.experiments.outcome import Repeat

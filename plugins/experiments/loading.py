@@ -11,25 +11,27 @@ below the same key vary together: a comparison takes both at the same value.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.conditions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.base.files import beside
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.fabric.hashmodes import PREDICTED
+from heddle.kernel import rdma
+from heddle.runs.figures import counters, figures_with
 from heddle.runs.measuring import Measure
 from heddle.runs.parts import PARTS
 from heddle.spec.yamlfile import Document, Mark, Trail, dotted, parse, read_text
-from heddle_plugins.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
-from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
 from heddle_plugins.experiments.finding import READING, is_file
 from heddle_plugins.experiments.livechanges import wrong_changes
 from heddle_plugins.experiments.measures import MEASURES
-from heddle_plugins.experiments.needs import NEEDS
 from heddle_plugins.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,43 @@ if TYPE_CHECKING:
 
 _MOST: Final = 500  # runs of one experiment, without repeats
 _LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "needs root: start it with sudo, or as root"
+
+
+def _rxe() -> str:
+    found = rdma.obstacle()
+    return "" if found is None else f"{found.what} {found.why}".strip()
+
+
+@cache
+def _probed() -> Mapping[str, str]:
+    from heddle.host.preflight import probe
+
+    return probe()
+
+
+def _kernel(name: str) -> Callable[[], str]:
+    def missing() -> str:
+        found = _probed().get(name, "was not tried")
+        return "" if found == "ok" else f"the kernel has no {name}: {found}"
+
+    return missing
+
+
+# Word of `needs` -> the reason why it is missing; an empty text if it is there.
+NEEDS: Final[Mapping[str, Callable[[], str]]] = {
+    "root": _root,
+    "rxe": _rxe,
+    **{name: _kernel(name) for name in ("netem", "red", "ets", "clsact")},
+}
+
+
+def missing_need(needs: list[str]) -> str:
+    """Why the first need is not met; empty if all are."""
+    return next((why for each in needs if (why := NEEDS[each]())), "")
 
 
 @dataclass(frozen=True)
@@ -379,9 +418,9 @@ class _Reader:
             known = MEASURES.usable().get(run.measure)  # an unknown one is reported with its run
             legal = [*known.figures] if known is not None else [call.figure]
         elif run.offline:
-            legal = [*OFFLINE]
+            legal = figures_with("predicted", "links")
         else:
-            legal = [*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]
+            legal = [*figures_with("size", "run", "links"), *counters()]
             if "." in call.figure and call.figure.partition(".")[0] in PARTS:
                 return
         if call.figure not in legal:

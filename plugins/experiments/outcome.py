@@ -19,18 +19,17 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
+from heddle.base.conditions import Condition, FigureCall, UnknownValueError, points
 from heddle.base.tables import many
 from heddle.predict.statistics import quantile
 from heddle.runs.runrecord import Unfit
-from heddle_plugins.experiments.expressions import FigureCall, UnknownValueError, points
 from heddle_plugins.experiments.figures import RunFigures
 from heddle_plugins.experiments.loading import Experiment, ExperimentCheck, Variant
-from heddle_plugins.experiments.spec import CheckSpec, ClaimedRange
+from heddle_plugins.experiments.spec import CheckSpec
 
 State = Literal["in band", "sign only", "out of band", "not known", "wrong data", "shown"]
 FAILED: Final = ("out of band", "not known", "wrong data")
 UNPROVEN: Final = "unproven paths"
-NO_CLAIM: Final = ClaimedRange(None, None)
 LEAST_REPEATS: Final = 3  # repeats behind a verdict on a value that varies
 
 
@@ -102,10 +101,11 @@ class Row:
         return f"{word}{f': {self.cause}' if self.cause else ''}{', UNRELIABLE' if self.accepted else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        spec, bounds = self.check.spec, self.check.spec.bounds or NO_CLAIM
+        spec, bounds = self.check.spec, self.check.spec.bounds
+        low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
         return {
             "check": self.check.name, "value": spec.value, "point": dict(self.point),
-            "unit": spec.unit, "published": spec.published, "low": bounds.low, "high": bounds.high,
+            "unit": spec.unit, "published": spec.published, "low": low, "high": high,
             "sign": spec.sign, "measured": None if self.sample is None else self.sample.to_json(), "state": self.state,
             "not_known": self.cause, "unreliable": self.accepted, "proven": self.proven, "why": list(self.why),
             "runs": list(self.runs), "broken_by": self.check.broken_text,
@@ -317,7 +317,7 @@ class _Judge:
         return [len(draws) * whole - (len(draws) - 1) * value(without=each) for each in draws]
 
 
-def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int | None) -> tuple[State, str, str]:
+def _compared(spec: CheckSpec, bounds: Condition, sample: Sample, least: int | None) -> tuple[State, str, str]:
     """The state of a value that can be judged, as `_state`. least: repeats of the live run with the fewest, if any."""
     why, inside, one = "", _inside(spec, sample), bounds.low == bounds.high
     if spec.exact and least == 1:
@@ -332,17 +332,19 @@ def _compared(spec: CheckSpec, bounds: ClaimedRange, sample: Sample, least: int 
 
 def _inside(spec: CheckSpec, sample: Sample) -> bool:
     """Whether a value is as claimed: its mean; where it cannot vary, each repeat."""
-    bounds = spec.bounds or NO_CLAIM
+    bounds = spec.bounds
+    if bounds is None:
+        return True
     fixed = spec.exact or bounds.low == bounds.high
-    return all(map(bounds.hold, sample.values if fixed else [sample.mean]))
+    return all(map(bounds.holds, sample.values if fixed else [sample.mean]))
 
 
-def _too_few(sample: Sample, repeats: int, bounds: ClaimedRange) -> str:
+def _too_few(sample: Sample, repeats: int, bounds: Condition) -> str:
     """Why so many repeats allow no verdict; empty if they do. repeats: of the run that has the fewest."""
     if repeats < LEAST_REPEATS:
         return f"{many(repeats, 'repeat')}; a verdict on a value that varies needs {LEAST_REPEATS}"
     half = sample.half or 0.0
-    crossed = [edge for edge in bounds.edges() if abs(edge - sample.mean) < half]
+    crossed = [edge for edge in (bounds.low, bounds.high) if edge is not None and abs(edge - sample.mean) < half]
     ends = f"{sample.mean - half:.4g} to {sample.mean + half:.4g}"
     return f"the 95 % interval, {ends}, crosses the edge {crossed[0]:g}" if crossed else ""
 

@@ -23,8 +23,7 @@ from heddle.base.userfiles import as_caller
 from heddle.runs.measuring import Measuring
 from heddle_plugins.experiments.figures import LiveFigures, OfflineFigures, OwnFigures, RunFigures
 from heddle_plugins.experiments.livechanges import changed_for_run, downs, drains
-from heddle_plugins.experiments.loading import Experiment, Variant
-from heddle_plugins.experiments.needs import missing
+from heddle_plugins.experiments.loading import Experiment, Variant, missing_need
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 
 if TYPE_CHECKING:
@@ -80,7 +79,8 @@ class Running:
     def missing(self) -> str:
         """The reason why this machine cannot run it; empty if it can."""
         spec = self.experiment.spec
-        return missing(list(dict.fromkeys([*spec.needs, *(need for run in spec.runs.values() for need in run.needs)])))
+        every = [*spec.needs, *(need for run in spec.runs.values() for need in run.needs)]
+        return missing_need([*dict.fromkeys(every)])
 
     def result(self, *, skipped: str = "", interrupted: bool = False) -> ExperimentResult:
         """What was done until now, in the order of the file."""

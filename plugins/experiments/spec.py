@@ -6,17 +6,16 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
+from heddle.base.conditions import SIGN, Condition
 from heddle.base.tables import flat, value_text
 from heddle.spec.keys import Strict, at, wrong
 
 MOST_REPEATS: Final = 100
 NAME: Final = re.compile("[A-Za-z][A-Za-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
-_SIGN: Final = re.compile(r"(above|below|is) +(-?[0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)")
 
 
 def _short(key: str) -> BeforeValidator:
@@ -88,27 +87,8 @@ class RunSpec(Strict):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRange:
-    """The values that a check claims, from low to high; None: no limit. sign: the words of a claim of one side."""
-
-    low: float | None
-    high: float | None
-    sign: str = ""
-
-    def hold(self, value: float) -> bool:
-        """Whether a value is within them. Both ends of a band belong to it; the limit of a sign does not."""
-        if self.sign and self.low != self.high:
-            return value > self.low if self.low is not None else value < (self.high or 0.0)
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
-
-    def edges(self) -> list[float]:
-        """The limits, each once."""
-        return list(dict.fromkeys(each for each in (self.low, self.high) if each is not None))
-
-
 def _sign(text: str) -> str:
-    if not _SIGN.fullmatch(text):
+    if not SIGN.fullmatch(text):
         raise wrong("is not a sign", "write above 1, below 0.3 or is 0")
     return text
 
@@ -136,7 +116,7 @@ class BreakSpec(Strict):
 
 
 class CheckSpec(Strict):
-    """One comparison. value: an expression over the figures of runs (expressions.py).
+    """One comparison. value: an expression over the figures of runs (base/conditions.py).
 
     published: the published figure, as text or as a number. low, high: the band, both included; tolerance: instead of
     them, the share of a published number; sign: instead of a band, one side (`above 1`) or one value (`is 0`). Without
@@ -149,8 +129,8 @@ class CheckSpec(Strict):
     about: str = ""
     unit: str = ""
     published: str | float | None = None
-    low: float | None = None
-    high: float | None = None
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
     tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
     sign: Annotated[str, AfterValidator(_sign)] | None = Field(default=None, examples=["above 1"])
     exact: bool = False
@@ -185,15 +165,14 @@ class CheckSpec(Strict):
         return self
 
     @property
-    def bounds(self) -> ClaimedRange | None:
+    def bounds(self) -> Condition | None:
         """What it claims of the value; None of a value that is only shown."""
         if self.sign is not None:
-            word, limit = self.sign.split()[0], float(self.sign.split()[1])
-            return ClaimedRange(None if word == "below" else limit, None if word == "above" else limit, self.sign)
+            return Condition(self.sign)
         if self.tolerance is not None and isinstance(self.published, float | int):
             reach = abs(self.published) * self.tolerance
-            return ClaimedRange(self.published - reach, self.published + reach)
-        return None if self.low is None else ClaimedRange(self.low, self.high)
+            return Condition.between(self.published - reach, self.published + reach)
+        return None if self.low is None or self.high is None else Condition.between(self.low, self.high)
 
 
 class ExperimentSpec(Strict):

@@ -289,8 +289,7 @@ def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderRe
 
     from heddle.views.graph import write_file
     from heddle_plugins.experiments.benchmarkreport import benchmark_report
-    from heddle_plugins.experiments.experimentpicture import draw
-    from heddle_plugins.experiments.experimentreport import experiments_html
+    from heddle_plugins.experiments.experimentreport import draw, experiments_html
 
     def write(file: str, content: bytes) -> None:
         name = f"{directory.rstrip('/')}/{file}"

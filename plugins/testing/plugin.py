@@ -316,8 +316,14 @@ def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
     yield "heddle.k", str(k)
 
 
+# Figures that are properties of a run under their names (runs/figures.py).
+_FIGURES: Final = ("wrong", "packets", "pauses", "paused_ms", "deepest")
+
+
 def run_properties(name: str, run: RunRecord) -> Properties:
     """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
+    from heddle.base.conditions import fact_text
+    from heddle.runs.figures import FIGURES
     from heddle.runs.parts.queues import QueueUse
     from heddle.runs.runrecord import unfit
 
@@ -331,17 +337,14 @@ def run_properties(name: str, run: RunRecord) -> Properties:
     yield f"{name}.busbw", f"{run.busbw:.6g}"
     if len(run.rows) > 1:
         yield from ((f"{name}.busbw.{row.size}", f"{row.busbw:.6g}") for row in run.rows)
-    yield f"{name}.wrong", str(run.wrong)
     yield f"{name}.reliable", _word(not run.limited)
     if (found := unfit(run)) is not None:
         yield f"{name}.unfit", f"{found.kind}: {found.why}" + (" (accepted)" if found.kind in ACCEPTED else "")
-    yield f"{name}.packets", str(sum(flow.sent.packets for flow in run.flows))
     yield f"{name}.marked", str(sum(flow.ce for flow in run.flows))
+    known = {figure: value for figure in _FIGURES if (value := FIGURES[figure].of(run)) is not None}
+    yield from ((f"{name}.{figure}", fact_text(value)) for figure, value in known.items())
     if (used := run.part(QueueUse)) is not None:
         yield f"{name}.dropped", str(sum((run.lost or {}).values()))
-        yield f"{name}.pauses", str(used.pauses)
-        yield f"{name}.paused_ms", f"{used.paused_ms:.6g}"
-        yield f"{name}.deepest", str(used.deepest)
         yield f"{name}.deepest_at", used.deepest_at
 
 

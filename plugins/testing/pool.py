@@ -12,8 +12,12 @@ must be built again.
     pool.close()                                                        # every lab goes down
 
 A lab in use is not shared. An idle lab is parked: no verb sees it, so a verb without --lab finds the lab of its test.
-When a new lab would exceed `most`, the lab that was idle for the longest time goes down. Names carry the process: see
-claims.py. One process, one thread.
+When a new lab would exceed `most`, the lab that was idle for the longest time goes down. One process, one thread.
+
+A lab's name carries the process ID and the start time of its pytest: t, five digits, four digits, two digits, base 36.
+Its claim is a file of the same name below /run/heddle-pytest. It is written before the lab and removed after it, so a
+later session finds what a killed one left, also where that used another state directory. A lab without a claim is never
+touched.
 """
 
 from __future__ import annotations
@@ -21,25 +25,128 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import owners, state
-from heddle.base.problems import HeddleError, InputError, Problem, first_lines
+from heddle.base.owners import held, late
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, first_lines, machine_errors
 from heddle.base.process import end_all, start_of
 from heddle.base.tables import many
 from heddle.base.userfiles import as_caller
 from heddle.spec.load import settings_of, value_text
-from heddle_plugins.testing.claims import claim, new_name, orphans, unclaim
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
     from heddle.lab.lab import Lab
+
+CLAIMS_DIR: Final = Path("/run/heddle-pytest")
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ATTEMPTS: Final = 10
+_SWEEP_S: Final = 120.0  # a lab is removed in a second or two, a large one in ten
+_numbers = count()  # of this process, for all of its pools
+
+
+@dataclass(frozen=True, slots=True)
+class LabClaim:
+    """A lab of a pytest. started: the process's start in clock ticks since boot. state_dir: where its record is."""
+
+    lab: str
+    pid: int
+    started: int
+    state_dir: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the pytest that made the lab still runs; process IDs are used again, with another start."""
+        return start_of(self.pid) == self.started
+
+
+def new_name() -> str:
+    """A name that no lab of another process has, and none of the last 1,295 of this one."""
+    pid = os.getpid()
+    return f"t{_base36(pid, 5)}{_base36(start_of(pid) or 0, 4)}{_base36(next(_numbers), 2)}"
+
+
+def claim(lab: str, state_dir: Path) -> None:
+    """Write the claim of this process to a lab that is about to be made. MachineError when it cannot be written."""
+    own = LabClaim(lab, os.getpid(), start_of(os.getpid()) or 0, str(state_dir))
+    with machine_errors(str(CLAIMS_DIR)):
+        for attempt in range(_ATTEMPTS):
+            try:
+                CLAIMS_DIR.mkdir(mode=0o755, exist_ok=True)
+                _check_owner()
+                fd, beside = tempfile.mkstemp(prefix=".", dir=CLAIMS_DIR)
+                break
+            except FileNotFoundError:  # another session removed the empty directory meanwhile
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(own), file)
+        Path(beside).replace(CLAIMS_DIR / lab)
+
+
+def unclaim(lab: str) -> None:
+    """Remove the claim to a lab that is gone, or that stays by the user's wish."""
+    with suppress(OSError):
+        (CLAIMS_DIR / lab).unlink(missing_ok=True)
+    _remove_empty()
+
+
+def _remove_empty() -> None:
+    with suppress(OSError):
+        CLAIMS_DIR.rmdir()  # others' claims are in it, or it is not there
+
+
+def claims() -> list[LabClaim]:
+    """All claims that can be read, by name."""
+    _check_owner()
+    found = []
+    for path in sorted(CLAIMS_DIR.glob("[a-z]*")):
+        with suppress(OSError, ValueError, TypeError):
+            found.append(LabClaim(**json.loads(path.read_text(encoding="utf-8"))))
+    return found
+
+
+@contextmanager
+def orphans() -> Iterator[list[LabClaim]]:
+    """The claims of processes that have ended; while the block runs, no other session removes the same labs.
+
+    MachineError when another session has not ended its removals in _SWEEP_S.
+    """
+    _check_owner()
+    path = CLAIMS_DIR / ".lock"
+    try:
+        with ExitStack() as stack:
+            with machine_errors(str(path)), suppress(FileNotFoundError):  # there are no claims
+                stack.enter_context(held(path, late(path, _SWEEP_S), seconds=_SWEEP_S))
+            yield [each for each in claims() if not each.alive]
+    finally:
+        _remove_empty()
+
+
+def _check_owner() -> None:
+    """MachineError when others can write claims: root removes what a claim names."""
+    with suppress(FileNotFoundError):
+        status = CLAIMS_DIR.lstat()
+        if status.st_uid != 0 or status.st_mode & 0o022 or not CLAIMS_DIR.is_dir() or CLAIMS_DIR.is_symlink():
+            why = "is not a directory that only root can write"
+            raise MachineError(Problem("", str(CLAIMS_DIR), why, f"run rm -r {CLAIMS_DIR}"))
+
+
+def _base36(number: int, digits: int) -> str:
+    text = ""
+    for _ in range(digits):
+        number, digit = divmod(number, len(_DIGITS))
+        text = _DIGITS[digit] + text
+    return text
+
 
 MOST: Final = 2  # labs that are up at once, by default
 _STATE_DIR: Final = "HEDDLE_STATE_DIR"

@@ -13,12 +13,13 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.conditions import Condition, Fact, number_of
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.tables import flat
 from heddle.lab.snapshot import LabPart
+from heddle.runs.figures import FIGURES
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.queues import QueueUse
-from heddle_plugins.workshop.unitspec import Condition, Fact, number_of
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -34,9 +35,11 @@ _OPTIONS: Final = (
     "collective", "algorithm", "ranks", "size", "iters", "qps", "qp_mode", "sport", "placement", "transport", "split",
     "chunk", "posting", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
+_FIGURES: Final = (  # of runs/figures.py, at the largest size
+    "busbw", "wrong", "marks", "drops", "pauses", "paused_ms", "paused_hosts", "storms", "deepest",
+)  # fmt: skip
 _RESULTS: Final = (
-    "busbw", "time_us", "wrong", "damaged", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms",
-    "paused_hosts", "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
+    *_FIGURES, "time_us", "damaged", "reliable", "fabric", "deepest_at", "cnps", "cts", "cts_wait_us",
 )  # fmt: skip
 _PATHS: Final = (
     "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
@@ -139,25 +142,17 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         "slow_hosts": len(options.slow),
     }  # fmt: skip
     if record.done:
-        largest = record.largest
-        facts |= {
-            "busbw": largest.busbw, "time_us": largest.time_us, "wrong": record.wrong,
-            "reliable": not record.limited, "damaged": record.icrc_errors or 0,
-            "fabric": record.fabric_state.word if record.fabric_state is not None else "converged",
-        }  # fmt: skip
         admission = record.part(AdmissionUse)
         waits = admission.waits if admission is not None else None
         facts |= {
+            "time_us": record.largest.time_us, "reliable": not record.limited, "damaged": record.icrc_errors or 0,
+            "fabric": record.fabric_state.word if record.fabric_state is not None else "converged",
             "cnps": record.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
             "cts_wait_us": waits.p90_s * 1e6 if waits is not None else 0,
         }  # fmt: skip
-    used = record.part(QueueUse)
-    if used is not None:
-        facts |= {
-            "marks": used.marks, "drops": used.dropped, "pauses": used.pauses, "paused_ms": used.paused_ms,
-            "paused_hosts": used.paused_hosts, "storms": used.storms, "deepest": used.deepest,
-            "deepest_at": used.deepest_at,
-        }  # fmt: skip
+        facts |= {name: found for name in _FIGURES if (found := FIGURES[name].of(record)) is not None}
+        if (used := record.part(QueueUse)) is not None:
+            facts["deepest_at"] = used.deepest_at
     return facts
 
 

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from heddle.base.conditions import Condition, Fact, Written, fact_text
 from heddle.base.problems import HeddleError
 from heddle.base.version import VERSION
 from heddle_plugins.workshop.observe import Facts, NotDoneError, Seen, UnitLab, observed
-from heddle_plugins.workshop.unitspec import Condition, Fact, Written, fact_text
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof

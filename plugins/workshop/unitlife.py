@@ -20,6 +20,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from heddle.base import process, state
+from heddle.base.conditions import Fact
 from heddle.base.events import Observer
 from heddle.base.files import real, result_name
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, machine_errors
@@ -44,7 +45,6 @@ from heddle_plugins.workshop.record import (
     recorded,
     seal,
 )
-from heddle_plugins.workshop.unitspec import Fact
 
 Say = Callable[[str], None]
 Ask = Callable[[str], bool]

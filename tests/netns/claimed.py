@@ -1,4 +1,4 @@
-"""Names for namespaces that tests make by hand, with a claim as labs of the pool have (plugins/testing/claims.py).
+"""Names for namespaces that tests make by hand, with a claim as labs of the pool have (plugins/testing/pool.py).
 
     with claimed() as lab:
         netns = namespace_of(lab, "rtsw1")        # /run/netns/heddle-LAB-rtsw1, as the netns runtime names it
@@ -17,7 +17,7 @@ from pathlib import Path
 from heddle.base import state
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
-from heddle_plugins.testing import claims
+from heddle_plugins.testing import pool as claims
 from heddle_plugins.testing.pool import sweep
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from heddle_plugins.testing.claims import claims
+from heddle_plugins.testing.pool import claims
 from tests.machine import patience
 from tests.wheels import InstalledWheel, install_with
 

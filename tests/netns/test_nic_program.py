@@ -23,7 +23,7 @@ from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
-from heddle_plugins.testing import claims
+from heddle_plugins.testing import pool as claims
 from tests.machine import patience, until
 from tests.netns.claimed import claimed, namespace_of
 from tests.netns.sockets import packet_socket

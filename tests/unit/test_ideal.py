@@ -101,7 +101,7 @@ def test_a_run_has_its_ratio_and_the_time_of_each_rank_that_no_computation_hides
     assert first.share == pytest.approx(first.exposed_us / (2e6 * ideal))
     ratio, exposed = found.lines()
     assert ratio.startswith("#ideal    : job completion ratio 2.00: ") and "most at rank 2" in exposed
-    assert found.share is not None and [f.value for f in found.figures()] == pytest.approx([2.0, found.share])
+    assert found.share is not None and [found.ratio, found.share] == pytest.approx([2.0, found.share])
     assert found.to_json()["completion_ratio"] == pytest.approx(2.0) and len(found.table().rows) == 4
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from heddle.base import plugins
-from heddle.cli.plugin_verb import KINDS, skeleton
+from heddle.cli.machine_verbs import KINDS, skeleton
 from heddle.lab.faults import orders, record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""A part of a run is one class and one entry of PARTS: all that shows and stores runs follows from it."""
+"""A part of a run is one class and one entry of PARTS, a figure one of FIGURES: what shows and stores runs follows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from heddle.base.tables import Table
 from heddle.host.capacity import Cause
 from heddle.runs.compare import compare
+from heddle.runs.figures import FIGURES, Figure
 from heddle.runs.measured import MeasuredRun
 from heddle.runs.parts import PARTS
-from heddle.runs.parts.part import MARK, Card, Figure, RunPart
+from heddle.runs.parts.part import MARK, Card, RunPart
 from heddle.runs.parts.queues import QueueUse
-from heddle.runs.runrecord import RECORD
+from heddle.runs.runrecord import RECORD, RunRecord
 from heddle.views.report.page import report_html
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
@@ -46,9 +47,6 @@ class Weather(RunPart):
     def lost(self) -> dict[str, int]:
         return {"rain": 2} if self.degrees > 30 else {}
 
-    def figures(self) -> tuple[Figure, ...]:
-        return (Figure("warmth", "degrees", self.degrees),)
-
     def cards(self) -> tuple[Card, ...]:
         return (("sky", "blue", "no cloud"),)
 
@@ -58,7 +56,12 @@ class Weather(RunPart):
 
 @pytest.fixture(autouse=True)
 def weather(monkeypatch: pytest.MonkeyPatch) -> None:
+    def degrees(job: RunRecord) -> float | None:
+        return None if (found := job.part(Weather)) is None else found.degrees
+
     monkeypatch.setitem(PARTS, "weather", Weather)
+    warmth = Figure(unit="degrees", text="of the air", title="warmth", run=degrees)
+    monkeypatch.setitem(FIGURES.core, "warmth", warmth)
 
 
 MILD, HOT = Weather(20.0, {"host7": 21}), Weather(40.0, {})

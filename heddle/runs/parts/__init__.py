@@ -1,7 +1,7 @@
 """The parts of a run: what each mechanism did in it. A new part is a file here and a line of PARTS.
 
-Its key in run.json and in the run's document, its lines of the table, its figures in a comparison, and its cards and
-parameters in the report follow from PARTS.
+Its key in run.json and in the run's document, its lines of the table, and its cards and parameters in the
+report follow from PARTS. runs/figures.py names its figures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from heddle.base.tables import Table
-from heddle.runs.parts.part import Card, Figure, RunPart
+from heddle.runs.parts.part import Card, RunPart
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -83,10 +83,6 @@ class IdealUse(RunPart):
             worst = f"most at rank {most.rank}, {_ms(most.exposed_us)}"
             lines.append(f"#exposed  : {_ms(mean)} an iteration without computation, {self.share:.0%} of it; {worst}")
         return lines
-
-    def figures(self) -> Sequence[Figure]:
-        found = ((_RATIO, "x the ideal", self.ratio), (_EXPOSED, "share", self.share))
-        return [Figure(name, unit, value) for name, unit, value in found if value is not None]
 
     def cards(self) -> Sequence[Card]:
         found: list[Card] = []

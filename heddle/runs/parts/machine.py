@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from heddle.base.units import format_size
 from heddle.host.capacity import Cause, PacketBudget, Phase
 from heddle.runs.measured import MeasuredRun, sum_known
-from heddle.runs.parts.part import Card, Figure, RunPart
+from heddle.runs.parts.part import Card, RunPart
 
 _MOST_LINES: Final = 8  # of causes; JSON has all of them
 _BUSY: Final = "processors busy"
@@ -103,9 +103,6 @@ class MachineUse(RunPart):
 
     def lost(self) -> Mapping[str, int] | None:
         return None if self.socket_drops is None else {"host sockets": self.socket_drops} if self.socket_drops else {}
-
-    def figures(self) -> tuple[Figure, ...]:
-        return (Figure(_BUSY, "share", self.cpu_share),)
 
     def cards(self) -> tuple[Card, ...]:
         return ((_BUSY, f"{self.cpu_share:.0%}", "of this machine, mean over the run"),)

@@ -19,15 +19,6 @@ Card = tuple[str, str, str]  # name, value, what it means or whether it is good
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure with one value a run, for comparisons."""
-
-    name: str
-    unit: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
 class TimeSpan:
     """A time that pictures of a run mark, with its label. begin_s, end_s: wall time since the first barrier."""
 
@@ -110,10 +101,6 @@ class RunPart:
     def lost(self) -> Mapping[str, int] | None:
         """Cause -> lost packets, without causes that lost none; None for a part that counts no losses."""
         return None
-
-    def figures(self) -> Sequence[Figure]:
-        """Figures that a comparison of two runs shows."""
-        return ()
 
     def cards(self) -> Sequence[Card]:
         """Figures at a glance, for the report."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.units import format_bytes
-from heddle.runs.parts.part import Card, Figure, RunPart
+from heddle.runs.parts.part import Card, RunPart
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -141,15 +141,6 @@ class QueueUse(RunPart):
 
     def lost(self) -> Mapping[str, int]:
         return self.drops
-
-    def figures(self) -> tuple[Figure, ...]:
-        return (
-            Figure("marks", "packets", float(self.marks)),
-            Figure("drops", "packets", float(self.dropped)),
-            Figure("pause frames", "frames", float(self.pauses)),
-            Figure("paused", "ms of all ports", float(self.paused_ms)),
-            Figure("deepest queue", "bytes", float(self.deepest)),
-        )
 
     def cards(self) -> tuple[Card, ...]:
         """The deepest queue; marks with drops and pauses."""

@@ -21,7 +21,7 @@ from heddle.base.progname import as_started
 from heddle.base.version import VERSION
 from heddle.views.fabricsvg import style
 from heddle.views.linkloads import describe_run
-from heddle.views.report import fabricparts, runparts
+from heddle.views.report import runparts
 from heddle.views.report.section import Chapter, NotCarriedError, Section, palette
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ SECTIONS: Final[Registry[Section]] = Registry(
         each.key: each
         for each in (
             Section("summary", "At a glance", "summary", runparts.summary),
-            Section("fabric", "Fabric and use of links", "fabric", fabricparts.fabric),
+            Section("fabric", "Fabric and use of links", "fabric", runparts.fabric),
             Section("results", "Results", "tables", runparts.results),
             Section("bandwidth", "Bandwidth and iterations", "charts", runparts.bandwidth),
-            Section("queues", "Queues and pauses over time", "queues", fabricparts.queues),
-            Section("paths", "Proof of paths", "paths", fabricparts.paths),
+            Section("queues", "Queues and pauses over time", "queues", runparts.queues),
+            Section("paths", "Proof of paths", "paths", runparts.paths),
             Section("parameters", "Parameters and versions", "parameters", runparts.parameters),
             Section("reproduce", "How to reproduce it", "reproduce", runparts.reproduce),
         )

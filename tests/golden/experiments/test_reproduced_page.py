@@ -15,7 +15,7 @@ def test_the_results_are_those_of_the_checks_and_bands_of_the_files() -> None:
         assert [row["low"], row["high"]] == ["" if each is None else str(each) for each in (low, high)], key
         assert row["sign"] == (check.spec.sign or ""), key
         if row["state"] in ("in band", "sign only", "out of band") and bounds is not None:
-            assert bounds.hold(float(row["mean"])) == (row["state"] != "out of band"), key
+            assert bounds.holds(float(row["mean"])) == (row["state"] != "out of band"), key
 
 
 def test_a_changed_value_changes_the_page() -> None:

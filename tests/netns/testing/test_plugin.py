@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from heddle.lab import lifecycle as life
-from heddle_plugins.testing.claims import claims
+from heddle_plugins.testing.pool import claims
 from tests.machine import patience, until
 from tests.marks import long
 from tests.userplace import PLUGIN, UserPlace, section

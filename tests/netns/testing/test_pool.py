@@ -22,7 +22,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.runtimes.registry import on_machine
-from heddle_plugins.testing import claims
+from heddle_plugins.testing import pool as claims
 from heddle_plugins.testing.pool import FabricRequest, Pool, sweep
 from tests.machine import child, patience, until
 from tests.netns.static_fabric import static_fabric
@@ -133,7 +133,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MAKE = """
 import sys
 from pathlib import Path
-from heddle_plugins.testing import claims
+from heddle_plugins.testing import pool as claims
 from tests.netns.pfc_lab import pfc_lab
 
 claims.CLAIMS_DIR = Path(sys.argv[2])

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 import pytest
 
+from heddle.runs.figures import LinkShare, link_figure
 from heddle.runs.parts.ideal import IdealSize, IdealUse
 from heddle_plugins.experiments.benchmarkreport import PARTS, benchmark_report
-from heddle_plugins.experiments.figures import LinkShare, OwnFigures, of_links
+from heddle_plugins.experiments.figures import OwnFigures
 from heddle_plugins.experiments.folders import Folder, FolderResult, load_folder
-from heddle_plugins.experiments.measures.convergence import shares
-from heddle_plugins.experiments.measures.soak import figures_of, steepest
+from heddle_plugins.experiments.measures import figures_of, shares, steepest
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 from tests.unit.run_samples import USE, having, result
 
@@ -90,7 +90,7 @@ def test_an_incast_of_every_size_counts_and_every_collective_is_checked(bmwg: Fo
 def test_jains_index_of_links_is_one_for_even_use_and_one_of_n_for_a_single_link() -> None:
     even = [LinkShare(f"rtsw1:eth{i}", "RTSW to CTSW", 40.0, used=True, uplink=True) for i in range(4)]
     single = [LinkShare(f"rtsw1:eth{i}", "RTSW to CTSW", 40.0 * (i == 0), used=i == 0, uplink=True) for i in range(4)]
-    assert of_links("link_jfi", even, {}) == pytest.approx(1) and of_links("link_jfi", single, {}) == 0.25
+    assert link_figure("link_jfi", even, {}) == pytest.approx(1) and link_figure("link_jfi", single, {}) == 0.25
 
 
 def test_the_report_has_ten_parts_the_statement_and_every_trial(bmwg: Folder) -> None:

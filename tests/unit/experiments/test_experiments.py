@@ -12,23 +12,22 @@ from typing import Any, Final
 import pytest
 
 from heddle.base import plugins
+from heddle.base.conditions import Expression, ExpressionError, FigureCall, points
 from heddle.base.events import Silent
 from heddle.base.plugins import Registry
 from heddle.base.problems import InputError
 from heddle.cli.program import main
+from heddle.runs.figures import FIGURES
 from heddle.runs.measuring import Measuring
 from heddle.runs.runrecord import ProofSummary
 from heddle_plugins.experiments import livechanges, loading
-from heddle_plugins.experiments.experimentpicture import draw
-from heddle_plugins.experiments.experimentreport import experiments_html
+from heddle_plugins.experiments.experimentreport import draw, experiments_html
 from heddle_plugins.experiments.experimenttext import folder_text, result_text
-from heddle_plugins.experiments.expressions import Expression, ExpressionError, FigureCall, points
-from heddle_plugins.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
+from heddle_plugins.experiments.figures import OwnFigures
 from heddle_plugins.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
 from heddle_plugins.experiments.folders import folders_shipped, load_folder
-from heddle_plugins.experiments.loading import Experiment, load_experiment
+from heddle_plugins.experiments.loading import NEEDS, Experiment, load_experiment
 from heddle_plugins.experiments.measures import MEASURES
-from heddle_plugins.experiments.needs import NEEDS
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle_plugins.experiments.running import Running, directory_name, plan_text
 from heddle_plugins.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
@@ -626,8 +625,10 @@ def test_the_manual_has_every_key_figure_and_measure() -> None:
     text = "\n".join((ROOT / f"docs/{name}.md").read_text() for name in ("experiments", "figures"))
     models = (BreakSpec, ExperimentSpec, FolderSpec, RunSpec, CheckSpec, FabricUse)
     keys = [key for model in models for key in model.model_fields if key != "about"]
-    for word in (*keys, *OF_SIZES, *OF_RUNS, *OF_LINKS, *OFFLINE, *MEASURES):
+    for word in (*keys, *MEASURES):
         assert f"`{word}`" in text or f"\n{word}:" in text, word
+    for name, each in FIGURES.items():
+        assert f"| `{name}` | {each.unit or '-'} | {each.text} |\n" in text, name
 
 
 def test_root_is_needed_for_live_runs_only(tmp_path: Path) -> None:

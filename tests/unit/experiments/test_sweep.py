@@ -13,12 +13,12 @@ from typing import IO, Any
 import pytest
 
 from heddle.base import values
+from heddle.base.conditions import UnknownValueError
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
 from heddle.runtimes.netns_topology import packed
 from heddle.runtimes.shardcalls import AGENT, OBSERVER, AgentCall
 from heddle_plugins.experiments import inpod
-from heddle_plugins.experiments.expressions import UnknownValueError
 from heddle_plugins.experiments.inpod import GroupOrder, SentFigures, SentRepeat, fingerprint
 from heddle_plugins.experiments.loading import Experiment, load_experiment
 from heddle_plugins.experiments.outcome import ExperimentResult

@@ -38,8 +38,8 @@ from heddle_plugins.testing import (
     assert_paths_agree,
     assert_reliable,
     assertions,
-    claims,
 )
+from heddle_plugins.testing import pool as claims
 from heddle_plugins.testing.calls import RunCall
 from heddle_plugins.testing.plugin import fabric_properties, paths_properties, run_properties
 from heddle_plugins.testing.pool import FabricRequest, request_of

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base import resources, state
+from heddle.base.conditions import Condition, Fact
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.linkuse import LinkUse, Mmr
@@ -30,7 +31,6 @@ from heddle_plugins.workshop.unitlife import (
     typed,
     write_progress,
 )
-from heddle_plugins.workshop.unitspec import Condition, Fact
 
 LABS = resources.HERE.content(resources.LABS)
 
@@ -50,6 +50,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("<= 1.3", [1.3, 1, "1.2"], [1.31, "many", True]),
         ("> 40KB", [40_001, "41KB"], [40_000, "40KB"]),
         ("12 to 20", [12, 20, "12.5"], [11, 21]),
+        ("above 1", [1.1, "2"], [1, 0, "many"]),
+        ("below 0.3", [0.2, -1], [0.3, True]),
+        ("is 0", [0, 0.0, "0"], [1, "is 0", False]),
+        ("is it", ["is it", "IS IT"], [0]),
         ("!= qpn", ["fixed", 7], ["qpn", "QPN"]),
         (["flow", "e-ecmp"], ["flow"], ["spray"]),
         ("!= 4200000002", [4200000003], [4200000002]),
