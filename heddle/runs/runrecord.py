@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter
 
@@ -27,11 +27,12 @@ from heddle.base.units import emulated_words
 from heddle.base.version import VERSION
 from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
+from heddle.host.capacity import Cause
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.measured import FlowRow, MeasuredRun, columns_of
-from heddle.runs.parts import PARTS, RunParts, parts_of
-from heddle.runs.parts.part import MARK, Courses
+from heddle.runs.parts import PARTS, Parts, parts_of
+from heddle.runs.parts.part import MARK, Courses, RunPart, TimeSpan
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
 from heddle.traffic.options import RunOptions, as_tuples
 from heddle.traffic.sequence import PartSequence
@@ -39,6 +40,7 @@ from heddle.traffic.sequence import PartSequence
 if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
 
+P = TypeVar("P", bound=RunPart)
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
 RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
@@ -86,7 +88,7 @@ class ProofSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(RunHead, RunParts):
+class RunRecord(RunHead):
     """One run. done: it came to its end. interrupted: the user or another job ended it.
 
     id: in the lab's store, assigned when the run ends. seconds: wall time from the first step to the last reading.
@@ -95,7 +97,7 @@ class RunRecord(RunHead, RunParts):
     where the hosts' own stack does not report them. proof: None where no verdict was possible. fabric_state: before and
     after the run. exit_code: of a program. span_s: of a job, from when to when it ran, in seconds after the first
     barrier of all jobs. Not in its file: flows; courses of its parts, over time, see RunPart; nic_loop, the code that
-    drove the NICs.
+    drove the NICs. parts: each is also an attribute by its name.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)  # courses are not in its file
@@ -106,6 +108,7 @@ class RunRecord(RunHead, RunParts):
     done: bool = False
     interrupted: bool = False
     failure: tuple[str, ...] = ()
+    parts: Parts = field(default_factory=dict)
     rows: tuple[SizeRow, ...] = ()
     icrc_errors: int | None = None
     stray: int | None = None
@@ -120,6 +123,49 @@ class RunRecord(RunHead, RunParts):
     flows: tuple[FlowRow, ...] = ()
     courses: Mapping[str, tuple[str, Courses]] = field(default_factory=dict)
     nic_loop: str = ""
+
+    if not TYPE_CHECKING:  # for tests of users; Heddle uses `part`, which has a type
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in PARTS:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+            return self.parts.get(name)
+
+    def part(self, kind: type[P]) -> P | None:
+        """The part of a class; None when the run did not use the mechanism."""
+        return next((part for part in self.parts.values() if isinstance(part, kind)), None)
+
+    def __getitem__(self, kind: type[P]) -> P:
+        """The part of a class. KeyError when the run did not use the mechanism."""
+        if (found := self.part(kind)) is None:
+            raise KeyError(kind.__name__)
+        return found
+
+    @property
+    def doubts(self) -> tuple[Cause, ...]:
+        """Causes why figures of the run are unreliable; empty for a run that can be trusted."""
+        return tuple(cause for part in self.parts.values() for cause in part.doubts())
+
+    @property
+    def times(self) -> tuple[TimeSpan, ...]:
+        """Times that pictures of the run mark."""
+        return tuple(span for part in self.parts.values() for span in part.times())
+
+    @property
+    def limited(self) -> bool:
+        """True when the host CPU was or may have been the bottleneck."""
+        return bool(self.doubts)
+
+    @property
+    def overrun(self) -> bool:
+        """True when it certainly was: a worker had no idle time, or packets were lost."""
+        return any(cause.sure for cause in self.doubts)
+
+    @property
+    def lost(self) -> dict[str, int] | None:
+        """Cause -> lost packets; None when no part counted losses."""
+        found = [losses for part in self.parts.values() if (losses := part.lost()) is not None]
+        return {cause: count for losses in found for cause, count in losses.items()} if found else None
 
     def finished(self, measured: MeasuredRun, **known: Any) -> Self:
         """The finished run, from the reports of the workers. known: the fields that they do not report."""

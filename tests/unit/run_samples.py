@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.runs.measured import FlowRow
-from heddle.runs.parts import RunParts
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart
 from heddle.runs.parts.queues import QueueUse
@@ -21,7 +19,6 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.readers import parse_source_ports
 
-R = TypeVar("R", bound=RunParts)
 FABRIC = load_fabric("tiny").fabric
 OPTIONS = RunOptions(sizes=(1 << 16, 1 << 22), qps=16, source_ports=parse_source_ports("list:50000,50001"))
 PROOF = ProofSummary(True, 64, 0, ("prediction", "oracle", "counters"), 1.25, 1.3)
@@ -53,7 +50,7 @@ def result(options: RunOptions = OPTIONS) -> RunRecord:
     )  # fmt: skip
 
 
-def having(run: R, **parts: RunPart | None) -> R:
+def having(run: RunRecord, **parts: RunPart | None) -> RunRecord:
     """The same run with other parts; None: without that part."""
     found = {**run.parts, **parts}
     return replace(run, parts={name: part for name, part in found.items() if part is not None})

@@ -25,9 +25,9 @@ from heddle.cli.program import main
 from heddle.cli.verbs import become_root
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import Cause
-from heddle.runs.parts import RunParts
 from heddle.runs.parts.machine import MachineUse
 from tests.bench.demopicture import picture
+from tests.unit.run_samples import having, result
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ MAYBE, SURE = Cause("processor", 8, 1, False, ""), Cause("worker", 8, 0, True, "
 )
 def test_a_machine_that_was_busy_is_named_after_the_lesson(causes: tuple[Cause, ...], said: str) -> None:
     use = MachineUse(0.5, 0.5, 0.0, 0, 0, wanted_pps=6000, budget_pps=10_000, unreliable=causes)
-    found = RunParts(parts={"machine": use})
+    found = having(result(), machine=use)
     run: Any = SimpleNamespace(busbw=1.0, overrun=found.overrun, limited=found.limited)
     paths: Any = SimpleNamespace(mmr=SimpleNamespace(bytes=2.0))
     played = tuple(Played(act, run, paths) for act in ACTS)
