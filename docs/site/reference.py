@@ -38,7 +38,7 @@ from heddle.spec import impairments
 from heddle.spec.keys import Duration, Rate, Size, Takes
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import DEFAULT, SHAPES
-from heddle.spec.wording import PATTERNS
+from heddle.spec.wording import PATTERNS, model_in
 from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.collectives import patterns
 from heddle.traffic.tunables import Tunable
@@ -114,19 +114,16 @@ def verbs_page() -> str:
 
 
 def keys_page() -> str:
-    """Each key of a fabric file: what it takes, and its default."""
+    """Each key of a fabric file: its meaning, what it takes, and its default."""
     common = dict(_keys(FabricSpec))
-    common["shape"] = SHAPES[DEFAULT].model_fields["shape"]
+    shapes = ". ".join(f"`{name}`: {spec.model_fields['shape'].description}" for name, spec in SHAPES.items())
+    common["shape"] = SHAPES[DEFAULT].model_fields["shape"], shapes
     lines = [MADE, "", "# Keys of a fabric file", ""]
     lines += ["This page lists each key of a [fabric file](fabric-file.md) with its values and its default.", ""]
     lines += ["## All shapes", "", *_key_table(common.items())]
-    every = set(common)
     for name, spec in SHAPES.items():
         own = {path: field for path, field in _keys(spec) if path not in common}
-        every |= set(own)
         lines += ["", f"## shape: {name}", "", *_key_table(own.items())]
-    if idle := [each for each in _meanings()["keys"] if not any(f"{key}.".startswith(f"{each}.") for key in every)]:
-        raise ValueError(f"docs/site/meanings.yml, keys: not in the code: {', '.join(idle)}")
     return "\n".join([*lines, ""])
 
 
@@ -155,36 +152,29 @@ def _prose(text: str) -> str:
     return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", re.sub(r"[*<]", r"\\\g<0>", text))
 
 
-def _keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _keys(model: type[BaseModel], before: str = "", usual: str = "") -> Iterator[tuple[str, tuple[FieldInfo, str]]]:
+    """Path -> field and meaning; a key without a meaning of its own has that of its group."""
     for key, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _keys(inner, f"{before}{key}.")
+        meaning = field.description or usual
+        if inner := model_in(field.annotation):
+            yield from _keys(inner, f"{before}{key}.", meaning)
         else:
-            yield before + key, field
+            yield before + key, (field, meaning)
     if model.model_config.get("extra") == "allow":
         values = typing.get_args(typing.get_type_hints(model, include_extras=True)["__pydantic_extra__"])[1]
-        yield f"{before}LEVEL", FieldInfo(annotation=values, default=None)
+        field = FieldInfo.from_annotated_attribute(values, None)
+        yield f"{before}LEVEL", (field, field.description or "")
 
 
-def _key_table(keys: Iterable[tuple[str, FieldInfo]]) -> list[str]:
+def _key_table(keys: Iterable[tuple[str, tuple[FieldInfo, str]]]) -> list[str]:
     shapes = ", ".join(f"`{name}`" for name in SHAPES)
-
-    def takes(path: str, field: FieldInfo) -> str:
-        return shapes if path == "shape" else _takes(field.annotation, field.metadata)
-
-    rows = ((f"`{path}`", _meaning(path), takes(path, field), _default(field)) for path, field in keys)
+    rows = []
+    for path, (field, meaning) in keys:
+        if not meaning:
+            raise ValueError(f"{path} of the fabric file has no description in the code")
+        takes = shapes if path == "shape" else _takes(field.annotation, field.metadata)
+        rows.append((f"`{path}`", meaning, takes, _default(field)))
     return _table(("key", "meaning", "takes", "default"), rows)
-
-
-def _meaning(path: str) -> str:
-    """The text of a key, else of the nearest one above it."""
-    texts: Mapping[str, str] = _meanings()["keys"]
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        if found := texts.get(".".join(parts[:length])):
-            return found
-    raise ValueError(f"docs/site/meanings.yml, keys: {path} is missing")
 
 
 def _default(field: FieldInfo) -> str:
@@ -217,8 +207,8 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR09
         return f"a map, each value {_takes(inside[1])}"
     if inside:
         return ", or ".join(_takes(each, metadata) for each in inside if each is not type(None))
-    if issubclass(annotation, BaseModel):
-        return f"a map of {', '.join(f'`{key}`' for key in annotation.model_fields)}"
+    if group := model_in(annotation):
+        return f"a map of {', '.join(f'`{key}`' for key in group.model_fields)}"
     pattern = next((found for m in metadata if (found := getattr(m, "pattern", None))), None)
     if pattern:
         return f"a text: {PATTERNS[pattern].removeprefix('use ')}"

@@ -187,12 +187,13 @@ def _further(typed: Typed, words: Iterable[str]) -> list[str]:
 def queue_settings(_: Typed) -> list[str]:
     """Keys of `queues set`: those that can change in a running lab."""
     from heddle.lab.thresholds import LIVE
-    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.groups import group_of
+    from heddle.spec.queuepolicy import QueuePolicy
     from heddle.spec.shapes import SHAPES
     from heddle.spec.wording import paths_of
 
     words = dict.fromkeys(word for spec in SHAPES.values() for word in spec.levels)
-    paths = [path for path in paths_of(QueuesSpec) if path != "buffer.switch"]  # `buffer` is the same
+    paths = [path for path in paths_of(group_of(QueuePolicy)) if path != "buffer.switch"]  # `buffer` is the same
     paths += [f"buffer.{word}" for word in words]
     # A key that has keys below it; but `buffer` also accepts one size for all switches.
     groups = {path.rpartition(".")[0] for path in paths} - {"buffer"} | {"ecn.classes"}
@@ -201,10 +202,11 @@ def queue_settings(_: Typed) -> list[str]:
 
 def hash_settings(_: Typed) -> list[str]:
     """Keys of `hashing --set`: those of routing.hash, and two of routing."""
-    from heddle.spec.schema import HashSpec
+    from heddle.spec.groups import group_of
+    from heddle.spec.routingpolicy import HashOptions
     from heddle.spec.wording import paths_of
 
-    return _leaves([*paths_of(HashSpec), "seed", "resilient"])
+    return _leaves([*paths_of(group_of(HashOptions)), "seed", "resilient"])
 
 
 def file_settings(typed: Typed) -> list[str]:
@@ -228,13 +230,15 @@ def _leaves(paths: Collection[str]) -> list[str]:
 
 def _key_values(model: Any, path: str) -> list[str]:
     """The words that a key of a pydantic model accepts; none for a number or a free text."""
+    from heddle.spec.wording import model_in
+
     first, _, rest = path.partition(".")
-    field = model.model_fields.get(first) if hasattr(model, "model_fields") else None
+    field = model.model_fields.get(first)
     if field is None:
         return []
-    options = [field.annotation, *typing.get_args(field.annotation)]
     if rest:
-        return next((found for each in options if (found := _key_values(each, rest))), [])
+        return _key_values(inner, rest) if (inner := model_in(field.annotation)) else []
+    options = [field.annotation, *typing.get_args(field.annotation)]
     if bool in options:
         return ["true", "false"]
     literals = [each for each in options if typing.get_origin(each) is typing.Literal]

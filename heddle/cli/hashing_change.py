@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from heddle.base.families import Network
 from heddle.base.files import real
@@ -25,13 +25,12 @@ from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import EXACT_MATCH, MODES
 from heddle.fabric.model import split_words
-from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
-from heddle.fabric.policydata import routing_as_file, routing_policy
 from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
+from heddle.spec.groups import InFile, as_file, group_of
 from heddle.spec.keys import Strict
-from heddle.spec.schema import HashSpec, RoutingSpec
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, FIELDS, HashOptions, RoutingPolicy
 from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 from heddle.switch.hashing.hashing import SwitchHashing
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 ExactTables = dict[str, dict[tuple[int, Network], tuple[str, ...]]]  # switch -> its table
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
-_LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
+_LEGAL: Final = (*group_of(HashOptions).model_fields, *_KEYS)
 # Keys that have an effect in some modes only. Only `flow` uses the kernel's policy, and it has no user-defined field.
 _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
@@ -132,7 +131,7 @@ def _names(typed: Sequence[str]) -> list[str]:
 class _Keys(Strict):
     """The part of a fabric file that `hashing --set` changes."""
 
-    routing: RoutingSpec
+    routing: Annotated[RoutingPolicy, InFile()]
 
 
 def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
@@ -140,7 +139,7 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
     from heddle.spec.load import override
     from heddle.spec.wording import examined
 
-    document = Document({"routing": routing_as_file(fabric.policy.routing)}, "")
+    document = Document({"routing": as_file(fabric.policy.routing)}, "")
     problems = Problems()
     override(document, f"routing.ecmp={mode}", problems)
     typed: list[str] = []
@@ -165,7 +164,7 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
     problems.found += found.problems
     if found.value is None:
         raise InputError(*problems.found)
-    routing = routing_policy(found.value.routing)
+    routing = found.value.routing
     complaints = complaints_about(replace(fabric, policy=replace(fabric.policy, routing=routing)))
     problems.found += KeyPlaces(document, found.spoilt).problems(complaints)
     problems.raise_if_any()

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.ethernet import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS
 from heddle.base.problems import Problem, nearest
 from heddle.base.units import format_duration, format_rate, round_down, round_up
-from heddle.fabric.policy import DEFAULT_BUCKETS, FIELDS, buffer_bytes, too_small
+from heddle.fabric.policy import buffer_bytes, too_small
+from heddle.spec.key import Complaint
+from heddle.spec.routingpolicy import DEFAULT_BUCKETS, FIELDS
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -32,22 +34,6 @@ _LINKS: Final = ("link.host", "link.fabric", "link.exceptions")
 _SHORTEST_PAUSE_NS: Final = 10**6
 _SHARES: Final = ("queues.lossless", "queues.weights", "queues.reserve", "queues.pfc")
 _NAME: Final = re.compile(r"([a-z]+)([1-9][0-9]*)(?::eth([1-9][0-9]*))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """One error.
-
-    path: the dotted path of the key. given: paths of other keys that the error depends on; counts: it also depends on
-    the numbers of nodes and ports. valued: the sentence shows the key's value.
-    """
-
-    path: str
-    why: str
-    hint: str = ""
-    given: tuple[str, ...] = ()
-    counts: bool = False
-    valued: bool = True
 
 
 @dataclass(frozen=True, slots=True)

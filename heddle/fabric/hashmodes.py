@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.base.sysctls import HASH_SEED, sysctl_path
-from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 
 MODES: Final[Mapping[str, int]] = {  # MODE_* of C
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,

@@ -8,7 +8,7 @@ file has them. Reading raises ValueError, KeyError or TypeError for data of anot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,18 +16,19 @@ from pydantic import TypeAdapter
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.families import FAMILIES, Interface, Network
-from heddle.base.units import format_duration
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import FIELDS, HashOptions, NetworkPolicy, Policy, QueuePolicy, RoutingPolicy, Udf
+from heddle.fabric.policy import NetworkPolicy, Policy
 from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port
+from heddle.spec.groups import as_file
 from heddle.spec.impairments import KINDS, LinkFault
 from heddle.spec.linkspec import delay_of_length
+from heddle.spec.queuepolicy import QueuePolicy
+from heddle.spec.routingpolicy import RoutingPolicy
 
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Level
     from heddle.spec.linkspec import LinkSpec
-    from heddle.spec.queuespec import QueuesSpec
-    from heddle.spec.schema import FabricSpec, RoutingSpec
+    from heddle.spec.schema import FabricSpec
 
 
 _QUEUES: Final = TypeAdapter(QueuePolicy)
@@ -44,7 +45,7 @@ def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
         k=spec.k,
         mtu=spec.link.mtu,
         ib_mtu=spec.roce.ib_mtu,
-        routing=routing_policy(spec.routing),
+        routing=spec.routing,
         queues=queue_policy(spec.queues, [level.word for level in switches]),
         delays=_link_delays(spec.link, levels),
         link_faults=_link_faults(spec.link, levels),
@@ -71,38 +72,15 @@ def _link_faults(link: LinkSpec, levels: Sequence[Level]) -> tuple[LinkFault, ..
     return tuple(found) if any(found) else ()
 
 
-def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
-    """`routing` of a fabric file."""
-    options = routing.hash.model_dump()
-    fields, gap, udf = (options.pop(key) for key in ("fields", "gap", "udf"))
-    bits = sum(FIELDS[name] for name in fields)
-    chosen = HashOptions(**options, fields=bits, gap_ns=gap, udf=Udf(**udf), resilient=routing.resilient)
-    return RoutingPolicy(routing.ecmp, routing.seed, chosen, routing.ucmp, routing.loopbacks)
-
-
-def routing_as_file(routing: RoutingPolicy) -> dict[str, Any]:
-    """`routing` of a fabric file."""
-    options = asdict(routing.hash)
-    fields, gap, resilient = (options.pop(key) for key in ("fields", "gap_ns", "resilient"))
-    words = [word for word, bit in FIELDS.items() if fields & bit]
-    keys = {"ecmp": routing.ecmp, "seed": routing.seed, "resilient": resilient, "ucmp": routing.ucmp}
-    return {**keys, "loopbacks": routing.loopbacks, "hash": {**options, "fields": words, "gap": format_duration(gap)}}
-
-
-def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:
-    """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
-    sizes = {"host": queues.buffer.host, "switches": [queues.buffer.size(word) for word in words]}
-    return load_queues({**queues.model_dump(), "buffer": sizes})
+def queue_policy(queues: QueuePolicy, words: Sequence[str]) -> QueuePolicy:
+    """`queues` of a fabric file, with a buffer for each level. words: of the levels of switches, from the leaves up."""
+    return replace(queues, buffer=queues.buffer.of_levels(words))
 
 
 def queues_as_file(queues: QueuePolicy, words: Sequence[str]) -> dict[str, Any]:
     """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
-    data: dict[str, Any] = _QUEUES.dump_python(queues, mode="json", exclude_none=True)
-    pfc = data["pfc"]
-    for group, key in ((pfc, "reaction"), (pfc["watchdog"], "detect"), (pfc["watchdog"], "restore")):
-        group[key] = format_duration(group[key])
     sizes = {word: queues.buffer.at_level(level) for level, word in enumerate(words, 1)}
-    return {**data, "buffer": {**sizes, "host": queues.buffer.host}}
+    return {**as_file(queues), "buffer": {**sizes, "host": queues.buffer.host}}
 
 
 def dump_queues(queues: QueuePolicy) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, MachineError, Problem, machine_errors
 from heddle.base.process import Journal, start_of
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import QueuePolicy
+from heddle.spec.queuepolicy import QueuePolicy
 
 _LOCK_S: Final = 30.0  # a holder needs milliseconds
 

@@ -19,7 +19,6 @@ from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.tables import some_of
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents, facts
@@ -39,6 +38,7 @@ from heddle.lab.rehash import reapply_hashing, restore_hashing
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, restore_queues
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch import install
 
 _OF_ZEBRA: Final = "169.254.0.1"  # zebra sets this entry once, for IPv4 next hops of unnumbered BGP (RFC 5549)

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.units import parse_duration
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import PfcPolicy
 from heddle.fabric.wiring import Port
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, only, spread
+from heddle.spec.queuepolicy import PfcPolicy
 from heddle.switch.pfc.loop import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues, QueueState
 from heddle.switch.queues.classes import ClassPolicy, Policies, numbered_ports, row

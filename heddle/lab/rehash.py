@@ -25,10 +25,10 @@ from heddle.base.sysctls import HASH_SEED, sysctl_number
 from heddle.base.userfiles import as_caller
 from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import EXACT_MATCH, seed_for
-from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.wiring import Node
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, HashOptions
 from heddle.switch.hashing.hashing import SwitchHashing, change, hashing_of
 from heddle.switch.hashing.maps import Exact, exact_from_json, exact_to_json
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from heddle.base import owners, state
 from heddle.base.ethernet import CLASSES
@@ -24,14 +24,14 @@ from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.fabric.wiring import Level, Port
 from heddle.lab import agents
 from heddle.lab.spread import concat, nothing, spread
+from heddle.spec.groups import InFile, group_of
 from heddle.spec.keys import Strict
 from heddle.spec.plain import nested_values
-from heddle.spec.queuespec import QueuesSpec
+from heddle.spec.queuepolicy import EcnPolicy, QueuePolicy
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import Policies, numbered_ports, policies_of, row
@@ -221,7 +221,7 @@ def _check_gates(lab: Lab, policies: Iterable[QueuePolicy]) -> None:
 class _Keys(Strict):
     """The part of a fabric file that can be set here."""
 
-    queues: QueuesSpec
+    queues: Annotated[QueuePolicy, InFile()]
 
 
 def changed(
@@ -289,7 +289,7 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
         if of == "buffer" and level is not None and word not in meant:
             return Problem("queues set", key, *_not_meant(level, fabric, meant))
         return None
-    known = [*paths_of(QueuesSpec)]
+    known = [*paths_of(group_of(QueuePolicy))]
     inside = [each for each in LIVE if each.startswith(f"{key}.")]
     if inside:
         return Problem("queues set", key, "is a group of keys", f"as ./inv queues set {inside[0]}=VALUE")

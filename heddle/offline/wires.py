@@ -24,10 +24,11 @@ from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, TE, kernel_policy
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
-from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
+from heddle.fabric.policy import Policy
 from heddle.fabric.ucmp import expected_weights
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
+from heddle.spec.routingpolicy import FIELDS_5_TUPLE
 
 
 def directions(fabric: Fabric) -> tuple[tuple[int, int], ...]:

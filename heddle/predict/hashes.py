@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from heddle.base.arrays import U32, U64
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
-from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict.forwarding import FlowArrays
+from heddle.spec.routingpolicy import FIELDS_5_TUPLE, Udf
 
 Seed = int | U32  # one for all rows, or one per row
 

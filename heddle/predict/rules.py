@@ -18,9 +18,9 @@ import numpy.typing as npt
 from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
-from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict import hashes
 from heddle.predict.forwarding import FlowArrays, Forwarding
+from heddle.spec.routingpolicy import FIELDS_5_TUPLE, Udf
 from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members

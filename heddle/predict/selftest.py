@@ -30,13 +30,13 @@ from heddle.base.arrays import I32, U32
 from heddle.base.problems import HeddleError, MachineError
 from heddle.base.process import run
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
-from heddle.fabric.policy import FIELDS_5_TUPLE
 from heddle.host.doctor import Check
 from heddle.kernel.namespace import nameless
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
 from heddle.predict.forwarding import NOWHERE, FlowArrays, forwarding_of
 from heddle.predict.hashes import POLICY_L3, kernel_hash
+from heddle.spec.routingpolicy import FIELDS_5_TUPLE
 from heddle.traffic.flow import PROTOCOL_SHIFT
 from heddle.wire.layout import PROTO_TCP, ROCE_PORT
 

@@ -28,7 +28,6 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled, why_not_compiled
 from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import QueuePolicy
 from heddle.host import capacity
 from heddle.host import capacity as machine
 from heddle.lab import agents, health
@@ -52,6 +51,7 @@ from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.runs.watching import Recording, recording
 from heddle.runs.writer import RunWriter, begun, writing
 from heddle.runtimes.sharded import ShardPlan
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint

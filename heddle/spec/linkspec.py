@@ -133,7 +133,7 @@ def _impairments() -> Mapping[str, Any]:
         pair: Any = create_model(
             f"{key.title()}Spec", __base__=Strict, host=(value_type, none), fabric=(value_type, none)
         )
-        found[key] = (Annotated[pair, _one_for_all(read)], pair())
+        found[key] = (Annotated[pair, _one_for_all(read)], Field(pair(), description=kind.help))
     return found
 
 
@@ -143,14 +143,31 @@ _LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]
 class _Links(Strict):
     """Rates in bit/s of a frame's bytes from Ethernet header to ICRC; mtu is the IP MTU in bytes."""
 
-    host: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
-    fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
-    mtu: Size = Field(default=4200, ge=1280, le=65535)
-    # Of the hardware, one way; multiplied by k here.
-    delay: Annotated[DelaySpec, _one_for_all(read_delay)] = DelaySpec()
-    # Of the cable: another way to write its delay.
-    length: Annotated[LengthSpec, _one_for_all(read_length)] = LengthSpec()
-    delay_at: Literal["host", "link"] = "host"  # link: by netem, behind each port's queue
+    host: Rate = Field(
+        default=100 * 10**6,
+        ge=SLOWEST_BPS,
+        le=FASTEST_BPS,
+        description="rate of each direction of a host's link, in bytes from Ethernet header to ICRC",
+    )
+    fabric: Rate = Field(
+        default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS, description="the same of a link between switches"
+    )
+    mtu: Size = Field(
+        default=4200, ge=1280, le=65535, description="IP MTU of all links; at least `roce.ib_mtu` + 64 (IPv6: + 84)"
+    )
+    delay: Annotated[DelaySpec, _one_for_all(read_delay)] = Field(
+        DelaySpec(),
+        description="propagation delay on hardware, one way; multiplied by k here. `shape`: the usual values of the"
+        " shape",
+    )
+    length: Annotated[LengthSpec, _one_for_all(read_length)] = Field(
+        LengthSpec(),
+        description="length of the cable, another way to write its delay, at 5 ns per metre. It replaces `0` or"
+        " `shape`",
+    )
+    delay_at: Literal["host", "link"] = Field(
+        "host", description="`host`: the receiving NIC takes frames later. `link`: packets wait on each link (netem)"
+    )
 
 
 if TYPE_CHECKING:
@@ -163,8 +180,10 @@ class LinkSpec(_ImpairedLinks):
     """The group `link`; a key for each kind of fault is between `delay_at` and `exceptions`."""
 
     exceptions: dict[str, _LinkRate] = Field(
-        default={}
-    )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
+        default={},
+        description='links with another rate, by node or port: `{spine2: 50mbit, "leaf1:eth3": 10mbit}`. A port'
+        " overrides a node; of two entries the lower rate counts",
+    )
 
     @model_validator(mode="after")
     def _delays_agree(self) -> LinkSpec:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from heddle.base.problems import Problem, nearest, some_of
 from heddle.base.units import format_duration, format_rate
+from heddle.spec.groups import group_of, is_group
 from heddle.spec.yamlfile import Document, Trail, dotted
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def paths_of(model: Model, before: str = "") -> Iterator[str]:
     """Every dotted path that a file may have: `name`, `link`, `link.host`, ..."""
     for key, field in model.model_fields.items():
         yield before + key
-        inner = _model_in(field.annotation)
+        inner = model_in(field.annotation)
         if inner is not None:
             yield from paths_of(inner, f"{before}{key}.")
 
@@ -150,20 +151,23 @@ def _line(where: str) -> int:
     return int(tail) if tail.isdigit() else 1 << 30
 
 
-def _model_in(annotation: Any) -> Model | None:
+def model_in(annotation: Any) -> Model | None:
+    """The model of a key that is a group."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
+    if is_group(annotation):
+        return group_of(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)
+        return next((m for a in typing.get_args(annotation) if (m := model_in(a)) is not None), None)
     return None
 
 
 def _model_inside(annotation: Any) -> Model | None:
     """The model of the values of a mapping, or of the items of a list."""
     at = {dict: 1, list: 0, tuple: 0}.get(typing.get_origin(annotation))
-    return None if at is None else _model_in(typing.get_args(annotation)[at])
+    return None if at is None else model_in(typing.get_args(annotation)[at])
 
 
 def _trail(detail: ErrorDetails, model: Model) -> Trail:
@@ -181,7 +185,7 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
             trail.append(step)
             field = here.model_fields.get(str(step))
             named = field is not None and typing.get_origin(field.annotation) is dict
-            here = _model_in(field.annotation) if field else None
+            here = model_in(field.annotation) if field else None
             inside = _model_inside(field.annotation) if field else None
         elif named or isinstance(step, int):
             trail.append(step)
@@ -202,7 +206,7 @@ def _group_at(trail: Trail, model: Model) -> Model | None:
     inside: Model | None = None
     for step in trail:
         field = here.model_fields.get(str(step)) if here else None
-        here = _model_in(field.annotation) if field else inside
+        here = model_in(field.annotation) if field else inside
         inside = _model_inside(field.annotation) if field else None
     return here
 

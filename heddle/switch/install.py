@@ -23,7 +23,6 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
@@ -31,6 +30,7 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.kernel.namespace import NodeHandle
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch import counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes

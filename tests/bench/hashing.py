@@ -22,9 +22,9 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.process import run
-from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.kernel.namespace import inside
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from tests.netns.sockets import checksum

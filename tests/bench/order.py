@@ -16,13 +16,13 @@ from typing import Final
 from heddle.base.events import Observer, Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.hashmodes import MODES, SPREADING
-from heddle.fabric.policy import HashOptions
 from heddle.kernel import inorder
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.hashing.maps import Exact
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import FIXED_SPORT, parse_source_ports

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.lab import lifecycle as labs
 from heddle.lab.opening import open_lab
 from heddle.lab.queues import reactions_of
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.pfc.gates import Gates
 from heddle.traffic.options import RunOptions
 from tests.netns.blaster import Blast, blast

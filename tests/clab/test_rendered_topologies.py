@@ -24,13 +24,14 @@ from heddle.host.engine.docker import docker
 from heddle.render.dialects import FRR_KIND, RenderOptions
 from heddle.render.render import render
 from heddle.spec.load import presets
-from heddle.spec.schema import FabricSpec, RoutingSpec
+from heddle.spec.routingpolicy import RoutingPolicy
+from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
 from tests.machine import until
 
 Containerlab = Callable[..., Done]
-E_ECMP = RoutingSpec(ecmp="e-ecmp")
+E_ECMP = RoutingPolicy(ecmp="e-ecmp")
 SIZES = {"clos": {"racks": 2, "ctsw": 3}, "rail": {"pods": 2, "spines": 6, "planes": 2}}  # others: as their examples
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from heddle.base.process import run
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program, TestRun, run_on
 from heddle.kernel.namespace import inside
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Exact, Tables

@@ -14,10 +14,10 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.base.process import run
 from heddle.base.units import parse_rate
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
 from heddle.lab import facts
 from heddle.lab.snapshot import LabPart
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import LabQueues

@@ -12,7 +12,6 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.checks.validate import validate
-from heddle.fabric.policy import HashOptions
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
@@ -30,6 +29,7 @@ from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import load
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import now_text, paths_text

@@ -16,7 +16,6 @@ import pytest
 from heddle.base.events import Silent
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
-from heddle.fabric.policy import HashOptions
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab.lab import Lab
@@ -27,6 +26,7 @@ from heddle.offline.result import Prediction
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run, run_workload
+from heddle.spec.routingpolicy import HashOptions
 from heddle.traffic.collectives import patterns
 from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.workload import Workload

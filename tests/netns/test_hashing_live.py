@@ -16,12 +16,12 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.base.process import run
 from heddle.fabric.hashmodes import MODES
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir

@@ -12,12 +12,12 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.checks.validate import validate
-from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.runrecord import RunRecord
+from heddle.spec.routingpolicy import HashOptions
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from heddle.fabric.model import Role
-from heddle.fabric.policy import HashOptions
 from heddle.lab.snapshot import LabPart
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.cells import LabQueues

@@ -11,7 +11,6 @@ from heddle.base.process import run as run_command
 from heddle.checks.validate import validate
 from heddle.endpoints.nic.nic import announce
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
@@ -19,6 +18,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.store import paths_of
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle_plugins.testing import craft
 from tests.conftest import Borrow
 from tests.machine import until

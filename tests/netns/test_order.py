@@ -15,7 +15,6 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.process import run as command
 from heddle.checks.validate import CheckResult, validate
-from heddle.fabric.policy import HashOptions
 from heddle.host.delivery import Delivery
 from heddle.kernel import inorder
 from heddle.kernel.inorder import net_devices
@@ -25,6 +24,7 @@ from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.counters import read_counters
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import port_ids

@@ -12,13 +12,13 @@ from typing import Literal
 import pytest
 
 from heddle.fabric import hashmodes
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program, run_on
 from heddle.kernel.namespace import inside
 from heddle.predict.walk import ports_of
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import PathsResult, prove
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.hashing.maps import Exact, Steering, Tables

@@ -15,10 +15,11 @@ from heddle.base.problems import InputError
 from heddle.base.units import parse_rate
 from heddle.fabric.fabricfile import checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy, buffer_bytes
+from heddle.fabric.policy import buffer_bytes
 from heddle.fabric.shapes import build
 from heddle.host.limits import at_once
 from heddle.lab.thresholds import changed
+from heddle.spec.queuepolicy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import (

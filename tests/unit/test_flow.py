@@ -19,7 +19,6 @@ from heddle.endpoints.reports import NicReport, QpReport, SizeResult, WorkerMess
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policy import HashOptions
 from heddle.host.capacity import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
 from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
@@ -29,6 +28,7 @@ from heddle.proof.evidence import _sent as read_sent
 from heddle.proof.verdict import prove
 from heddle.runs.measured import flow_rows
 from heddle.runs.run import job_plan
+from heddle.spec.routingpolicy import HashOptions
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import NO_RANK, Flow, Sent
 from heddle.traffic.options import RunOptions

@@ -13,7 +13,6 @@ from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import build
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.offline.forecast import Ask, forecast
@@ -24,6 +23,7 @@ from heddle.predict.statistics import EVEN, UNEVEN
 from heddle.predict.walk import ports_of
 from heddle.proof import collect
 from heddle.proof.collect import refusal, rows_of
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import rows_for
 from heddle.switch.hashing.hashing import hashing_of

@@ -14,8 +14,6 @@ from heddle.base.problems import CheckError
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.hashmodes import MODES, kernel_policy, sysctls
-from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions, Udf
-from heddle.fabric.policydata import routing_policy
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import NextHop
 from heddle.lab.rehash import label_of
@@ -26,6 +24,7 @@ from heddle.predict.walk import Hops, walk
 from heddle.proof import oracle
 from heddle.runs.run import reordering
 from heddle.spec.plain import dump_spec, load_spec
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, HashOptions, Udf
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.switch.hashing.maps import Exact, PrefixRule, Steering, steering_of
@@ -205,11 +204,11 @@ def test_options_are_what_the_file_says_and_survive_the_record() -> None:
     spec = load_fabric(
         "tiny", overrides=[f"routing.{each}" for each in (*settings, "ecmp=e-ecmp", "hash.buckets=64")]
     ).spec
-    options = routing_policy(spec.routing).hash
+    options = spec.routing.hash
     assert options == HashOptions(fields=0x03, udf=Udf("l4", 0, 2), gap_ns=500_000, resilient=True, buckets=64)
     assert HashOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
     assert load_spec(json.loads(json.dumps(dump_spec(spec)))) == spec
-    assert routing_policy(ClosSpec(name="a", racks=1, ctsw=1).routing).hash == DEFAULT_OPTIONS
+    assert ClosSpec(name="a", racks=1, ctsw=1).routing.hash == DEFAULT_OPTIONS
 
 
 def test_a_rack_is_steered_by_one_rule_and_buckets_are_the_members_in_turn() -> None:

@@ -16,7 +16,6 @@ from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.cli.hashing_change import ExactRows, _names, _options, _text, entry_rows, file_rows
 from heddle.fabric.hashmodes import MODES
-from heddle.fabric.policy import DEFAULT_OPTIONS, Udf
 from heddle.fabric.shapes import build, clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.forwarding import FlowArrays, forwarding_of
@@ -33,6 +32,7 @@ from heddle.predict.hashes import (
 )
 from heddle.predict.walk import element, ports_of, spreads
 from heddle.runs.explain import Step, made_up
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, Udf
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow

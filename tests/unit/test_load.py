@@ -11,10 +11,10 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.base.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.yamlfile import MAX_BYTES
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.portqueues import DISCIPLINES

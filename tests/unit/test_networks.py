@@ -17,7 +17,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.model import Fabric, NicNames
-from heddle.fabric.policy import NetworkPolicy, QueuePolicy
+from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.fabric.wiring import BACKEND, Level
 from heddle.offline.forecast import Ask, forecast
@@ -27,6 +27,7 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
 from heddle.runs.explain import made_up
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
 from heddle.switch.hashing.hashing import SwitchHashing

@@ -13,7 +13,6 @@ from heddle.base.problems import InputError
 from heddle.cli.paths_verb import Shown
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, NicNames
-from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.fabric.wiring import ports_above
 from heddle.lab.rehash import RuleChange, with_exact
@@ -28,6 +27,7 @@ from heddle.proof.measure import Count, Measured
 from heddle.proof.selection import QpSelection, read_selection
 from heddle.proof.verdict import FlowProof, PathsResult, prove
 from heddle.runs.moved import moved_of
+from heddle.spec.routingpolicy import HashOptions
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of

@@ -11,13 +11,13 @@ import pytest
 from heddle.base.families import Network
 from heddle.base.problems import CheckError
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.proof.verdict import PathsResult, prove
+from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing

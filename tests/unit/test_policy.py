@@ -15,16 +15,13 @@ from heddle.fabric.policydata import (
     fabric_from_json,
     fabric_to_json,
     load_policy,
-    queue_policy,
     queues_as_file,
-    routing_as_file,
-    routing_policy,
 )
 from heddle.fabric.shapes import build
+from heddle.spec.groups import as_file
 from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
-from heddle.spec.queuespec import QueuesSpec
-from heddle.spec.schema import AddressingSpec, RoutingSpec
+from heddle.spec.schema import AddressingSpec
 from heddle.spec.shapes.clos import ClosSpec
 
 ODD = [
@@ -45,10 +42,9 @@ ODD = [
 def test_a_policy_in_file_syntax_equals_the_file() -> None:
     loaded = load_fabric("tiny", overrides=[*ODD, "queues.buffer.ctsw=11MB"])
     policy, words = loaded.fabric.policy, [level.word for level in loaded.fabric.levels[1:]]
-    queues = QueuesSpec.model_validate(queues_as_file(policy.queues, words))
-    assert queue_policy(queues, words) == policy.queues == queue_policy(loaded.spec.queues, words)
-    routing = RoutingSpec.model_validate(routing_as_file(policy.routing))
-    assert routing_policy(routing) == policy.routing == routing_policy(loaded.spec.routing)
+    again = {"queues": queues_as_file(policy.queues, words), "routing": as_file(policy.routing)}
+    assert build(load_spec({**dump_spec(loaded.spec), **again})).policy == policy
+    assert policy.routing == loaded.spec.routing
     assert policy.queues.buffer.switches == (9_000_000, 11_000_000, 9_000_000)
     assert policy.queues.ecn.curve(3) == (10_000, 160_000, 0.2)
     assert policy.queues.numbers == (0, 1, 3, 4, 6)

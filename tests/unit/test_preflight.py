@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from heddle.host import preflight as room
 from heddle.host.delivery import Delivery, choose
 from heddle.host.preflight import preflight
 from heddle.kernel.inorder import PortDelivery, cpu_for, cpu_mask, cpus_of, fault, online_cpus
-from heddle.spec.schema import RoutingSpec
+from heddle.spec.routingpolicy import RoutingPolicy
 from heddle.spec.shapes.clos import ClosSpec
 
 LARGE = build(ClosSpec(name="large", racks=128, ctsw=16))
@@ -50,8 +51,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def small(ecmp: str = "flow") -> ClosSpec:
-    return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
+def small(ecmp: Any = "flow") -> ClosSpec:
+    return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingPolicy(ecmp=ecmp))
 
 
 def test_a_fabric_passes_where_the_machine_has_everything_or_up_can_raise_it(machine: Path) -> None:

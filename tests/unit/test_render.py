@@ -292,7 +292,7 @@ def test_loopbacks_are_announced_on_request_and_a_large_fabric_collects_changes(
     assert "ip prefix-list NO-LOOPBACKS deny 10.255.0.0/16 le 32\nip prefix-list NO-LOOPBACKS permit any\n" in small
     six = rendered(built(FABRICS["six"]))["ctsw1/frr.conf"]
     assert "ipv6 prefix-list NO-LOOPBACKS deny fd00:0:0:ffff::/64 le 128\n" in six
-    told = SMALL.model_copy(update={"routing": SMALL.routing.model_copy(update={"loopbacks": True})})
+    told = SMALL.model_copy(update={"routing": replace(SMALL.routing, loopbacks=True)})
     assert "NO-LOOPBACKS" not in rendered(built(told))["ctsw1/frr.conf"]
     slow = ("zebra work-queue 3000\n", " coalesce-time 3000\n", "advertisement-interval 3\n", " timers 20 60\n")
     large = rendered(built(ClosSpec(name="large", racks=128, ctsw=16, hosts_per_rack=1)))

@@ -24,7 +24,6 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.fabric.wiring import Level
 from heddle.offline.forecast import Ask, forecast
@@ -35,6 +34,7 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import Mmr
 from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.plain import dump_spec, load_spec
+from heddle.spec.routingpolicy import HashOptions
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec

@@ -29,7 +29,7 @@ from heddle.predict.statistics import (
     evenness_of_groups,
     max_over_mean,
 )
-from heddle.spec.schema import RoutingSpec
+from heddle.spec.routingpolicy import RoutingPolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from tests.marks import deep
@@ -127,7 +127,7 @@ def test_information_by_chance_is_what_independent_choices_show() -> None:
 
 def fabric_of(k: int, seed: str = "per-switch", zones: int = 2) -> Fabric:
     """A fabric that is not up, with k uplinks at each of its two tiers that have any."""
-    routing = RoutingSpec(seed=seed)  # type: ignore[arg-type]
+    routing = RoutingPolicy(seed=seed)  # type: ignore[arg-type]
     return build(ClosSpec(name="k", zones=zones, racks=2, ctsw=k, atsw=k if zones > 1 else None, routing=routing))
 
 
@@ -240,7 +240,7 @@ def test_flows_that_hash_alike_count_once(fields: int) -> None:
             assert not any(pair.polarised for pair in found.pairs)
             assert max(pair.dependence.flows for pair in found.pairs) <= 2 * (2 * hosts) ** 2
             assert hosts == 8 or all(pair.too_few for pair in found.pairs if pair.switch.startswith("ctsw"))
-    spec = ClosSpec(name="dc", zones=2, racks=2, hosts_per_rack=8, ctsw=2, atsw=2, routing=RoutingSpec(seed="shared"))
+    spec = ClosSpec(name="dc", zones=2, racks=2, hosts_per_rack=8, ctsw=2, atsw=2, routing=RoutingPolicy(seed="shared"))
     shared = asked(build(spec), "flow", fields=0x3)
     assert {pair.dependence.flows for pair in shared.pairs if pair.polarised} == {256}
 

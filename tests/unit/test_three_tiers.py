@@ -15,12 +15,12 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.hashmodes import seed_for, switch_seed
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build
 from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.spec.shapes.rail import RailSpec
 from heddle.switch.hashing.maps import steering_of

@@ -23,11 +23,12 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
 from heddle.fabric.hashmodes import switch_seed
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import Policy, QueuePolicy
+from heddle.fabric.policy import Policy
 from heddle.fabric.wiring import Level, Link, Node, Port
 from heddle.lab.imported import frr
 from heddle.lab.imported.grammar import MOST_BYTES, command_lines
 from heddle.runtimes.netns_topology import DEFAULT_MTU
+from heddle.spec.queuepolicy import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,29 @@ class ClosSpec(FabricSpec):
     }
     levels: ClassVar = ("rtsw", "ctsw", "atsw")
 
-    shape: Literal["clos"] = "clos"
-    zones: int = Field(default=1, ge=1, le=64)
-    racks: int = Field(ge=1, le=1024, examples=[8])  # per zone, as ctsw
-    ctsw: int = Field(ge=1, le=128, examples=[4])
-    atsw: int | None = Field(default=None, ge=1, le=128)
+    shape: Literal["clos"] = Field(
+        "clos", description="every RTSW is linked to every CTSW of its zone, every CTSW to every ATSW"
+    )
+    zones: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="zones, each with `racks` racks and `ctsw` spines; more than one needs `atsw`",
+    )
+    racks: int = Field(ge=1, le=1024, examples=[8], description="racks (and RTSWs) of a zone")
+    ctsw: int = Field(ge=1, le=128, examples=[4], description="spines of a zone, and uplinks of an RTSW")
+    atsw: int | None = Field(
+        default=None, ge=1, le=128, description="switches of the third tier, which join the zones; uplinks of a CTSW"
+    )
     oversubscription: float | None = Field(
-        default=None, gt=0, le=1000
-    )  # of the top tier: rate from a zone's racks / rate to the ATSWs
-    hosts_per_rack: int = Field(default=2, ge=1, le=1024)
-    nics_per_host: int = Field(default=1, ge=1, le=32)
+        default=None,
+        gt=0,
+        le=1000,
+        description="ratio of the third tier: `racks` * `link.fabric` / (`atsw` * rate of a CTSW-ATSW link). Without it"
+        " these links have rate `link.fabric`",
+    )
+    hosts_per_rack: int = Field(default=2, ge=1, le=1024, description="hosts in a rack")
+    nics_per_host: int = Field(default=1, ge=1, le=32, description="NICs of a host, one rank each")
 
     @property
     def all_racks(self) -> int:

@@ -25,12 +25,28 @@ class RailSpec(FabricSpec):
     }
     levels: ClassVar = ("leaf", "spine")
 
-    shape: Literal["rail"]
-    pods: int = Field(ge=1, le=1024, examples=[2])
-    hosts_per_pod: int = Field(default=2, ge=1, le=1024)
-    nics_per_host: int = Field(default=4, ge=1, le=16)  # also the number of leaves per pod
-    spines: int = Field(ge=1, le=512, examples=[2])  # of all planes together
-    planes: int = Field(default=1, ge=1, le=16)
+    shape: Literal["rail"] = Field(
+        description="NIC i of every host of a pod is linked to leaf i of that pod, every leaf to every spine of its"
+        " plane"
+    )
+    pods: int = Field(ge=1, le=1024, examples=[2], description="pods, each with `nics_per_host` leaves")
+    hosts_per_pod: int = Field(default=2, ge=1, le=1024, description="hosts of a pod, and downlinks of a leaf")
+    nics_per_host: int = Field(
+        default=4, ge=1, le=16, description="NICs of a host, one rank each; also the number of rails"
+    )
+    spines: int = Field(
+        ge=1,
+        le=512,
+        examples=[2],
+        description="spines of all planes together. Each leaf has `spines` / `planes` uplinks, 128 at most",
+    )
+    planes: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="disconnected planes. NIC i and its leaf are in plane (i - 1) mod `planes` + 1. `nics_per_host` and"
+        " `spines` are multiples of it",
+    )
 
     @property
     def spines_per_plane(self) -> int:

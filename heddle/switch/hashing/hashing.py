@@ -20,12 +20,12 @@ from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.fabric.wiring import Node
 from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import NodeHandle, inside
+from heddle.spec.routingpolicy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 from heddle.switch.hashing.maps import NO_STEERING, ProgramRule, Steering, Tables, steering_of
 
 PINS: Final = BPFFS / "heddle"

@@ -20,9 +20,9 @@ from heddle.base.families import Network
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.hashmodes import MODES, POLICIES
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import DEFAULT_UDF, HashOptions, Udf
 from heddle.fabric.wiring import Node
 from heddle.kernel.libbpf import Map, Object
+from heddle.spec.routingpolicy import DEFAULT_UDF, HashOptions, Udf
 
 Exact = Mapping[tuple[int, Network], tuple[str, ...]]  # (UDP source port, prefix) -> port, or port and backup
 MAX_MEMBERS: Final = 128  # steer.h: the limit of FRR's multipath and of a fabric file's uplinks

@@ -25,11 +25,11 @@ from heddle.base import resources
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Port
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Program, loaded, run_on
 from heddle.spec.impairments import COUNTED, PROGRAM_KINDS
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import OWNER, ClassPolicy, Policies, numbered_ports, port_ids, row
 

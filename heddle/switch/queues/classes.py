@@ -16,8 +16,9 @@ from typing import Final, Literal
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import Budget, ClassKind, QueuePolicy, buffer_bytes, too_small
+from heddle.fabric.policy import Budget, buffer_bytes, too_small
 from heddle.fabric.wiring import BACKEND, Node, Port
+from heddle.spec.queuepolicy import ClassKind, QueuePolicy
 
 MOST_PORTS: Final = 65535  # the minor number of a classid
 

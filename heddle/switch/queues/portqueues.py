@@ -29,11 +29,11 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal, run
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.wiring import Node, Port
 from heddle.kernel import netlink as nl
 from heddle.kernel import uapi
 from heddle.kernel.fib import read_names
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import OWNER, PortRef, burst_bytes, classid, held_bps, port_ids
@@ -41,7 +41,7 @@ from heddle.switch.queues.classes import OWNER, PortRef, burst_bytes, classid, h
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
 KICK: Final = "ff0"  # class and queue that refuse every packet: a frame sent there makes the port serve its queues
-LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuespec.py)
+LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuepolicy.py)
 # An open gate: four times the rate of the fastest link, and room for the largest packet.
 _OPEN: Final = "rate 40gbit burst 100000b"
 _HTB_MAJOR: Final = 0x10000

@@ -23,10 +23,10 @@ from typing import Final
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
-from heddle.fabric.policy import QueuePolicy
 from heddle.kernel import netlink as nl
 from heddle.kernel.fib import read_names
 from heddle.kernel.uapi import TCA_OPTIONS, TCA_TBF_PARMS
+from heddle.spec.queuepolicy import QueuePolicy
 
 Key = tuple[str, int]  # port, class
 

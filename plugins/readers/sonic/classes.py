@@ -14,7 +14,7 @@ from heddle.base.ethernet import CLASSES, DSCPS
 from heddle_plugins.readers.sonic.configdb import ConfigDb, Held
 
 if TYPE_CHECKING:
-    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.queuepolicy import QueuePolicy
 
 # What Heddle's hosts send with (heddle/wire/layout.py).
 _DATA: Final = 24
@@ -51,7 +51,7 @@ class ClassesFound:
     used: frozenset[int]
 
 
-def read_classes(db: ConfigDb, onto: QueuesSpec) -> ClassesFound:
+def read_classes(db: ConfigDb, onto: QueuePolicy) -> ClassesFound:
     """Apply PORT_QOS_MAP and its maps, the weights of SCHEDULER, and the marking of WRED_PROFILE."""
     maps = {table: _map(db, key, table, path) for key, (table, path) in _MAPS.items()}
     queue = maps[_QUEUE].numbers
@@ -105,7 +105,7 @@ def _map(db: ConfigDb, key: str, table: str, path: str) -> _Map:
     return _Map(table, name, found)
 
 
-def _lossless(db: ConfigDb, onto: QueuesSpec, queue: Mapping[int, int]) -> tuple[int, ...]:
+def _lossless(db: ConfigDb, onto: QueuePolicy, queue: Mapping[int, int]) -> tuple[int, ...]:
     """Classes that PFC pauses: `pfc_enable`, or the preset's."""
     watched = db.common("PORT_QOS_MAP", "pfcwd_sw_enable")
     if watched:
@@ -129,7 +129,7 @@ def _lossless(db: ConfigDb, onto: QueuesSpec, queue: Mapping[int, int]) -> tuple
     return found
 
 
-def _kinds(onto: QueuesSpec, lossless: tuple[int, ...], of_dscp: Mapping[int, int]) -> ClassesFound:
+def _kinds(onto: QueuePolicy, lossless: tuple[int, ...], of_dscp: Mapping[int, int]) -> ClassesFound:
     """The class of answers is control, the one of DSCP 0 best effort; the preset's, where these are not possible."""
     free = [number for number in range(CLASSES) if number not in lossless]
     plain = of_dscp.get(0, -1)

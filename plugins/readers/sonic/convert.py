@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_rate, format_size, shown
-from heddle.spec.queuespec import BUFFERS
+from heddle.spec.queuepolicy import BUFFERS
 from heddle.spec.schema import FabricSpec
 from heddle.spec.yamlfile import Document, Trail
 from heddle_plugins.readers.sonic.classes import ClassesFound, read_classes

@@ -26,7 +26,7 @@ from heddle.runs.parts.part import PortWait
 from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
 from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series
 from heddle.runs.stored import Stored, StoredRun
-from heddle.spec.schema import RoutingSpec
+from heddle.spec.routingpolicy import RoutingPolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
@@ -240,7 +240,7 @@ def test_the_first_of_each_kind_is_shown_before_more_of_one() -> None:
 def seeded(seeds: Literal["per-tier", "shared"], **wrong: int) -> Diagnosis:
     """A fabric of three levels whose fabric file has these seeds; switches with wrong ones, and the facts of these."""
     fabric = build(
-        ClosSpec(name="dc", zones=2, racks=4, hosts_per_rack=4, ctsw=4, atsw=4, routing=RoutingSpec(seed=seeds))
+        ClosSpec(name="dc", zones=2, racks=4, hosts_per_rack=4, ctsw=4, atsw=4, routing=RoutingPolicy(seed=seeds))
     )
     nodes = {node.name: switch(node.name, fabric) for node in fabric.switches}
     for name, seed in wrong.items():
