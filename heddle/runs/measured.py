@@ -8,7 +8,7 @@ defines the format of evidence and flows; this module adds the counters of recei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from heddle.traffic.flow import Sent
 
 if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
+    from heddle.endpoints.nic.nic import NicCounters
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
     from heddle.fabric.model import Fabric
@@ -95,26 +96,10 @@ class MeasuredRun:
         """The sum of each counter over all flows."""
         return {key: sum(flow.counters[key] for flow in self.flows) for key in self.flows[0].counters}
 
-    @property
-    def icrc_errors(self) -> int | None:
-        """Packets with a wrong ICRC or another malformation; None: the hosts' own stack does not report it."""
+    def at_nics(self, count: Callable[[NicCounters], int]) -> int | None:
+        """The sum over all NICs of one count; None: the hosts' own stack does not report it."""
         return sum_known(
-            None if nic.counters is None else nic.counters.icrc_errors + nic.counters.malformed
-            for report in self.reports for nic in report.nics
-        )  # fmt: skip
-
-    @property
-    def stray(self) -> int | None:
-        """Packets of no queue pair of the run; None: the hosts' own stack does not report it."""
-        return sum_known(
-            None if nic.counters is None else nic.counters.stray for report in self.reports for nic in report.nics
-        )
-
-    @property
-    def foreign(self) -> int | None:
-        """Packets for another MAC that NICs dropped; None: the hosts' own stack does not report it."""
-        return sum_known(
-            None if nic.counters is None else nic.counters.foreign for report in self.reports for nic in report.nics
+            None if nic.counters is None else count(nic.counters) for report in self.reports for nic in report.nics
         )
 
 

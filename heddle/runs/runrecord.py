@@ -93,7 +93,7 @@ class RunRecord(RunHead):
 
     id: in the lab's store, assigned when the run ends. seconds: wall time from the first step to the last reading.
     failure: why it is not done, a line each. rows: the sizes that were measured, also of a run that is not done.
-    counters: of the transport, summed over all queue pairs. icrc_errors, stray, foreign (packets for another MAC): None
+    counters: of the transport, summed over all queue pairs. icrc_errors (also malformed), stray, foreign (for another MAC): None
     where the hosts' own stack does not report them. proof: None where no verdict was possible. fabric_state: before and
     after the run. exit_code: of a program. span_s: of a job, from when to when it ran, in seconds after the first
     barrier of all jobs. Not in its file: flows; courses of its parts, over time, see RunPart; nic_loop, the code that
@@ -177,9 +177,9 @@ class RunRecord(RunHead):
             courses={name: each for name, each in courses.items() if each is not None},
             rows=tuple(measured.sizes),
             flows=measured.flows,
-            icrc_errors=measured.icrc_errors,
-            stray=measured.stray,
-            foreign=measured.foreign,
+            icrc_errors=measured.at_nics(lambda nic: nic.icrc_errors + nic.malformed),
+            stray=measured.at_nics(lambda nic: nic.stray),
+            foreign=measured.at_nics(lambda nic: nic.foreign),
             transport=Carrier.of_run(measured),
             counters=measured.counters,
             nic_loop=", ".join(dict.fromkeys(report.loop for report in measured.reports)),
