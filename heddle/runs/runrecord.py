@@ -94,10 +94,10 @@ class RunRecord(RunHead):
     id: in the lab's store, assigned when the run ends. seconds: wall time from the first step to the last reading.
     failure: why it is not done, a line each. rows: the sizes that were measured, also of a run that is not done.
     counters: of the transport, summed over all queue pairs. icrc_errors (also malformed packets), stray, foreign (for
-    another MAC): None where the hosts' own stack does not report them. proof: None where no verdict was possible. fabric_state: before and
-    after the run. exit_code: of a program. span_s: of a job, from when to when it ran, in seconds after the first
-    barrier of all jobs. Not in its file: flows; courses of its parts, over time, see RunPart; nic_loop, the code that
-    drove the NICs. parts: each is also an attribute by its name.
+    another MAC): None where the hosts' own stack does not report them. proof: None where no verdict was possible.
+    fabric_state: before and after the run. exit_code: of a program. span_s: of a job, from when to when it ran, in
+    seconds after the first barrier of all jobs. parts: each is also an attribute by its name. Not in its file: flows;
+    courses of its parts, over time, see RunPart; nic_loop, the code that drove the NICs.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)  # courses are not in its file
