@@ -241,7 +241,7 @@ def _seconds(text: str | None) -> float | None:
 def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str | None) -> None:
     """Run a program on ranks, and print its lines as they come."""
     from heddle.lab.opening import open_lab
-    from heddle.runs.program import run_program
+    from heddle.runs.run import run_program
 
     printed: dict[int, dict[str, list[str]]] = {}
 

@@ -18,7 +18,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.runs.program import run_program
+from heddle.runs.run import run_program
 from tests.pythons import python_with
 
 from . import Figure
