@@ -308,13 +308,10 @@ def skeleton(kind: str | None, name: str | None, out: str | None = None) -> Path
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(Problem("", typed, "exists already", "choose another directory with --out"))
     for directory in dict.fromkeys(str(Path(path).parent) for path in files):
-        here = {Path(p).name: render.get_template(t).render(values) for p, t in files.items() if _in(p, directory)}
-        write_texts(place / directory, here)
+        here = [Path(path) for path in files if str(Path(path).parent) == directory]
+        texts = {path.name: render.get_template(files[str(path)]).render(values) for path in here}
+        write_texts(place / directory, texts)
     return place.resolve()
-
-
-def _in(path: str, directory: str) -> bool:
-    return str(Path(path).parent) == directory
 
 
 def _taken(kind: str, name: str) -> Problem | None:

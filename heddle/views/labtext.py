@@ -217,7 +217,7 @@ def _node_text(lab: str, node: NodeEntry) -> str:
     rows = [
         (
             port.name,
-            _state(port),
+            "-" if port.up is None else "up" if port.up else "down",
             port.peer,
             str(port.peer_as or "-"),
             port.bgp or "-",
@@ -232,10 +232,6 @@ def _node_text(lab: str, node: NodeEntry) -> str:
 
 def _role(node: NodeEntry) -> str:
     return str(node.role) if node.role == "host" else node.title
-
-
-def _state(port: PortEntry) -> str:
-    return "-" if port.up is None else "up" if port.up else "down"
 
 
 def _link(node: NodeEntry, port: PortEntry) -> str:

@@ -97,8 +97,8 @@ def headroom_lines(result: QueuesResult) -> list[str]:
         if each.drops:
             lines.append(_undersized(each))
     lines.append(f"reaction: {_measured(result.reactions)}")
-    late = [each for each in result.headroom if _late(each, result.reactions)]
     slowest = result.reactions.max_ns
+    late = [each for each in result.headroom if result.reactions.count and each.needed_for(slowest) > each.bytes]
     lines += [
         f"  the slowest reaction needs {amount(each.needed_for(slowest))} at {format_rate(each.rate_bps)}, "
         f"but the headroom is {amount(each.bytes)}"
@@ -130,10 +130,6 @@ def _measured(seen: Reactions) -> str:
         return "not measured yet: no port was paused while it sent"
     times = f"{seen.count:,} measured, median {seen.median_ns / 1e6:.2f} ms, maximum {seen.max_ns / 1e6:.2f} ms"
     return f"{times} from pause frame to last packet"
-
-
-def _late(each: Headroom, seen: Reactions) -> bool:
-    return bool(seen.count) and each.needed_for(seen.max_ns) > each.bytes
 
 
 def agent_lines(result: QueuesResult) -> list[str]:

@@ -331,8 +331,12 @@ class Actions:
         """Take a link down or up. port: `rtsw1:eth3`, either end. InputError for anything else."""
         if not isinstance(port, str) or state not in ("down", "up"):
             raise InputError(Problem("", "port and state", "are needed", 'send {"port": "NODE:PORT", "state": "down"}'))
-        do = _down if state == "down" else _up
-        return self._start("link", f"{port} {state}", lambda action: do(action, open_lab(self._lab), port))
+        return self._start("link", f"{port} {state}", lambda action: self._link(action, port, str(state)))
+
+    def _link(self, action: Action, port: str, state: str) -> None:
+        lab, began = open_lab(self._lab), time.monotonic()
+        (outages.link_down if state == "down" else outages.link_up)(lab, port)
+        action.text = f"{port} is {state}; BGP and all kernels followed in {time.monotonic() - began:.1f} s"
 
     def fault(self, asked: Mapping[str, object]) -> Action:
         """Set a fault: kind, where, and `values` as `KEY=VALUE,...`. InputError for anything else."""
@@ -428,15 +432,3 @@ def _run_flags(asked: Mapping[str, object]) -> list[str]:
         values[name] = value
     run_options(**values)
     return [f"--{name}={value}" for name, value in values.items()]
-
-
-def _down(action: Action, lab: Lab, port: str) -> None:
-    began = time.monotonic()
-    outages.link_down(lab, port)
-    action.text = f"{port} is down; BGP and all kernels followed in {time.monotonic() - began:.1f} s"
-
-
-def _up(action: Action, lab: Lab, port: str) -> None:
-    began = time.monotonic()
-    outages.link_up(lab, port)
-    action.text = f"{port} is up; BGP and all kernels followed in {time.monotonic() - began:.1f} s"

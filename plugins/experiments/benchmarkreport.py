@@ -19,7 +19,6 @@ from heddle_plugins.experiments.outcome import FAILED
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.offline.loads import Traffic
     from heddle.runs.stored import StoredRun
     from heddle_plugins.experiments.folders import FolderResult
     from heddle_plugins.experiments.loading import Variant
@@ -223,10 +222,6 @@ def _point(result: ExperimentResult, call: Any) -> str:
     return FIGURES[call.figure].seen if call.figure in FIGURES else NICS  # a counter
 
 
-def _payload(traffic: Traffic) -> int:
-    return int(traffic.volume.payload.sum(axis=1)[traffic.connections.kind].sum())
-
-
 def _offered(result: ExperimentResult) -> Iterator[tuple[str, ...]]:
     """A row for each run that ranks made."""
     from heddle.offline.loads import traffic_of
@@ -237,7 +232,8 @@ def _offered(result: ExperimentResult) -> Iterator[tuple[str, ...]]:
             continue
         jobs = [job.options for job in variant.sent.jobs]
         ends = [len(part) for part in variant.sent.endpoints(variant.fabric.fabric)]
-        payload = sum(_payload(part) for part in traffic_of(variant.fabric.fabric, variant.sent))
+        traffic = traffic_of(variant.fabric.fabric, variant.sent)
+        payload = sum(int(each.volume.payload.sum(axis=1)[each.connections.kind].sum()) for each in traffic)
         yield (
             variant.title, ", ".join(map(str, ends)),
             ", ".join(dict.fromkeys(format_size(size) for job in jobs for size in job.sizes)),

@@ -42,10 +42,6 @@ _MOST: Final = 500  # runs of one experiment, without repeats
 _LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
 
 
-def _root() -> str:
-    return "" if os.geteuid() == 0 else "needs root: start it with sudo, or as root"
-
-
 def _rxe() -> str:
     found = rdma.obstacle()
     return "" if found is None else f"{found.what} {found.why}".strip()
@@ -68,7 +64,7 @@ def _kernel(name: str) -> Callable[[], str]:
 
 # Word of `needs` -> the reason why it is missing; an empty text if it is there.
 NEEDS: Final[Mapping[str, Callable[[], str]]] = {
-    "root": _root,
+    "root": lambda: "" if os.geteuid() == 0 else "needs root: start it with sudo, or as root",
     "rxe": _rxe,
     **{name: _kernel(name) for name in ("netem", "red", "ets", "clsact")},
 }

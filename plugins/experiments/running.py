@@ -29,8 +29,6 @@ from heddle_plugins.experiments.outcome import ExperimentResult, Repeat
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.offline.result import Prediction
-    from heddle.proof.verdict import PathsResult
-    from heddle.runs.runrecord import RunRecord
     from heddle.traffic.workload import Workload
 
 _UP_S, _UP_NODE_S = 2.5, 0.12  # of a fabric, and more for each of its nodes
@@ -175,10 +173,11 @@ class Running:
         if lab is None:
             return OfflineFigures(_predicted(variant, workload, self.observer))
         from heddle.runs.run import run_workload
+        from heddle.runs.store import History
 
         jobs = run_workload(lab, workload, self.observer).jobs
         self._copy(variant, repeat, lab, [job.id for job in jobs])
-        return LiveFigures(jobs, _paths(lab, jobs[0]))
+        return LiveFigures(jobs, History.of(lab).open(jobs[0].id).proof.value)
 
     def copy_name(self, variant: Variant, repeat: int) -> str:
         """The name of the directory for the stored run of a repeat."""
@@ -264,12 +263,6 @@ def _predicted(variant: Variant, workload: Workload, observer: Observer) -> Pred
     fabric, spec = variant.fabric.fabric, variant.spec
     ask = Ask(spec.mode, 0, downs(fabric, spec), drains(fabric, spec))
     return forecast(fabric, workload, ask, observer)
-
-
-def _paths(lab: Lab, job: RunRecord) -> PathsResult | None:
-    from heddle.runs.store import History
-
-    return History.of(lab).open(job.id).proof.value
 
 
 def time_text(seconds: float) -> str:

@@ -77,11 +77,8 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
-    return [*([PLOT] if typed["out_"] else []), *([KUBERNETES] if typed.get("on") and _runs(typed) else [])]
-
-
-def _runs(typed: Mapping[str, Any]) -> bool:
-    return bool(typed["file"]) and not typed["list_"]
+    in_pods = typed.get("on") and typed["file"] and not typed["list_"]
+    return [*([PLOT] if typed["out_"] else []), *([KUBERNETES] if in_pods else [])]
 
 
 def _loaded(file: str) -> list[Experiment]:
