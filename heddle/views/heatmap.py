@@ -17,6 +17,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import some_of
 from heddle.offline.result import Prediction
 from heddle.offline.wires import Wires
 from heddle.views.loadscale import BESIDE, MARKS, MEANING, colormap
@@ -191,8 +192,7 @@ def _legend(result: Prediction, panels: Sequence[_Panel]) -> list[Patch]:
     )
     found = []
     for word, names, look, drawn in rows:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         note = "" if drawn else " (no link between switches)"
         if names:
-            found.append(Patch(**look, label=f"{word}: {', '.join(names[:_NAMED])}{more}{note}"))
+            found.append(Patch(**look, label=f"{word}: {some_of(names, _NAMED)}{note}"))
     return found

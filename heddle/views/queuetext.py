@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.tables import table
+from heddle.base.tables import some_of, table
 from heddle.base.units import format_bytes, format_rate, round_up, shown
 
 if TYPE_CHECKING:
@@ -148,13 +148,9 @@ def set_lines(settings: Mapping[str, Mapping[str, QueueSetting]]) -> list[str]:
         if values:
             groups.setdefault(tuple(values.items()), []).append(node)
     return [
-        f"set: {', '.join(f'{path}={_value(value)}' for path, value in values)} on {_some(nodes)}"
+        f"set: {', '.join(f'{path}={_value(value)}' for path, value in values)} on {some_of(nodes)}"
         for values, nodes in groups.items()
     ]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _value(value: QueueSetting) -> str:

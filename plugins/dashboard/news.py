@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from heddle.base.arrays import I64
+from heddle.base.tables import some_of
 from heddle.base.units import format_size
 from heddle.lab.daemons import ESTABLISHED
 from heddle.runs.store import History
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["link", "bgp", "pause", "mark", "drop", "run", "lab", "action"]
 _QUIET_S: Final = 2.0  # without a pause, a mark or a drop: then the episode has ended
-_NAMED: Final = 4  # links or sessions in one line
 _SHOWN: Final = 8  # runs
 
 
@@ -135,8 +135,7 @@ class NewsDesk:
 
 
 def _several(when: float, kind: Kind, refs: Sequence[str], text: str, good: bool) -> NewsItem:
-    more = f" and {len(refs) - _NAMED} more" if len(refs) > _NAMED else ""
-    return NewsItem(when, kind, text.format(", ".join(refs[:_NAMED]) + more), good, refs[0])
+    return NewsItem(when, kind, text.format(some_of(refs)), good, refs[0])
 
 
 class RunList:

@@ -38,7 +38,7 @@ from heddle.base import owners, state
 from heddle.base.owners import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, first_lines, machine_errors
 from heddle.base.process import end_all, start_of
-from heddle.base.tables import many
+from heddle.base.tables import many, some_of
 from heddle.base.userfiles import as_caller
 from heddle.spec.load import settings_of, value_text
 
@@ -528,6 +528,5 @@ def _clear(lab: Lab) -> None:
 
 
 def _ended_text(gone: Collection[LabProcess]) -> str:
-    nodes = sorted({each.node for each in gone})
-    some = ", ".join(nodes[:_SHOWN]) + (f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else "")
-    return f"{many(len(gone), 'process')} of the lab ended, in {some}"
+    nodes = some_of(sorted({each.node for each in gone}), _SHOWN)
+    return f"{many(len(gone), 'process')} of the lab ended, in {nodes}"
