@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 _AWAY = plugins_away()
 _NO_POOL = "testing" in _AWAY  # then tests with labs are skipped
-pytest_plugins = [*([] if _NO_POOL else ["heddle.testing.plugin"]), "tests.workers", "tests.again"]
+pytest_plugins = [*([] if _NO_POOL else ["heddle.testing.plugin"]), "tests.workers", "tests.again", "tests.answers"]
 # Repositories of their own, which tests/netns/test_example_*.py copies and runs; tests of plugins that are not here.
 collect_ignore = ["examples", *left_out(_AWAY)]
 

@@ -30,7 +30,6 @@ from heddle.host import packages
 from heddle.host.lockedpackages import ensure_locked
 
 _MORE: Final = {
-    "place": ("openssh-server",),
     "vm": (*packages.VM, *packages.VM_BUILD),
     "vm-build": packages.VM_BUILD,
 }
@@ -49,17 +48,16 @@ _LOADED: Final = re.compile(
 
 
 def _needed(what: str) -> Sequence[str]:
-    more = [name for group in ("place", "vm") for name in _MORE[group]] if what == "all" else _MORE.get(what, ())
+    more = _MORE["vm"] if what == "all" else _MORE.get(what, ())
     return (*packages.FABRIC, *more)
 
 
 @verb(
     group="Heddle",
     help={
-        "what": "Of labs: cli, up, large, kubernetes, containers, place, demo, dashboard, labs, vm, vm-build. "
-        "Of traffic: all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, "
-        "marking, te, te-live, rxe, transports, collectives, workloads, spread, programs, diagnosis. Or all, "
-        "without large, vm-build, diagnosis",
+        "what": "Of labs: large, kubernetes, labs, vm, vm-build. Of traffic: budget, steady, dcqcn, order, packets, "
+        "steps, predict, queues, te, te-live, transports, collectives, programs, diagnosis. Or all, without large, "
+        "vm-build, diagnosis",
         "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },
     positional=["what"],

@@ -1,4 +1,4 @@
-"""All-reduce against what the shaped links would give an ideal fluid, and what a packet costs this machine."""
+"""Collectives against what the shaped links would give an ideal fluid, and what a packet costs this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 from heddle.base.events import Observer, Silent
-from heddle.cli.demo import demo
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import crc_seconds
 from heddle.lab import lifecycle as labs
@@ -48,15 +47,6 @@ def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: st
         return lab, result, result[MachineUse].cpu_share * (time.monotonic() - before)
     finally:
         labs.down(_LAB, observer)
-
-
-def uncontended(observer: Observer) -> Iterator[Figure]:
-    """tiny, ranks in order: every flow has its links to itself."""
-    lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
-    fluid = fluid_busbw(lab, result.options)
-    yield Figure("all-reduce 4M in tiny: busbw, emulated", result.busbw, "GB/s")
-    yield at_least("all-reduce 4M in tiny: busbw", result.busbw / fluid, "x", 0.98, "fluid bound of the shaped links")
-    yield Figure("all-reduce 4M in tiny: wrong elements", result.wrong, "", "", "0", result.wrong == 0)
 
 
 def _repeated(observer: Observer) -> Iterator[Figure]:
@@ -108,16 +98,6 @@ def _against_its_bound(lab: Lab, collective: str, algorithm: str, observer: Obse
         yield Figure(f"{name}: busbw", share, "x", "its fluid bound")
         if ratio := result[IdealUse].ratio:
             yield at_least(f"{name}: rate", 1 / ratio, "x", 0.9, f"its own schedule on NICs alone{doubt}")
-
-
-def demo_gain(observer: Observer) -> Iterator[Figure]:
-    """What E-ECMP with 16 QPs gives over ECMP with one."""
-    result = demo(observer, lambda text: None, name=_LAB)
-    gain = result.gain
-    yield at_least("demo: busbw of E-ECMP with 16 QPs", gain, "x", 1.2, "ECMP with 1 QP")
-    yield at_most("demo: all of it", result.seconds, "s", 60.0)
-    proven = all(p.paths.agree for p in result.played)
-    yield Figure("demo: all paths proven", float(proven), "", "", "1", proven)
 
 
 def budget(observer: Observer) -> Iterator[Figure]:

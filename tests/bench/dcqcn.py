@@ -3,20 +3,18 @@
 Profiles: whole runs with the default size of an iteration, from the first packet on, on three presets with 1, 4 and 16
 QPs. Each is run in turn with the others, three times; figures are ratios of medians to PFC alone.
 
-Settled: longer runs, one each. Senders that end early leave the others at rates that grow slowly. So queues, pauses and
-rates are those of the last third of the time in which all senders are active, by the run's own record of its queues.
+Victims: longer runs, one each. Senders that end early leave the others at rates that grow slowly. So rates are those of
+the last third of the time in which all senders are active, by the run's own record of its queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import I64
 from heddle.base.events import Observer
 from heddle.base.resources import HERE
 from heddle.fabric.fabricfile import load_fabric
@@ -25,14 +23,12 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
-from heddle.runs.series import RowLabel
 from heddle.traffic.options import RunOptions
 from tests.readings import series_of
 
 from . import Figure, at_least
 
 _LAB: Final = "benchdcqcn"
-_INCAST: Final = 64 << 20
 _PAIRS: Final = "host5,host1,host6,host2,host7,host3,host8,host4"
 _PAIR_BYTES: Final = 16 << 20
 # All packets for the slow host come in by one port, which pauses from 60 KB on: marks must begin well below that.
@@ -54,10 +50,9 @@ _SHORT: Final = 4 << 20
 
 
 def figures(observer: Observer) -> Iterator[Figure]:
-    """All of the group: short incasts on three presets, a long one on zone, and the pairs of workshop unit 06."""
+    """All of the group: short incasts on three presets, and the pairs of workshop unit 06."""
     for preset in _PRESETS:
         yield from _profiles(preset, observer)
-    yield from _incasts(observer)
     yield from _victims(observer)
 
 
@@ -105,21 +100,8 @@ def _profiles(preset: str, observer: Observer) -> Iterator[Figure]:
         labs.down(_LAB, observer)
 
 
-@dataclass(frozen=True)
-class _Steady:
-    """The last third of the time in which all senders of the last run were active.
-
-    use: of the port, as a share of its rate. depth: of its lossless queue in bytes, at the end of each bucket.
-    pauses: frames a second, of all switches.
-    """
-
-    label: RowLabel
-    use: float
-    depth: I64
-    pauses: float
-
-
-def _steady(lab: Lab, port: str) -> _Steady:
+def _use(lab: Lab, port: str) -> float:
+    """What a port carried, as a share of its rate, in the last third of the time in which all senders were active."""
     recorded = series_of(lab)
     series = recorded.series
     out = series.columns["out_bytes"]
@@ -128,52 +110,7 @@ def _steady(lab: Lab, port: str) -> _Steady:
     part = (series.ends_s > end * 2 / 3) & (series.ends_s <= end)
     seconds = float((series.ends_s - series.starts_s)[part].sum())
     at, label = next((at, each) for at, each in rows if each.port == port)
-    return _Steady(
-        label,
-        use=8 * float(out[at][part].sum()) / seconds / label.rate_bps,
-        depth=series.columns["depth"][at][part],
-        pauses=float(series.columns["pfc_sent"][:, part].sum()) / seconds,
-    )
-
-
-def _incasts(observer: Observer) -> Iterator[Figure]:
-    seen: dict[str, _Steady] = {}
-    labs.up(load_fabric("zone", name=_LAB), observer=observer, rollback=True)
-    try:
-        lab = open_lab(_LAB)
-        port = lab.fabric.by_name["host1"].ports[0].peer_ref
-        for name, (congestion, own) in _CASES.items():
-            options = RunOptions(
-                "incast",
-                sizes=(_INCAST,),
-                iters=1,
-                warmup=0,
-                congestion=congestion,
-                own=own,
-            )
-            result = run(lab, options, observer)
-            if result.part(QueueUse) is None:
-                raise AssertionError("a run without a record of its queues")
-            seen[name] = steady = _steady(lab, port)
-            what, label = f"16:1 incast, {name}", steady.label
-            lost = result[QueueUse].dropped + result.wrong
-            yield Figure(f"{what}: drops and wrong elements", lost, "", "", "0", lost == 0)
-            yield Figure(f"{what}: pause frames", steady.pauses, "/s")
-            for share in (10, 50, 90):
-                depth = float(np.percentile(steady.depth, share))
-                if share != 50 or name != _JUDGED:
-                    yield Figure(f"{what}: depth, P{share}", depth / 1e3, "KB")
-                    continue
-                between = f"{label.kmin / 1e3:g}-{label.kmax / 1e3:g}"
-                ok = label.kmin <= depth <= label.kmax
-                yield Figure(f"{what}: depth, P{share}", depth / 1e3, "KB", "", between, ok)
-            yield Figure(f"{what}: use of the link", steady.use, "x", "its rate")
-    finally:
-        labs.down(_LAB, observer)
-    alone = seen.pop(_ALONE)
-    for name, steady in seen.items():
-        what, fewer = "16:1 incast, PFC alone: pause frames", alone.pauses / max(1, steady.pauses)
-        yield at_least(what, fewer, "x", 10, name) if name == _JUDGED else Figure(what, fewer, "x", name)
+    return 8 * float(out[at][part].sum()) / seconds / label.rate_bps
 
 
 def _victims(observer: Observer) -> Iterator[Figure]:
@@ -202,4 +139,4 @@ def _pairs(
         congestion=congestion, own=own,
     )  # fmt: skip
     run(lab, options, observer)
-    return _steady(lab, port).use
+    return _use(lab, port)

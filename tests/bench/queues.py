@@ -27,7 +27,7 @@ from tests.netns.blaster import Blast, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 from tests.netns.port_pair import port_pair, realtime
 
-from . import Figure, at_least, at_most, classwaits, queuecost
+from . import Figure, at_least, at_most
 from .collectives import fluid_busbw
 
 _LAB: Final = "benchq"
@@ -63,11 +63,9 @@ class PortUse:
 def figures(observer: Observer) -> Iterator[Figure]:
     """All of the group."""
     ensure_bpffs()
-    yield from queuecost.figures(observer)
     yield from incast(observer)
     yield from reactions_of_many()
     yield from openings()
-    yield from classwaits.figures()
     yield from victim()
     yield from all_to_all(observer)
 

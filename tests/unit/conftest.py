@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import shutil
@@ -12,6 +13,16 @@ from pathlib import Path
 import pytest
 
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
+from tests.unit.trees import tree_of
+
+
+@pytest.fixture(scope="module")
+def parsed_once() -> Iterator[None]:
+    """Trees of all files are millions of objects: no garbage collector looks at them; they go with the last test."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    gc.enable()
 
 
 @pytest.fixture

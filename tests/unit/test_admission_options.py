@@ -24,6 +24,7 @@ from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
+from tests.answers import Answers
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 
@@ -74,7 +75,7 @@ def test_admission_runs_in_the_python_loop_only_and_comes_back_from_a_record() -
     ]  # fmt: skip
 
 
-def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
+def test_the_report_of_a_run_has_its_admission(tmp_path: Path, answers: Answers) -> None:
     """Through the record on disk."""
     waits = WaitFigures(756, 202, 0.00112, 0.0063, 0.4)
     use = AdmissionUse(
@@ -87,37 +88,20 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     text = report_html([run])
     for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text
-    assert use.lines() == [
-        "#admission: 1 channel x 48 KiB",
-        "#admission: 761 CTS sent, 5 of them again, 756 received, in the data class; their paths are not proven",
-        "#admission: 758 ACKs of CTS are counted with the data, and not predicted",
-        "#admission: wait for CTS: P50 1.12 ms, P90 6.3 ms, longest 400 ms; 202 of 756 messages did not wait",
-        "#slow     : processes data at this share of its NIC's rate: host3 at 0.25; senders wait for its CTS",
-    ]
-    assert not any("ACKs" in line for line in replace(use, on=False, waits=None).lines())
+    off = replace(use, on=False, waits=None)
+    answers({"with admission": "\n".join(use.lines()), "without": "\n".join(off.lines())})
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("auto", "auto"),
-        ("MOD 8", "MOD 8"),
-        ("mod8", "MOD 8"),
-        ("%2", "MOD 2"),
-        ("AND 0x7", "AND 7"),
-        ("| 0b11", "OR 3"),
-    ],
-)
-def test_a_split_is_typed_as_for_nccl_tests(typed: str, meant: str) -> None:
-    assert run_options(split=typed).split == parse_split(typed) == meant
+def test_a_split_is_typed_as_for_nccl_tests(answers: Answers) -> None:
+    def read(typed: str) -> str:
+        assert run_options(split=typed).split == parse_split(typed)
+        return parse_split(typed)
+
+    answers(read)
 
 
-@pytest.mark.parametrize("typed", ["", "2", "XOR 2", "MOD", "MOD 0", "MOD -2", "DIV 0x", "AND 7 7"])
-def test_an_invalid_split_is_refused_with_an_example(typed: str) -> None:
-    with pytest.raises(InputError) as caught:
-        run_options(split=typed)
-    assert f"--split {typed}" in str(caught.value)
-    assert "MOD" in str(caught.value)
+def test_an_invalid_split_is_refused_with_an_example(answers: Answers) -> None:
+    answers(lambda typed: run_options(split=typed))
 
 
 def test_a_split_makes_rings_also_in_predictions() -> None:

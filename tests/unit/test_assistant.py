@@ -16,6 +16,7 @@ from heddle.cli.assistant import Assistant, arguments_of
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_workload
+from tests.answers import Answers
 from tests.unit.test_help_examples import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,60 +46,24 @@ def test_tools_are_offered_as_allowed_and_change_nothing() -> None:
     assert {name: names for name, names in needed.items() if names} == {"compare": ["a", "b"]}
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "typed"),
-    [
-        ("status", {}, {"format": "json"}),
-        ("status", {"lab": "zone"}, {"lab": "zone", "format": "json"}),
-        ("paths", {"qp": ["17", "0x12"], "now": True}, {"qp": ["17", "0x12"], "now": True, "format": "json"}),
-        ("run", {"qps": 4, "qp_mode": "split", "size": "64K"}, {"qps": 4, "size": "64K", "format": "json"}),
-        ("queues", {"class": "3", "all": True}, {"class_": ["3"], "all_": True, "format": "json"}),
-        ("explain", {"term": ["queue", "pair"]}, {"term": ["queue", "pair"], "format": "json"}),
-        ("compare", {"a": "3", "b": "zone:5"}, {"a": "3", "b": "zone:5", "format": "json"}),
-        (
-            "fault",
-            {"action": "slow-link", "port": "rtsw1:eth1", "rate": "10%", "class": "3"},
-            {"action": "slow-link", "port": ["rtsw1:eth1"], "rate": "10%", "class_": "3", "format": "json"},
-        ),
-        # Values that look like flags stay values.
-        ("status", {"lab": "--all"}, {"lab": "--all", "format": "json"}),
-        ("explain", {"term": ["--place=ssh:a@b"]}, {"term": ["--place=ssh:a@b"], "format": "json"}),
-    ],
-)  # fmt: skip
-def test_a_call_becomes_the_line_of_the_verb(tool: str, arguments: dict[str, Any], typed: dict[str, Any]) -> None:
-    name, *words = ALL.words(tool, arguments)
-    assert name == tool
-    assert parse(verbs()[tool], words) == typed
+def test_a_call_becomes_the_line_of_the_verb(answers: Answers) -> None:
+    def line(tool: str, arguments: dict[str, Any]) -> object:
+        name, *words = ALL.words(tool, arguments)
+        assert name == tool
+        return parse(verbs()[tool], words)
+
+    answers(line)
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
-    [
-        ("pahts", {}, "did you mean paths?"),
-        ("paths", {"qps": ["1"]}, "did you mean qp?"),
-        ("runs", {"remove": ["1"]}, "remove is no argument of this tool"),
-        ("run", {"fabric": "zone"}, "fabric is no argument of this tool"),
-        ("run", {"qps": "4"}, 'qps: "4" is not of type integer'),
-        ("run", {"qps": True}, "qps: true is not of type integer"),
-        ("paths", {"now": 1}, "now: 1 is not of type boolean"),
-        ("paths", {"qp": [17]}, "qp: [17] is not of type array"),
-        ("status", {"lab": None}, "lab: null is not of type string"),
-        ("compare", {"a": "3"}, "give a and b"),
-        ("compare", {"a": "--out=/etc/motd", "b": "4"}, "begins with -, as a flag does"),
-        ("compare", {"a": "3", "b": "4", "out": "x.html"}, "out is no argument of this tool"),
-        *[("compare", {"a": "3", "b": path}, "is not a run") for path in ("/etc", "kept/0003", ".", "zone:../x", "~")],
-        ("report", {"runs": ["3", "./0003"]}, 'runs: ["3", "./0003"] is not a run'),
-        ("paths", {"run": "/tmp/0001"}, 'run: "/tmp/0001" is not a run'),
+def test_what_does_not_fit_is_named(answers: Answers) -> None:
+    answers(ALL.words)
+    for tool, arguments, said in (
         ("paths", {"qp": ["9" * 200_000]}, "is longer than 4,096 characters"),
         ("status", {"lab": "x" * 200_000}, "is longer than 4,096 characters"),
         ("run", {"qps": 10**5000}, "qps: a number of thousands of digits is not of type integer"),
-        ("status", {"lab": "a\x1b[31m"}, "has a character that cannot be printed"),
-    ],
-)
-def test_what_does_not_fit_is_named(tool: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        ALL.words(tool, arguments)
-    assert said in str(caught.value)
+    ):
+        with pytest.raises(InputError, match=said):
+            ALL.words(tool, arguments)
 
 
 def test_the_page_lists_the_tools() -> None:
@@ -115,21 +80,11 @@ def test_listing_the_verbs_does_not_import_the_sdk() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "file"),
-    [
-        ({}, "report-last.html"),
-        ({"runs": ["3", "zone:5"], "lab": "zone"}, "report-zone-3-zone-5.html"),
-        ({"runs": ["last"], "lab": "a/b c"}, "report-a-b-c-last.html"),
-    ],
-)
 def test_a_report_is_written_into_the_state_directory(
-    arguments: dict[str, Any], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    typed = parse(verbs()["report"], ALL.words("report", arguments)[1:])
-    assert typed["out_"] == str(tmp_path / "reports" / file)
-    assert typed.get("runs", []) == arguments.get("runs", [])
+    answers(lambda arguments: parse(verbs()["report"], ALL.words("report", arguments)[1:]))
 
 
 PATHS = (

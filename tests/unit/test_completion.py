@@ -13,6 +13,7 @@ from heddle.cli.completion import candidates, script
 from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import presets
 from heddle.traffic.collectives import patterns
+from tests.answers import Answers
 from tests.unit.test_help_examples import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,22 +86,8 @@ def bash_completes(line: str, words: str, program: str = "./inv") -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("line", "words", "replies"),
-    [
-        ("./inv up zo", "./inv up zo", ["zone"]),
-        ("./inv predict tiny --drain ", "./inv predict tiny --drain ''",
-         ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]),
-        # Readline cuts words at = and :, and replaces only the last part.
-        ("./inv predict tiny --down rtsw2:eth", "./inv predict tiny --down rtsw2 : eth",
-         ["eth1", "eth2", "eth3", "eth4"]),
-        ("./inv up --runtime=ne", "./inv up --runtime = ne", ["netns"]),
-        ("./inv up zone --set routing.ecmp=spr", "./inv up zone --set routing.ecmp = spr", ["spray"]),
-        ("A=1 ./inv up zo", "./inv up zo", ["zone"]),
-    ],
-)  # fmt: skip
-def test_bash_gets_what_it_replaces(line: str, words: str, replies: list[str]) -> None:
-    assert bash_completes(line, words) == replies
+def test_bash_gets_what_it_replaces(answers: Answers) -> None:
+    answers(bash_completes)
 
 
 def test_every_script_registers_the_programs_of_a_checkout() -> None:

@@ -23,6 +23,7 @@ from heddle.base.problems import MachineError
 from heddle.base.resources import HERE, Installation
 from heddle.host.engine import binary, docker
 from heddle.runtimes.clab_deploy import raise_failures
+from tests.answers import Answers
 
 
 @pytest.fixture
@@ -155,29 +156,14 @@ def failures_of(text: str, code: int) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
-    assert failures_of(BLOCKS, 0) == [
-        'a  sh -c echo no such "thing" >&2; echo out; exit 5 failed with exit code 5: no such thing; out',
-        "ctsw2  sh /etc/frr/start.sh failed with exit code 6: two; three; one",
-    ]
-    assert failures_of(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
+def test_commands_that_fail_are_named_although_containerlab_ends_well(answers: Answers) -> None:
+    answers({"with output": "\n".join(failures_of(BLOCKS, 0)), "silent": "\n".join(failures_of(SILENT, 0))})
 
 
-def test_messages_of_containerlab_are_read_or_passed_on() -> None:
-    (said,) = failures_of(PULL, 1)
-    assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
-    assert "./inv image" in said
-    # An error without a line of the log is read out of its box.
-    (said,) = failures_of(
-        "09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1
-    )
-    assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
-    # Unknown messages are passed on.
-    (said,) = failures_of("something new", 3)
-    assert "failed: something new" in said
-    assert "--log-level debug" in said
-    (said,) = failures_of("", 3)
-    assert "it ended with exit code 3" in said
+def test_messages_of_containerlab_are_read_or_passed_on(answers: Answers) -> None:
+    boxed = "09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n"
+    said = {"of the engine": (PULL, 1), "in a box": (boxed, 1), "unknown": ("something new", 3), "none": ("", 3)}
+    answers({name: "\n".join(failures_of(text, code)) for name, (text, code) in said.items()})
     # A deployment without a complaint is none.
     raise_failures("zone", Path("/x"), 0, ["08:51:20 INFO Creating container name=a"])
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.base.problems import InputError
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.cutting import BUFFER_BYTES, MARGIN, Cut, cut, fitting_cut, footprints, racks_of
 from heddle.fabric.fabricfile import load_fabric
@@ -17,6 +16,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Level
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.sharding import sharding_forecast
+from tests.answers import Answers
 
 LEVELS = (
     Level("host", "hosts", "server", 10**8),
@@ -170,19 +170,8 @@ def test_hosts_at_two_switches_keep_these_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fabric", "count", "said"),
-    [
-        (fabric_of("zone"), 9, "--shards 9 is more than the 8 racks of zone"),
-        (fabric_of("zone"), 0, "--shards 0 is not a number of shards"),
-        (fabric_of("zone"), -3, "--shards -3 is not a number of shards"),
-        (fabric_of("rail", pods=1), 2, "--shards 2 is not possible: all hosts of rail share switches"),
-    ],
-)
-def test_a_number_of_shards_that_is_not_possible_is_an_error(fabric: Fabric, count: int, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        cut(fabric, count)
-    assert str(caught.value).startswith(said)
+def test_a_number_of_shards_that_is_not_possible_is_an_error(answers: Answers) -> None:
+    answers(lambda name, keys, count: cut(fabric_of(name, **keys), count))
 
 
 def test_by_default_shards_are_two_or_as_many_as_fit_into_machines() -> None:

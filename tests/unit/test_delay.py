@@ -23,6 +23,7 @@ from heddle.traffic.inflight import MIN_QP_WINDOW, WINDOW_PACKETS, InFlight, sho
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
 from heddle.wire.layout import LAYOUTS
+from tests.answers import Answers
 from tests.unit import run_samples
 from tests.unit.test_transports import HERE
 
@@ -52,21 +53,8 @@ def test_presets_model_no_delay(preset: str) -> None:
     assert {qp.window for qp in plan.qps} == {WINDOW_PACKETS}
 
 
-@pytest.mark.parametrize(
-    ("preset", "said", "delays"),
-    [
-        ("tiny", "shape", (500, 1000, 3000)),
-        ("rail", "shape", (600, 1000)),
-        ("tiny", "1us", (1000, 1000, 1000)),
-        ("tiny", "0", ()),
-        ("tiny", "{host: 300ns, fabric: 1.5us}", (300, 1500, 1500)),
-        ("tiny", "{fabric: shape}", (0, 1000, 3000)),
-        ("tiny", "{host: shape}", (500, 0, 0)),
-        ("tiny", "{host: 0, fabric: 0ns}", ()),
-    ],
-)
-def test_a_delay_is_one_value_or_two_or_the_shapes(preset: str, said: str, delays: tuple[int, ...]) -> None:
-    assert fabric(preset, f"link.delay={said}").policy.delays == delays
+def test_a_delay_is_one_value_or_two_or_the_shapes(answers: Answers) -> None:
+    answers(lambda preset, said: fabric(preset, f"link.delay={said}").policy.delays)
 
 
 def test_an_override_of_one_kind_of_link_leaves_the_other_as_the_file_has_it() -> None:
@@ -159,25 +147,20 @@ def test_packets_and_runs_that_wait_for_delays_are_not_given_up() -> None:
     assert short.max_seconds == 600
 
 
-def test_the_table_and_json_state_the_delay() -> None:
+def test_the_table_and_json_state_the_delay(answers: Answers) -> None:
     result = run_samples.result()
 
-    def head(preset: str, *overrides: str) -> str:
-        plan = planned(preset, *overrides)
-        return replace(result, propagation=plan.propagation, in_flight=plan.in_flight).table()
+    def head(preset: str, *overrides: str, congestion: str = "none") -> str:
+        plan, options = planned(preset, *overrides), replace(result.options, congestion=congestion)
+        table = replace(result, options=options, propagation=plan.propagation, in_flight=plan.in_flight).table()
+        return "\n".join(line for line in table.splitlines() if line.startswith(("#delay", "#window")))
 
-    assert "#delay    : not modelled (link.delay: 0)\n" in head("tiny")
-    controlled = replace(
-        result, options=replace(result.options, congestion="dcqcn"), propagation=planned("tiny").propagation
-    )
-    assert (
-        "(link.delay: 0); congestion control reacts sooner than on hardware: use link.delay: shape\n"
-        in controlled.table()
-    )
-    said = "#delay    : 1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets\n"
-    assert said in head("tiny", SHAPE)
-    assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns, fabric: 0}")
-    assert "#window   : 137 packets per connection in flight" in head("tiny", SHAPE)
+    answers({
+        "none": head("tiny"),
+        "none, controlled": head("tiny", congestion="dcqcn"),
+        "of the shape": head("tiny", SHAPE),
+        "of hosts": head("tiny", "link.delay={host: 200ns, fabric: 0}"),
+    })  # fmt: skip
     data = replace(result, propagation=planned("tiny", SHAPE).propagation).to_json()["propagation"]
     assert (data["least_ns"], data["most_ns"], data["k"], data["bdp_packets"]) == (1000, 3000, 4000, 73)
     assert data["rtt_s"] == pytest.approx(0.024)
@@ -233,16 +216,8 @@ def test_a_qp_sends_no_more_than_its_own_window() -> None:
     assert transport.params.window == 3
 
 
-def test_windows_that_cannot_fill_the_path_are_named_with_the_product() -> None:
-    assert shortfall(1, None, 500) == ""
-    assert shortfall(5, 100, 500) == ""
-    assert shortfall(5, 20, 500) == (
-        "--window 20 on each of 5 QPs keeps 100 packets in flight, but the bandwidth-delay product of the longest path"
-        " is 500 packets: a connection reaches at most 20 % of the line rate; use --window 100 or more, or leave it out"
-    )
-    assert shortfall(1, 1, 73).startswith("--window 1 keeps 1 packet in flight, but")
-    assert "reaches at most 0.1 % of the line rate" in shortfall(1, 2, 1926)
-    assert "reaches at most 99 % of the line rate" in shortfall(1, 1925, 1926)
+def test_windows_that_cannot_fill_the_path_are_named_with_the_product(answers: Answers) -> None:
+    answers(shortfall)
 
 
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])

@@ -6,7 +6,12 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.unit.trees import statements, tree_of
+
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("parsed_once")
 PLAIN = {"to_json", "from_json"}  # one meaning everywhere: plain data, for JSON
 Classes = dict[str, list[tuple[Path, ast.ClassDef]]]
 
@@ -15,19 +20,10 @@ def classes(*roots: Path) -> Classes:
     """All classes of trees, by name."""
     found: Classes = {}
     for path in sorted(path for root in roots for path in root.rglob("*.py")):
-        for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
+        for node in statements(tree_of(path).body):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append((path, node))
     return found
-
-
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements, also those within others; ast.walk gives their expressions, too, which takes most of the time."""
-    for each in body:
-        yield each
-        for part in (each, *getattr(each, "handlers", ()), *getattr(each, "cases", ())):
-            for inside in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(part, inside, []))
 
 
 def bases(node: ast.ClassDef) -> Iterator[str]:

@@ -21,6 +21,7 @@ from heddle.offline.wires import compared
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind
+from tests.answers import Answers
 from tests.marks import deep
 
 Inv = Callable[..., tuple[int, dict[str, Any]]]
@@ -151,32 +152,24 @@ def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
     assert ">down: rtsw1:eth1, rtsw2:eth1, rtsw3:eth1, rtsw4:eth1, rtsw5:eth1, rtsw6:eth1 and 2 more<" in many
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--workload ring --all", "--all is not a flag of predict"),
-        ("--csv l.csv", "./inv predict needs a workload"),
-        ("--workload ring,ranks=99", "ranks: 99"),
-        ("--workload ring --down ,", "names nothing"),
-        ("--workload ring --drain ,", "names nothing"),
-        ("--workload ring --csv d", "--csv d is a directory"),
-        ("--workload ring --heatmap none/l.svg", "--heatmap none/l.svg is in a directory that does not exist"),
-        ("--workload m.csv --csv ./m.csv", "--csv ./m.csv is an input file of the prediction"),
-        ("--workload p.yml --csv m.csv", "--csv m.csv is an input file of the prediction"),
-        ("--workload ring --csv l.svg --heatmap ./l.svg", "--heatmap ./l.svg is also the file of --csv"),
-    ],
-)
 def test_what_cannot_be_predicted_or_written_is_refused_before_the_prediction(
-    inv: Inv, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+    inv: Inv, monkeypatch: pytest.MonkeyPatch, answers: Answers
 ) -> None:
     from heddle.offline import forecast
 
-    if "ranks=99" not in words:
-        monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))
+    def asked(words: str) -> str:
+        with monkeypatch.context() as patch:
+            if "ranks=99" not in words:
+                patch.setattr(forecast, "forecast", unexpected)
+            code, found = inv("predict", "tiny", *words.split())
+        (problem,) = found["error"]["problems"]
+        assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"
+        return f"exit code {code}: {problem['what']} {problem['why']}"
+
+    def unexpected(*_: object) -> None:
+        pytest.fail("the prediction ran")
+
     Path("d").mkdir()
     Path("m.csv").write_text("src,dst,bytes\n0,1,64K\n")
     Path("p.yml").write_text("matrix: m.csv\n")
-    code, found = inv("predict", "tiny", *words.split())
-    (problem,) = found["error"]["problems"]
-    assert code == 2 and said in f"{problem['what']} {problem['why']}"
-    assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"
+    answers(asked)

@@ -26,6 +26,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
 from heddle.traffic.workload import Workload
+from tests.answers import Answers
 from tests.bench import _ONLY_BY_NAME, _groups, order
 
 COMMANDS = commands_in(vars(tasks))
@@ -94,23 +95,8 @@ def said_of(verb: str, line: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("deploy", "./inv up FABRIC"),
-        ("destroy", "./inv down LAB"),
-        ("list", "./inv status lists labs"),
-        ("save", "vtysh -c 'show running-config'"),
-        ("version", "./inv --version"),
-        ("all_reduce_perf", "./inv perf all_reduce"),
-        ("dwon", "did you mean down?"),
-        ("statsu", "did you mean status?"),
-        ("upp", "did you mean up?"),
-        ("exce", "did you mean exec?"),
-    ],
-)  # fmt: skip
-def test_a_word_that_is_no_verb_is_answered_with_one_that_does_it(word: str, said: str) -> None:
-    assert said in verb_hint(word, verbs())
+def test_a_word_that_is_no_verb_is_answered_with_one_that_does_it(answers: Answers) -> None:
+    answers(lambda word: verb_hint(word, verbs()))
 
 
 @pytest.mark.parametrize(
@@ -175,17 +161,8 @@ def test_every_flag_of_nccl_tests_is_taken_and_one_without_effect_is_named(verb:
     assert parse(verbs()["run"], ["-g", "8", "-w", "0"]) == {"ranks": 8, "warmup": 0}
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("-t x", "-t x is not a whole number"),
-        ("-z", "-z is a flag of nccl-tests without its value"),
-        ("-b 8 -n", "-n needs a value\n  hint: write -n N"),
-        ("-c x", "-c x is not a whole number"),
-    ],
-)
-def test_a_wrong_value_of_a_flag_of_nccl_tests_is_named(line: str, said: str) -> None:
-    assert said in said_of("run", line)
+def test_a_wrong_value_of_a_flag_of_nccl_tests_is_named(answers: Answers) -> None:
+    answers(lambda line: said_of("run", line))
 
 
 def test_perf_measures_in_both_ways_as_nccl_tests_does() -> None:
@@ -202,60 +179,34 @@ def test_cycles_of_nccl_tests_are_repetitions_of_the_job() -> None:
             run_verb._repeated(several, cycles)
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("all_reduce", "all-reduce"), ("alltoall_perf", "all-to-all"), ("./build/sendrecv_perf", "send-recv"),
-        ("reduce-scatter", "reduce-scatter"), ("hypercube_perf", "hint: use all_gather"),
-        ("all_redcue", "did you mean all_reduce?"),
-    ],
-)  # fmt: skip
-def test_programs_of_nccl_tests_are_known_by_their_names(program: str, said: str) -> None:
-    try:
-        found = run_verb._collective_of(program)
-    except InputError as error:
-        found = str(error)
-    assert found.endswith(said)
+def test_programs_of_nccl_tests_are_known_by_their_names(answers: Answers) -> None:
+    answers(run_verb._collective_of)
 
 
-@pytest.mark.parametrize(
-    ("line", "sizes"),
-    [
-        ("-b 8 -e 64 -f 2 -n 20 -w 5 -c 1", (8, 16, 32, 64)),
-        ("-b8 -e64 -f2 -n20 --warmup_iters=5", (8, 16, 32, 64)),
-        ("--minbytes 8 --maxbytes=64K --stepfactor 4 -n 20 -w 5", tuple(8 * 4**n for n in range(7))),
-        ("-b 64K -e 64K -n 20 -w 5", (65536,)),
-        ("-b 1M -e 2M -i 512K -n 20 -w 5", (1 << 20, 3 << 19, 1 << 21)),
-        ("-b 30M -n 20 -w 5", (30 << 20, 31 << 20, 32 << 20)),  # -e is 32M by default, -i 1M
-        ("-b 16 -e 64 -f 1 -i 16 -n 20 -w 5", (16, 32, 48, 64)),
-    ],
-)
-def test_flags_of_nccl_tests_mean_what_they_mean_there(line: str, sizes: tuple[int, ...]) -> None:
-    typed = parse(verbs()["run"], line.split())
-    asked = NcclSizes(*(typed.get(name) for name in ("minbytes", "maxbytes", "stepfactor", "stepbytes")))
-    assert parse_sizes(asked.size or "1M") == sizes
-    assert (typed["iters"], typed["warmup"]) == (20, 5)
+def test_flags_of_nccl_tests_mean_what_they_mean_there(answers: Answers) -> None:
+    def sizes(line: str) -> object:
+        typed = parse(verbs()["run"], line.split())
+        asked = NcclSizes(*(typed.get(name) for name in ("minbytes", "maxbytes", "stepfactor", "stepbytes")))
+        assert (typed["iters"], typed["warmup"]) == (20, 5)
+        return parse_sizes(asked.size or "1M")
+
+    answers(sizes)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--size 1M -b 8 -f 2", "--size and -b, -f exclude each other\n  hint: use --size, or -b, -f"),
-        ("--size 1M -b 8 --qsp 2", "did you mean --qps?"),
-        ("-b 8 -e 8G -f 2", "-b 8 -e 8G -f 2 has 536870912 bytes, which is outside 4 (one float32) to 268435456"),
-        ("-b 8 -f 0", "-b 8 -f 0 has the factor x0, which must be x2 or more"),
-    ],
-)  # fmt: skip
 def test_sizes_of_nccl_tests_that_are_not_possible_are_named_as_typed(
-    line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Answers
 ) -> None:
     import tasks
     from heddle.host import packages
 
     monkeypatch.setattr("heddle.cli.verbs.become_root", lambda _: None)
     monkeypatch.setattr(packages, "ensure", lambda *_, **__: None)
-    assert main(vars(tasks), ["inv", "run", *line.split()]) == 2
-    assert said in capsys.readouterr().err
+
+    def refused(line: str) -> str:
+        assert main(vars(tasks), ["inv", "run", *line.split()]) == 2
+        return capsys.readouterr().err
+
+    answers(refused)
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -301,34 +252,16 @@ def test_an_entry_is_one_sentence_a_reason_a_command_and_a_page() -> None:
         assert not anchor or anchor in there(DOCS / page), entry.more
 
 
-@pytest.mark.parametrize(
-    ("typed", "term"),
-    [
-        ("mmr", "MMR"), ("queue pair", "QP"), ("Queue-Pairs", "QP"), ("eecmp", "E-ECMP"), ("ecmp", "ECMP"),
-        ("xoff", "Xoff and Xon"), ("kmin and kmax", "Kmin and Kmax"), ("go back n", "go-back-N"), ("#wrong", "#wrong"),
-        ("hash-seeds", "hash seed"), ("NAK", "NACK"), ("rtsw", "RTSW"),
-    ],
-)  # fmt: skip
-def test_a_term_is_found_by_its_names(typed: str, term: str) -> None:
-    assert find_term(typed.split()).name == term
-    assert find_term([typed]).name == term
+def test_a_term_is_found_by_its_names(answers: Answers) -> None:
+    def name(typed: str) -> str:
+        assert find_term(typed.split()) == find_term([typed])
+        return find_term([typed]).name
+
+    answers(name)
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [
-        ("polarization", "did you mean polarisation?"),
-        ("hash", "terms with this word: hash seed, "),
-        ("inkast", "did you mean incast?"),
-        ("queue piar", "did you mean queue pair (QP)?"),
-        ("xyzzy", "run ./inv explain to list all terms"),
-        ("", "run ./inv explain to list all terms"),
-    ],
-)
-def test_a_word_that_is_no_term_gets_a_hint(typed: str, hint: str) -> None:
-    with pytest.raises(InputError) as caught:
-        find_term([typed])
-    assert caught.value.problems[0].hint.startswith(hint)
+def test_a_word_that_is_no_term_gets_a_hint(answers: Answers) -> None:
+    answers(lambda typed: find_term([typed]))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -13,7 +13,6 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 import heddle
+from tests.unit.trees import statements, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -29,6 +29,7 @@ ROOMS = (
     "traffic", "endpoints", "predict", "proof", "offline", "runs", "checks", "views", "places", "cli", "testing",
 )  # fmt: skip
 PLUGINS = "heddle_plugins"
+pytestmark = pytest.mark.usefixtures("parsed_once")
 Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line
 
 
@@ -50,7 +51,7 @@ def imports_of(root: Path) -> Imports:
 
 def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree_of(path)):
+    for node in statements(tree_of(path).body):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
@@ -61,7 +62,7 @@ def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tup
             full = [f"{base}.{each.name}" for each in node.names]
             # `from pkg import sub` also runs pkg/__init__.py, which may import what imports this.
             names = [base, *(each for each in full if each in modules)]
-        yield from ((each, node.lineno) for each in names if each in modules and each != name)  # type: ignore[attr-defined]
+        yield from ((each, node.lineno) for each in names if each in modules and each != name)
 
 
 def arrows_against(imports: Imports) -> list[str]:
@@ -97,9 +98,10 @@ def arrows_to_plugins(root: Path) -> list[str]:
     found = []
     modules = modules_of(root)
     for name, targets in imports_of(root).items():
+        named = PLUGINS in modules[name].read_text(encoding="utf-8")
         texts = {
             node.value: node.lineno
-            for node in ast.walk(tree_of(modules[name]))
+            for node in (ast.walk(tree_of(modules[name])) if named else ())
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if re.fullmatch(rf"{PLUGINS}\.[\w.]+(:[\w.]+)?", node.value)
         }
@@ -139,7 +141,7 @@ def test_an_import_of_a_module_from_its_package_counts_as_one_of_the_package(tmp
 
 
 @pytest.fixture(scope="module")
-def imports() -> Imports:
+def imports(parsed_once: None) -> Imports:
     return imports_of(ROOT)
 
 
@@ -159,18 +161,6 @@ FILES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
 ALONE = {"heddle/runtimes/enter.py"}
 # A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
 SMALL = 255
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parsed_once() -> Iterator[None]:
-    """Trees of all files are large: they go with the last test."""
-    yield
-    tree_of.cache_clear()
 
 
 def doubles(found: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
@@ -286,7 +276,7 @@ def imported() -> set[str]:
 
 def _modules() -> Iterator[str]:
     for path in [*modules_of(ROOT).values(), *(ROOT / "tests").rglob("*.py")]:
-        for node in ast.walk(tree_of(path)):
+        for node in statements(tree_of(path).body):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -27,7 +28,7 @@ from heddle.host.capacity import (
 )
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.parts.part import MARK
+from tests.answers import Answers
 from tests.unit import run_samples as samples
 
 CALM = WorkerUse(1.0, 0.3, 0.02)
@@ -94,41 +95,16 @@ def phase(
     return Phase.between(1 << 16, before, MachineReading(100.0 + seconds, after, 7 + drops), workers)
 
 
-@pytest.mark.parametrize(
-    ("readings", "causes"),
-    [
-        ({}, []),
-        ({"idle": (0.06, 0.9)}, []),
-        ({"idle": (0.9, 0.0)}, [("processor", 1, False)]),
-        ({"idle": (0.04, 0.04)}, [("processor", 0, False), ("processor", 1, False)]),
-        # Another process keeps processor 2 busy, and the packets of the run do not pass it.
-        ({"idle": (0.5, 0.5, 0.0), "packets": (500, 480, 20)}, []),
-        ({"idle": (0.5, 0.5, 0.0), "packets": (500, 500, 0)}, []),
-        ({"workers": (CALM, WorkerUse(1.0, 0.97, 0.0))}, [("worker", 1, True)]),
-        ({"workers": (WorkerUse(1.0, 0.55, 0.44), CALM)}, [("worker", 0, True)]),
-        ({"workers": (WorkerUse(1.0, 0.30, 0.30), CALM)}, [("worker", 0, False)]),
-        ({"workers": (WorkerUse(1.0, 0.3, 0.02, 0.2), CALM)}, [("stopped", 0, True)]),
-        ({"workers": (WorkerUse(1.0, 0.3, 0.02, 0.005), CALM)}, []),
-        ({"seconds": 0.19, "workers": (CALM, WorkerUse(0.19, 0.1, 0.0, 0.6))}, [("stopped", 1, True)]),
-        ({"drops": 3}, [("backlog", None, True)]),
-        # Too short to judge: 0.19 s are 19 steps of /proc/stat. Lost packets are lost packets.
-        ({"seconds": 0.19, "idle": (0.0, 0.0), "workers": (WorkerUse(0.19, 1.0, 0.0), CALM)}, []),
-        ({"seconds": 0.19, "idle": (0.0, 0.0), "drops": 1}, [("backlog", None, True)]),
-        # Waiting is measured exactly: 23 % of 52 ms are 12 ms. Less than a slice of another process does not count.
-        ({"seconds": 0.05, "workers": (CALM, WorkerUse(0.052, 0.3, 0.23))}, [("worker", 1, False)]),
-        ({"seconds": 0.05, "workers": (CALM, WorkerUse(0.052, 0.3, 0.66))}, [("worker", 1, True)]),
-        ({"seconds": 0.05, "workers": (CALM, WorkerUse(0.052, 0.3, 0.19))}, []),
-        ({"seconds": 0.01, "workers": (CALM, WorkerUse(0.01, 0.3, 0.39))}, []),
-        ({"seconds": 0.05, "workers": (CALM, WorkerUse(0.052, 1.0, 0.0))}, []),
-        ({"seconds": 0.21, "idle": (0.0, 0.5)}, [("processor", 0, False)]),
-    ],
-)
-def test_the_causes_of_a_size_follow_from_readings(
-    readings: dict[str, object], causes: list[tuple[str, int | None, bool]]
-) -> None:
-    found = phase(**readings).causes()  # type: ignore[arg-type]
-    assert [(each.cause, each.number, each.sure) for each in found] == causes
-    assert all(each.size == 1 << 16 and each.text for each in found)
+def test_the_causes_of_a_size_follow_from_readings(answers: Answers) -> None:
+    def causes(readings: dict[str, Any]) -> str:
+        """The workers' use as the numbers of WorkerUse."""
+        if "workers" in readings:
+            readings["workers"] = tuple(WorkerUse(*use) for use in readings["workers"])
+        found = phase(**readings).causes()
+        assert all(each.size == 1 << 16 and each.text for each in found)
+        return "\n".join(f"{each.cause} {each.number}, sure: {each.sure}: {each.text}" for each in found)
+
+    answers(causes)
 
 
 def test_one_full_size_among_idle_ones_is_found() -> None:
@@ -184,23 +160,15 @@ def text_of(use: MachineUse) -> str:
     return samples.having(samples.result(), machine=use).table()
 
 
-def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many() -> None:
+def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many(answers: Answers) -> None:
     causes = phase(idle=(0.5, 0.0), workers=(CALM, WorkerUse(1.0, 0.7, 0.28))).causes()
     use = replace(MachineUse.of([phase()], 0, PacketBudget(20_000, 9_000)), unreliable=causes)
     lines = text_of(use).splitlines()
     at = lines.index("# Out of bounds values : 0 OK")
-    assert lines[at - 4 : at] == [
-        f"{MARK} the host CPU was the bottleneck: do not trust bandwidth or depths",
-        f"{MARK} 64 KiB: worker 1: 70% running, 28% waiting for a processor",
-        f"{MARK} 64 KiB: processor 1: 100% busy (0% in softirqs), 50% of the packets passed it",
-        f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
-    ]
     assert not lines[at - 5].startswith("#")
-    # Of many causes the table has some.
-    causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
-    lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).doubt_lines()
-    assert len(lines) == 10
-    assert lines[-1] == "... and 1 more, in --format json"
+    many = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
+    shown = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=many).doubt_lines()
+    answers({"two": "\n".join(lines[at - 4 : at]), "some of nine": "\n".join(shown)})
 
 
 def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
@@ -318,29 +286,19 @@ def test_a_fabric_converged_all_the_time_has_no_warnings() -> None:
     }
 
 
-def test_a_degraded_or_changed_fabric_is_named_above_and_below_the_figures() -> None:
-    text, data = outputs_of(DOWN, DOWN)
-    head, _, foot = text.partition("#        (B)")
-    assert "#fabric   : degraded before this run (rtsw1:eth1  the link is down): do not compare it" in head
-    assert "#warning  : the fabric was degraded before the run: rtsw1:eth1  the link is down" in foot
-    assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
-    assert data["warnings"] == ["the fabric was degraded before the run: rtsw1:eth1  the link is down"]
+def test_a_degraded_or_changed_fabric_is_named_above_and_below_the_figures(answers: Answers) -> None:
     short = replace(samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
     assert "#fabric   : degraded before" in short
-    # A change during the run is named in both directions.
-    text, data = outputs_of(FINE, DOWN, "rtsw1", "ctsw1")
-    assert "#fabric   : degraded after this run (rtsw1:eth1  the link is down)" in text
-    assert data["warnings"] == [
-        "the fabric changed during the run, and is degraded now: rtsw1:eth1  the link is down",
-        "routes or hashing changed during the run on rtsw1, ctsw1",
-    ]
-    _, data = outputs_of(DOWN, FINE)
-    assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
-    assert "the fabric changed during the run, and has converged now" in str(data["warnings"])
-    text, data = outputs_of(FINE, FINE, "rtsw1")
-    assert "#fabric   : routes or hashing changed during this run" in text
-    assert data["fabric_state"]["state"] == "changed"  # type: ignore[index]
-    # Many gaps are shortened in words and whole in json.
-    text, data = outputs_of(LOST, LOST)
-    assert "rtsw4: 10.0.0.0/24 has no next hop eth1; and 3 more" in text
-    assert len(data["fabric_state"]["before"]["gaps"]) == 7  # type: ignore[index]
+    cases: dict[str, tuple[FabricReading, FabricReading, tuple[str, ...]]] = {
+        "degraded": (DOWN, DOWN, ()),
+        "degraded during the run": (FINE, DOWN, ("rtsw1", "ctsw1")),
+        "repaired during the run": (DOWN, FINE, ()),
+        "changed during the run": (FINE, FINE, ("rtsw1",)),
+        "with many gaps": (LOST, LOST, ()),
+    }
+    said = {}
+    for name, (before, after, changed) in cases.items():
+        text, data = outputs_of(before, after, *changed)
+        lines = [line for line in text.splitlines() if line.startswith(("#fabric", "#warning", "#        (B)"))]
+        said[name] = "\n".join([*lines, json.dumps([data["warnings"], data["fabric_state"]])])
+    answers(said)

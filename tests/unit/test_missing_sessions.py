@@ -24,6 +24,7 @@ from heddle.lab.opening import Rendered
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus
 from heddle.views.labtext import status_text
+from tests.answers import Answers
 
 LOADED = load_fabric("tiny")
 FABRIC = LOADED.fabric
@@ -66,32 +67,20 @@ def test_a_session_is_missing_when_one_end_says_so() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("seen", "said"),
-    [
-        (SessionCauses(["ctsw1"], {}, {}), "ctsw1 is not running"),
-        (SessionCauses((), {}, {"ctsw1": ["bgpd"]}), "bgpd of ctsw1 does not answer"),
-        (SessionCauses((), {}, {"ctsw1": ["zebra", "bgpd"]}), "bgpd of ctsw1 and zebra of ctsw1 do not answer"),
-        (SessionCauses((), {"rtsw1:eth1": True, "ctsw1:eth1": False}, {}), "rtsw1:eth1 is down"),
-        (SessionCauses((), {"rtsw1:eth1": False, "ctsw1:eth1": False}, {}), "rtsw1:eth1 and ctsw1:eth1 are down"),
-        (SessionCauses((), {"rtsw1:eth2": True}, {"rtsw2": ["bgpd"]}), ""),
-    ],
-)
-def test_nodes_daemons_and_links_that_are_down_explain_a_session(seen: SessionCauses, said: str) -> None:
-    assert why(seen) == said
+def test_nodes_daemons_and_links_that_are_down_explain_a_session(answers: Answers) -> None:
+    answers(lambda *seen: why(SessionCauses(*seen)))
 
 
-def test_reports_of_the_daemons_explain_a_session() -> None:
+def test_reports_of_the_daemons_explain_a_session(answers: Answers) -> None:
     right = BgpPeer("Active", 65001, 65101)
-    assert why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65001)) == ""
-    mismatch = "AS mismatch: ctsw1 expects AS 65999, rtsw1 has AS 65001"
-    assert why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65999)) == mismatch
-    shut = BgpPeer("Idle (Admin)", 65101, 65001, shut=True)
-    assert why(NOTHING, rtsw1=right, ctsw1=shut) == "it is shut down at ctsw1 (neighbor eth1 shutdown)"
-    note = BgpPeer("Active", 65001, 0, notification="OPEN Message Error/Bad Peer AS")
-    assert why(NOTHING, rtsw1=note) == "last NOTIFICATION at rtsw1: OPEN Message Error/Bad Peer AS"
-    assert why(NOTHING, rtsw1=BgpPeer("Active", reset="Waiting for peer OPEN")).startswith("last reset at rtsw1: Wait")
-    assert why(NOTHING, a_session(b="not configured")) == "bgpd of ctsw1 has no neighbour for rtsw1:eth1"
+    answers({
+        "right": why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65001)),
+        "mismatch": why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle", 65101, 65999)),
+        "shut": why(NOTHING, rtsw1=right, ctsw1=BgpPeer("Idle (Admin)", 65101, 65001, shut=True)),
+        "note": why(NOTHING, rtsw1=BgpPeer("Active", 65001, 0, notification="OPEN Message Error/Bad Peer AS")),
+        "reset": why(NOTHING, rtsw1=BgpPeer("Active", reset="Waiting for peer OPEN")),
+        "no neighbour": why(NOTHING, a_session(b="not configured")),
+    })  # fmt: skip
 
 
 def test_sessions_of_an_imported_lab_are_paired_by_their_link() -> None:
@@ -168,23 +157,13 @@ def test_routes_of_the_fabric_are_not_foreign(preset: str) -> None:
     assert foreign_routes(fabric, fibs(fabric, {})) == []
 
 
-@pytest.mark.parametrize(
-    ("switch", "prefix", "ports", "overrides"),
-    [
-        ("rtsw1", "10.0.1.1/32", ("eth2",), "10.0.1.0/24"),
-        ("ctsw1", "10.0.1.3/32", (), "10.0.1.0/24"),
-        ("rtsw1", "10.0.0.1/32", ("eth1",), "10.0.0.0/31"),
-        ("rtsw1", "10.0.1.1/32", (MANAGEMENT,), "10.0.1.0/24"),
-        ("rtsw1", "10.0.0.0/24", ("eth1",), ""),
-        ("ctsw1", "0.0.0.0/0", ("eth1",), ""),
-        ("ctsw2", "192.0.2.0/24", ("eth2",), ""),
-    ],
-)
-def test_a_foreign_route_is_named_with_what_it_overrides(
-    switch: str, prefix: str, ports: tuple[str, ...], overrides: str
-) -> None:
-    wanted = ip_network(overrides) if overrides else None
-    assert of(switch, prefix, *ports) == [ForeignRoute(switch, ip_network(prefix), ports, wanted)]
+def test_a_foreign_route_is_named_with_what_it_overrides(answers: Answers) -> None:
+    def overrides(switch: str, prefix: str, *ports: str) -> str:
+        (found,) = of(switch, prefix, *ports)
+        assert (found.switch, found.prefix, found.ports) == (switch, ip_network(prefix), ports)
+        return str(found.overrides)
+
+    answers(overrides)
 
 
 @pytest.mark.parametrize("prefix", ["0.0.0.0/0", "172.20.20.0/24", "10.0.0.0/8"])

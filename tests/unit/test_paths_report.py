@@ -24,6 +24,7 @@ from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.queues.cells import Tally
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
+from tests.answers import Answers
 
 DATA_CLASS = 3  # of the packets of queue pairs, by their DSCP
 FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
@@ -172,21 +173,14 @@ def test_three_sources_and_the_right_counts_are_a_proof() -> None:
     assert "how many the receiving NICs got is not known" in paths_text(result)
 
 
-@pytest.mark.parametrize(
-    ("counts", "why"),
-    [
-        ((9, 9, 9), "10 packets were sent, the first hop counted 9"),
-        ((11, 11, 11), "10 packets were sent, the first hop counted 11"),
-        ((10, 11, 11), "more packets after rtsw1:"),
-        ((10, 10, 8), "2 packets vanished after ctsw"),
-        ((0, 0, 0), "10 packets were sent, the first hop counted 0"),
-    ],
-)
-def test_counts_that_do_not_sum_are_no_proof(counts: tuple[int, ...], why: str) -> None:
-    result = judge(SENT, evidence(SENT, counts))
-    assert not result.agree
-    assert why in result.flows[0].why
-    assert "NOT PROVEN" in paths_text(result) and why in paths_text(result)
+def test_counts_that_do_not_sum_are_no_proof(answers: Answers) -> None:
+    def why(counts: list[int]) -> str:
+        result = judge(SENT, evidence(SENT, tuple(counts)))
+        assert not result.agree
+        assert "NOT PROVEN" in paths_text(result) and result.flows[0].why in paths_text(result)
+        return result.flows[0].why
+
+    answers(why)
 
 
 def test_a_different_oracle_result_is_no_proof() -> None:

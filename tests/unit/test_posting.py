@@ -7,6 +7,7 @@ import pytest
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.ranks import PostingPace
 from heddle.traffic.options import POSTING_WORDS, Posting, parse_posting
+from tests.answers import Answers
 
 NICS, WRITE_BITS, LINE_GBPS = 32, 8 * 65536, 3200
 # Gb/s of "Harnessing 3200 Gbps Network", steps 10 to 15.
@@ -35,18 +36,8 @@ def test_one_nic_is_limited_by_its_link_and_four_of_one_thread_by_posting() -> N
     assert parse_posting("8,pinned").costs_ns(33)[0] == pytest.approx(5 / 4 * parse_posting("8,pinned").costs_ns(32)[0])
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "does not begin with a number of threads"), ("0", "does not begin"), ("pinned", "does not begin"),
-        ("8,pined", "has pined, which is no part of it; did you mean pinned"), ("8,", "has an empty word"),
-        ("8,batch=0", "has batch=0"), ("8,post=2s", "has 2s, which is not a time from 1ns"),
-        ("8,pinned=1", "has pinned=1"),
-    ],
-)  # fmt: skip
-def test_texts_that_make_no_sense_are_refused(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse_posting(text)
+def test_texts_that_make_no_sense_are_refused(answers: Answers) -> None:
+    answers(parse_posting)
 
 
 def test_a_turn_costs_once_for_its_batch_and_again_after_a_rest() -> None:

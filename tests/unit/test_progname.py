@@ -26,6 +26,7 @@ from heddle.cli.verbs import become_root
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import Cause
 from heddle.runs.parts.machine import MachineUse
+from tests.answers import Answers
 from tests.bench.demopicture import picture
 from tests.unit.run_samples import having, result
 
@@ -41,24 +42,8 @@ def test_a_checkout_keeps_its_texts() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("./inv up zone brings one up", "heddle up zone brings one up"),
-        ("as root: su -c './inv up'", "as root: su -c 'heddle up'"),
-        ("the shell that starts ./inv.", "the shell that starts heddle."),
-        ("./inv: wrong; `./inv`", "heddle: wrong; `heddle`"),
-        (
-            "docs/queues.md has all; see docs/paths.md#mmr.",
-            "heddle explain docs/queues.md has all; see heddle explain docs/paths.md#mmr.",
-        ),
-        ("./inv explain docs/queues.md prints it", "heddle explain docs/queues.md prints it"),
-        ("my/docs/queues.md docs/queues.mdx docs/", "my/docs/queues.md docs/queues.mdx docs/"),
-        ("./inventory.yml x./inv a/./inv ./inv/x ./inv.yml", "./inventory.yml x./inv a/./inv ./inv/x ./inv.yml"),
-    ],
-)
-def test_it_is_replaced_as_a_word(text: str, said: str) -> None:
-    assert progname.as_started(text) == said
+def test_it_is_replaced_as_a_word(answers: Answers) -> None:
+    answers(progname.as_started)
 
 
 @pytest.mark.usefixtures("installed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.runs.files import UnreadableError
 from heddle.runs.parts.congestion import use_of_rates
 from heddle.runs.parts.part import TimeSpan
-from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates
+from heddle.runs.rates import PacedQp, Rates, rates_of, read_rates
 from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series
 from heddle.views.queuepicture import DRAWN, _first, by_label, draw, drawn, panels, shaded
 from heddle.views.style import FAULT, picture_kind
+from tests.answers import Answers
 
 BUCKETS = 50
 
@@ -118,7 +117,7 @@ def some() -> Rates:
     )  # fmt: skip
 
 
-def test_rates_by_time_and_the_sums_of_a_run() -> None:
+def test_rates_by_time_and_the_sums_of_a_run(answers: Answers) -> None:
     one, slowed, silent = some().courses
     assert slowed.times_s.tolist() == [0.0, 1.0, 3.0]
     assert slowed.at(np.array([-1.0, 0.0, 0.99, 1.0, 2.9, 3.0, 99.0])).tolist() == [100, 100, 100, 50, 50, 60, 60]
@@ -128,15 +127,10 @@ def test_rates_by_time_and_the_sums_of_a_run() -> None:
     # The sums of a run.
     use = use_of_rates(some(), {"rpg_gd": 11.0}, "rpg_ai_rate=9", 1234, 1233)
     assert (use.slowed, use.qps, use.least_bps, use.least_at) == (1, 3, 50.0, "host3 to host1, QP 259")
-    assert use.lines() == [
-        "#dcqcn    : 1,234 CNPs sent, 1,233 received; 1 of 3 QPs slowed, down to 5e-05 Mb/s (host3 to host1, QP 259)",
-        "#dcqcn    : set: rpg_ai_rate=9",
-    ]
     named = replace(use, profile="default")
-    assert named.lines()[1] == "#dcqcn    : profile default; set: rpg_ai_rate=9"
-    assert replace(named, settings="").lines()[1] == "#dcqcn    : profile default"
-    calm = Rates("swift", 4.0, some().courses[:1])
-    assert use_of_rates(calm, {}, "", 0, 0).lines() == ["#swift    : 0 CNPs sent, 0 received; no QP slowed"]
+    calm = use_of_rates(Rates("swift", 4.0, some().courses[:1]), {}, "", 0, 0)
+    shown = {"set": use, "profile and set": named, "profile": replace(named, settings=""), "calm": calm}
+    answers({name: "\n".join(each.lines()) for name, each in shown.items()})
     least, mean, last = (some().to_json()[1][key] for key in ("least_bps", "mean_bps", "last_bps"))
     assert (least, mean, last) == (50.0, 65.0, 60.0)
 
@@ -147,20 +141,6 @@ def test_rates_are_kept(tmp_path: Path) -> None:
     assert (found.controller, found.seconds) == ("dcqcn", 4.0)
     assert found.to_json() == some().to_json()
     assert [each.qp for each in found.courses] == [qp(2), qp(3), qp(4)]
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "other"])
-def test_damaged_rates_are_named(tmp_path: Path, damage: str) -> None:
-    some().write(tmp_path)
-    path = tmp_path / RATES
-    if damage == "gone":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-40])
-    else:
-        shutil.copy(__file__, path)
-    with pytest.raises(UnreadableError, match=r"rates\.npz is (missing: the run had no|damaged)"):
-        read_rates(tmp_path)
 
 
 def test_the_picture_has_a_panel_of_rates() -> None:

@@ -23,6 +23,7 @@ from heddle.switch.queues import cells
 from heddle.switch.queues.cells import CAUSES, QueueState
 from heddle.switch.queues.classes import policies_of, port_ids, row
 from heddle.views.queuetext import amount, queues_text
+from tests.answers import Answers
 
 NOW = 5_000_000_000
 RATES = ["link.host=100mbit", "link.fabric=100mbit"]
@@ -212,24 +213,17 @@ def test_the_document_has_a_row_a_port_and_class_which_patterns_choose(maps: Map
     assert matching([], []) is None
 
 
-def test_a_run_s_footer_is_a_line_or_two() -> None:
+def test_a_run_s_footer_is_a_line_or_two(answers: Answers) -> None:
     quiet = QueueUse(0, {}, 0, 0, 0, 0.0, 0, 0, "", 10.0)
-    assert quiet.lines() == ["#queues   : no packet ever waited; nothing marked or dropped"]
-    drops = {"threshold": 2, "headroom": 10}
-    busy = QueueUse(1409, drops, 4304, 7, 3, 18_439.2, 1, 511_000, "rtsw1:eth3 class 3", 10.0)
-    assert busy.lines() == [
-        "#queues   : deepest 511 KB at rtsw1:eth3 class 3; 1,409 marked, 12 dropped (threshold, headroom)",
-        "#queues   : 4,304 pause frames; 7 ports paused, 3 of them of hosts, 18,439 ms in all; 1 storm",
-    ]
+    busy = QueueUse(
+        1409, {"threshold": 2, "headroom": 10}, 4304, 7, 3, 18_439.2, 1, 511_000, "rtsw1:eth3 class 3", 10.0
+    )
     assert busy.to_json()["drops"] == 12
     # By class where data use several.
     two = replace(quiet, classes=(ClassUse(0, 0, 7, 90_000), ClassUse(3, 12, 0, 511_000)), own=3)
-    assert two.lines()[1:] == [
-        "#queues   : class 0: 0 marked, 7 dropped, deepest 90 KB",
-        "#queues   : class 3 (this job's data): 12 marked, 0 dropped, deepest 511 KB",
-    ]
     assert replace(two, classes=two.classes[:1]).lines() == quiet.lines()
     assert two.to_json()["classes"][0] == {"number": 0, "marks": 0, "drops": 7, "deepest": 90_000}
+    answers({name: "\n".join(use.lines()) for name, use in (("quiet", quiet), ("busy", busy), ("two classes", two))})
 
 
 def test_moments_of_another_shard_are_on_the_clock_of_the_first() -> None:

@@ -28,6 +28,7 @@ from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD, plain_record
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.runs.surroundings import read_surroundings
+from tests.answers import Answers
 from tests.machine import child
 from tests.unit import run_samples as samples
 from tests.unit.history_runs import a_lab, keep
@@ -54,21 +55,10 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert history.open("last").record == replace(samples.failed(), id="0002")
 
 
-@pytest.mark.parametrize(
-    ("word", "found"),
-    [
-        (None, "0012"), ("last", "0012"), ("0003", "0003"), ("3", "0003"), ("003", "0003"), ("12", "0012"),
-        ("1", "0001"), ("0", None), ("001", "0001"), ("13", None), ("three", None), ("-1", None), ("../0003", None),
-    ],
-)  # fmt: skip
-def test_a_run_is_named_by_number_id_or_last(history: History, word: str | None, found: str | None) -> None:
+def test_a_run_is_named_by_number_id_or_last(history: History, answers: Answers) -> None:
     for _ in range(12):
         keep(history)
-    if found is None:
-        with pytest.raises(InputError, match=r"is not a run of lab zone|matches several runs"):
-            history.find(word)
-    else:
-        assert history.find(word) == found
+    answers(history.find)
 
 
 def test_the_beginning_of_an_id_is_enough_and_without_a_run_the_error_names_the_command(history: History) -> None:

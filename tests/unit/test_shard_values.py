@@ -28,6 +28,7 @@ from heddle.runtimes import shardcalls
 from heddle.shards.carrier import SILENT_S, FarShard, opened, sealed
 from heddle.switch.links.cuts import CutCount, TunnelUse, tunnel_uses
 from heddle.switch.queues.cells import LAYOUTS
+from tests.answers import Answers
 
 
 def again(value: Any) -> Any:
@@ -55,26 +56,8 @@ def test_so_is_an_array_with_its_layout(name: str) -> None:
     assert found.dtype == table.dtype and (found == table).all()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"!": "data", "of": "os:environ", "fields": []},
-        {"!": "data", "of": "heddle.base.process:run", "fields": [["argv", ["true"]]]},
-        {"!": "data", "of": "heddle.base.values:Path", "fields": []},
-        {"!": "data", "of": "heddle.lab.lab:Lab.snapshot", "fields": []},
-        {"!": "enum", "of": "heddle.base.problems:Problem", "value": 1},
-        {"!": "array", "of": "|O", "size": 8, "shape": [1], "text": ""},
-        {"!": "data", "of": "heddle.cli.__main__:main", "fields": []},  # its import would run the program
-        {"!": "data", "of": "heddle.switch.pfc.__main__:os", "fields": []},
-        {"!": "data", "of": "heddle.lab.cutlinks:FarTrip", "fields": [["address", 1], ["alive", True], ["rtt_ns", 1],
-         ["most_ns", 1]]},
-        {"!": "tuple", "of": "heddle.lab.snapshot:LabPart", "items": [1]},
-        {"!": "nothing"}, {"of": "x"}, {"!": ["data"]}, {"!": "map", "items": [[[1], 2]]}, {"!": "path", "text": 1},
-    ],
-)  # fmt: skip
-def test_a_text_that_names_anything_else_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError, match=r"is not|is another"):
-        values.load(data)
+def test_a_text_that_names_anything_else_is_refused(answers: Answers) -> None:
+    answers(values.load)
 
 
 def test_what_a_text_unpacks_to_is_limited() -> None:

@@ -18,6 +18,7 @@ from heddle.spec.load import presets
 from heddle_plugins.experiments import changes
 from heddle_plugins.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
 from heddle_plugins.experiments.experimenttext import changes_text, junit_xml
+from tests.answers import Answers
 
 TRAFFIC = {"ring": load_workload("ring,qps=4").workload, "mesh": load_workload("all-to-all").workload}
 BASE = "name: x\nshape: clos\nracks: 2\nhosts_per_rack: 4\nctsw: 4\n"
@@ -88,22 +89,8 @@ def test_packets_that_spread_have_no_moved_paths(tmp_path: Path) -> None:
     assert pair.paths is None and not pair.beyond
 
 
-@pytest.mark.parametrize(
-    ("figure", "text", "said"),
-    [
-        ("moved", "+5%", "write --max-moved 10%"),
-        ("moved", "10", "write --max-moved 10%"),
-        ("moved", "101%", "--max-moved 101% is not a limit"),
-        ("worst-link", "5", "write --max-worst-link +5%"),
-        ("mmr", "5%", "write --max-mmr +5% for a growth, or a number as 1.3"),
-        ("mmr", "+5", "is not a limit"),
-        ("mmr", "much", "--max-mmr much is not a limit"),
-    ],
-)
-def test_a_wrong_limit_is_named(figure: str, text: str, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        ChangeLimit.parse(figure, text)
-    assert said in str(caught.value)
+def test_a_wrong_limit_is_named(answers: Answers) -> None:
+    answers(ChangeLimit.parse)
 
 
 def test_a_fabric_that_is_gone_fails_also_where_each_folder_has_one(tmp_path: Path) -> None:

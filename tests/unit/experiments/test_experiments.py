@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -24,13 +23,14 @@ from heddle_plugins.experiments import livechanges, loading
 from heddle_plugins.experiments.experimentreport import draw, experiments_html
 from heddle_plugins.experiments.experimenttext import folder_text, result_text
 from heddle_plugins.experiments.figures import OwnFigures
-from heddle_plugins.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
-from heddle_plugins.experiments.folders import folders_shipped, load_folder
+from heddle_plugins.experiments.finding import files_of_experiment
+from heddle_plugins.experiments.folders import load_folder
 from heddle_plugins.experiments.loading import NEEDS, Experiment, load_experiment
 from heddle_plugins.experiments.measures import MEASURES
 from heddle_plugins.experiments.outcome import ExperimentResult, Repeat, Sample, breaks, unbroken
 from heddle_plugins.experiments.running import Running, directory_name, plan_text
 from heddle_plugins.experiments.spec import BreakSpec, CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
+from tests.answers import Answers
 from tests.unit import run_samples as samples
 
 ROOT = Path(__file__).parents[3]
@@ -88,53 +88,8 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
     assert result.checks_csv().count("\n") == 7 and "experiment,run,point,repeat,figure,value" in result.runs_csv()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("offline: true", "offlin: true", "x.yml:7  runs.sweep.offlin is not a key\n         hint: did you mean off"),
-        ("qps: [1, 16]", "qps: [1, 900]", "x.yml:6  qps: 900 is outside 1 to 128"),
-        ("qps: [1, 16]", "qsp: 4", "x.yml:6  qsp is not a key"),
-        ("routing.ecmp: [flow, e-ecmp]", "routing.ecmp: [flow, ecmp]", "x.yml:5  routing.ecmp: ecmp is not one of"),
-        ("hosts_per_rack: 4", "hosts: 4", "x.yml:2  hosts"),
-        ("max(mmr(sweep))", "max(mrm(sweep))", "x.yml:10  checks.worst: max(mrm(sweep)) has mrm(sweep), which is not"),
-        ("max(mmr(sweep))", "mmr(swept)", "which the file does not have\n          hint: runs: sweep"),
-        ("max(mmr(sweep))", "__import__('os')", "names run os"),
-        ("max(mmr(sweep))", "'[1][0]'", "has [1][0], which an expression cannot have"),
-        ("max(mmr(sweep))", "mmr(sweep, qps=2)", "has qps=2, which run sweep does not have"),
-        ("max(mmr(sweep))", "mmr(sweep, size=64K)", "is not an expression"),
-        (SIGN, ", low: 2, high: 1}", "x.yml:9  checks.better.low: 2 is above high, 1"),
-        (SIGN, ", tolerance: 0.1}", "x.yml:9  checks.better.tolerance: 0.1 needs a published number"),
-        (SIGN, ", low: 1}", "x.yml:9  checks.better.low: 1 has no high: a band has two sides\n" + " " * 9
-         + "hint: write high, too, or only what is claimed: sign: above 1"),
-        (SIGN, ", high: 1}", "only what is claimed: sign: below 1"),
-        (SIGN, ", sign: over 1}", "x.yml:9  checks.better.sign: over 1 is not a sign\n"),
-        (SIGN, ", low: 0, high: 1, sign: above 1}", "x.yml:9  checks.better.low: 0 excludes sign"),
-        (SIGN, ", sign: above 1, broken_by: {}}", "x.yml:9  checks.better.broken_by.runs is missing, and so is set"),
-        (SIGN, ", broken_by: {set: {hosts_per_rack: 2}}}", "broken_by is of a check with a band or a sign"),
-        (SIGN, ", sign: above 1, broken_by: {runs: {swep: {mode: te}}}}",
-         "x.yml:9  checks.better.broken_by.runs.swep is not a run of this check\n         hint: did you mean sweep?"),
-        (SIGN, ", sign: above 1,\n    broken_by: {runs: {sweep: {mod: te}}}}", "x.yml:10  runs.sweep.mod is not a key"),
-        (SIGN, ", sign: above 1,\n    broken_by: {set: {rack: 9}}}", "x.yml:10  rack"),
-        ("    run: {", "    measure: random_flows\n    run: {", "and measure exclude each other"),
-        ("title:", "needs: [magic]\ntitle:", "needs has magic, which is not a need"),
-        ("offline: true", "offline: true\n    down: [rtsw9:eth1]", "x.yml:8  rtsw9:eth1 is not a port of tiny"),
-        ("  sweep:", "  Sweep-1:", "x.yml:4  runs.Sweep-1 is not a name"),
-        ("offline: true", "drain: [host1]", "x.yml:7  host1 is not a switch of tiny"),
-        ("offline: true", "hashing: ecmp", "x.yml:7  hashing: ecmp is not a hashing mode"),
-        ("offline: true", "offline: true\n    te: true", "x.yml:8  runs.sweep.te: true is a live change"),
-        ("offline: true", "queues: {ecn.kmin: 9GB}", "x.yml:7  queues.ecn.kmin: 9GB"),
-        ("offline: true", "offline: true\n    mode: ecmp", "x.yml:8  runs.sweep.mode: ecmp is not a hashing mode"),
-        (SIGN, ", hihg: 1}", "x.yml:9  checks.better.hihg is not a key\n         hint: did you mean high?"),
-        ("worst: max(mmr(sweep))", "worst: {value: mmr(sweep, qps=1)}", "checks.worst.value: mmr(sweep ends at a"),
-        (SIGN, ", sign: below 1, draws: routing.ecmp}", "x.yml:9  checks.better.draws: routing.ecmp is not one list"),
-        ("max(mmr(sweep))", "{value: mmr(sweep), draws: routing.ecmp}", "x.yml:10  checks.worst.draws: routing"),
-        ("max(mmr(sweep))", "{value: max(mmr(sweep)), draws: seed}", "and use mean(x) or deviation(x)"),
-        ("tiny", "tinny", "x.yml:2  tinny is neither a preset nor a file"),
-    ],
-)  # fmt: skip
-def test_every_error_has_its_line_and_a_reason(tmp_path: Path, old: str, new: str, words: str) -> None:
-    assert OFF.count(old) >= 1
-    assert words in said(tmp_path, OFF.replace(old, new, 1))
+def test_every_error_has_its_line_and_a_reason(tmp_path: Path, answers: Answers) -> None:
+    answers(lambda old, new: said(tmp_path, OFF.replace(old, new, 1)))
 
 
 def test_a_change_or_a_measure_of_a_plugin_that_is_not_here_names_the_plugin(
@@ -158,19 +113,7 @@ checks: {c: busbw(a), d: plan_s(b)}
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("busbw(a) / busbw(b)", 0.5),
-        ("ratio(busbw(b), busbw(a)) - 1", 1.0),
-        ("-abs(difference(busbw(a), 3))", -2.0),
-        ("max(busbw(a), 7) * 2", 14.0),
-        ("spread(busbw(grid))", 3.0),
-        ("deviation(busbw(grid)) / deviation(busbw(grid))", 1.0),
-        ("busbw(grid, n=4) + min(busbw(grid))", 5.0),
-    ],
-)
-def test_expressions_are_arithmetic_over_figures(text: str, value: float) -> None:
+def test_expressions_are_arithmetic_over_figures(answers: Answers) -> None:
     figures = {"a": 1.0, "b": 2.0}
 
     def lookup(call: FigureCall, at: Mapping[str, str]) -> float:
@@ -179,30 +122,19 @@ def test_expressions_are_arithmetic_over_figures(text: str, value: float) -> Non
     def axes(call: FigureCall) -> dict[str, tuple[str, ...]]:
         return {"n": ("1", "2", "4")} if call.run == "grid" and not call.keys else {}
 
-    found = Expression.parse(text, ["a", "b", "grid"])
-    assert found.value({}, lookup, axes) == value and found.free(axes) == {}
+    def value(text: str) -> float:
+        found = Expression.parse(text, ["a", "b", "grid"])
+        assert found.free(axes) == {}
+        return found.value({}, lookup, axes)
+
+    answers(value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "busbw",
-        "busbw(a, b)",
-        "max()",
-        "ratio(1)",
-        "a.b",
-        "x" * 2000,
-        "lambda: 1",
-        "1 if 2 else 3",
-        "True",
-        "-" * 900 + "1",
-        "9" * 400,
-    ],
-)
-def test_nothing_else_is_an_expression(text: str) -> None:
-    with pytest.raises(ExpressionError):
-        Expression.parse(text, ["a", "b"])
+def test_nothing_else_is_an_expression(answers: Answers) -> None:
+    answers(lambda text: Expression.parse(text, ["a", "b"]))
+    for text in ("x" * 2000, "-" * 900 + "1"):
+        with pytest.raises(ExpressionError):
+            Expression.parse(text, ["a", "b"])
 
 
 def test_repeats_give_a_mean_an_interval_and_a_variation() -> None:
@@ -231,11 +163,8 @@ def test_a_measure_is_repeated_and_its_band_follows_from_the_published_figure(tm
     assert plan_text(result.experiment, None) == "x: 3 runs, offline, about 1 s"
 
 
-@pytest.mark.parametrize("option", ["trial: 20", "trials: many", "trials: [2, many]"])
-def test_options_of_a_measure_are_those_that_it_declares(tmp_path: Path, option: str) -> None:
-    assert f"x.yml:5  runs.flows.options.{option.partition(':')[0]}" in said(
-        tmp_path, OWN.replace("trials: 20", option)
-    )
+def test_options_of_a_measure_are_those_that_it_declares(tmp_path: Path, answers: Answers) -> None:
+    answers(lambda option: said(tmp_path, OWN.replace("trials: 20", option)))
 
 
 def test_an_experiment_that_needs_what_is_not_there_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,81 +466,6 @@ def test_a_folder_is_a_publication(tmp_path: Path) -> None:
     (tmp_path / "index.yml").write_text(index + "experiments: [mean, mods]\n")
     with pytest.raises(InputError, match=r"index.yml:6  mods is not a file mods.yml\n.*did you mean modes"):
         load_folder(str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def shipped() -> Mapping[str, Sequence[Experiment]]:
-    """The experiments that Heddle ships by their folder; "" for those without one. They take seconds to read."""
-    alone = [load_experiment(*find_experiment(each)) for each in experiments_shipped()]
-    return {"": alone, **{name: load_folder(name).experiments for name in folders_shipped()}}
-
-
-def test_every_shipped_experiment_is_right_and_says_what_it_shows(shipped: Mapping[str, Sequence[Experiment]]) -> None:
-    assert [each.name for each in shipped[""]] == experiments_shipped()
-    for each in shipped[""]:
-        assert each.checks and each.spec.reads, each.name
-        assert f"./inv experiment {each.name}" in find_experiment(each.name)[0].read_text()
-
-
-@pytest.mark.parametrize("name", ["", *folders_shipped()])
-def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_lab(
-    name: str, shipped: Mapping[str, Sequence[Experiment]]
-) -> None:
-    for each in shipped[name]:
-        assert each.checks
-        for check in each.checks:
-            assert check.spec.bounds is None or check.broken is not None, f"{each.name}: {check.name} cannot fail"
-        broken = [found for found in breaks(each) if not any(variant.live for variant in found.variants)]
-        results = [Running(found, Silent()).run() for found in broken]
-        left = unbroken(each, results)
-        assert not [check.name for found in broken for check in found.checks if check.name in left], (each.name, left)
-
-
-RAMP: Final = {"queues.ecn.kmin", "queues.ecn.kmax"}  # both ends of one ramp
-TOGETHER: Final = {
-    "ecn-threshold: earlier": "above kmax all packets are marked, also with pmax 0",
-    "ecn-threshold: lossless": "a lossy queue drops nothing until its buffer is full",
-    "12-incast: lossless": "without PFC nothing is dropped until a buffer is full",
-    "04-pfc-incast: loss": "a lossy queue drops nothing until its buffer is full",
-}
-
-
-def things(by: BreakSpec) -> set[tuple[str, str]]:
-    """The changed keys with their values. The same change of several runs is one."""
-    groups = [*by.runs.values(), *([{"set": by.set}] if by.set else [])]
-    return {(key, str(value)) for group in groups for key, value in leaves(group)}
-
-
-def leaves(group: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in group.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def test_what_breaks_a_shipped_claim_is_one_change(shipped: Mapping[str, Sequence[Experiment]]) -> None:
-    """An exchange of two runs has one key with two values: it shows the order of a comparison, and not a cause."""
-    several = {}
-    for each in chain(*shipped.values()):
-        for check in each.checks:
-            found = set() if check.spec.broken_by is None else things(check.spec.broken_by)
-            if len(found) > 1 and not ({key for key, _ in found} == RAMP and len(found) == 2):
-                several[f"{each.name}: {check.name}"] = sorted(found)
-    assert set(several) == set(TOGETHER), several
-    exchanged = BreakSpec(runs={"a": {"run": {"recovery": "x"}}, "b": {"run": {"recovery": "y"}}})
-    both = BreakSpec(runs={"a": {"run": {"fault": []}}, "b": {"run": {"fault": []}}})
-    assert (len(things(exchanged)), len(things(both))) == (2, 1)
-    assert len(things(BreakSpec(runs={"a": {"hashing": "flow", "run": {"sport": "fixed"}}}))) == 2
-
-
-def test_a_shipped_value_over_hash_seeds_has_an_interval_over_them(shipped: Mapping[str, Sequence[Experiment]]) -> None:
-    seeded = {
-        f"{each.name}: {check.name}": check.spec.draws
-        for each in chain(*shipped.values()) for check in each.checks
-        if any("routing.seed" in each.axes_of(call) for call in check.expression.calls)
-    }  # fmt: skip
-    assert len(seeded) > 10 and set(seeded.values()) == {"routing.seed"}, seeded
 
 
 def test_only_changes_that_switches_make_keep_the_icrc_right(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from heddle.base.problems import InputError
 from heddle.runtimes.clusterkind import JobNeed, ShardNeed
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.target import KubeTarget, checked
+from tests.answers import Answers
 
 TARGET = KubeTarget("lab", "labs", "registry.example/heddle:1", "password")
 SHARDS = (
@@ -157,17 +158,12 @@ def test_a_policy_lets_the_shards_reach_each_other_and_nothing_else() -> None:
     assert policy["policyTypes"] == ["Ingress", "Egress"]
 
 
-@pytest.mark.parametrize(
-    ("image", "policy"),
-    [
-        ("heddle-fabric:latest", "Never"),
-        ("localhost/heddle:1", "Never"),
-        ("registry.example/heddle:1", "IfNotPresent"),
-    ],
-)
-def test_an_image_without_a_registry_is_never_pulled(image: str, policy: str) -> None:
-    made = manifests.lab_objects("zone", "ann-1a2b", SHARDS, KubeTarget(image=image, namespace="labs"))
-    assert made[-1]["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == policy
+def test_an_image_without_a_registry_is_never_pulled(answers: Answers) -> None:
+    def policy(image: str) -> object:
+        made = manifests.lab_objects("zone", "ann-1a2b", SHARDS, KubeTarget(image=image, namespace="labs"))
+        return made[-1]["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"]
+
+    answers(policy)
 
 
 def test_names_that_cannot_be_in_a_manifest_are_refused() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from heddle_plugins.kubernetes.api import refused, unreachable
 from heddle_plugins.kubernetes.podstate import chosen_address, ended_before, pod_state
+from tests.answers import Answers
 
 QUOTA = (
     'create Pod heddle-zone-s1-0 in StatefulSet heddle-zone-s1 failed error: pods "heddle-zone-s1-0" is forbidden: '
@@ -48,112 +47,22 @@ def test_a_pod_that_is_ready_has_an_address_and_a_text_for_its_incarnation() -> 
     assert (state.address, state.node, state.incarnation) == ("10.244.1.5", "n1", "7d1/2")
 
 
-@pytest.mark.parametrize(
-    ("status", "container", "fresh"),
-    [
-        ({}, waiting("ContainerCreating"), True),
-        ({"containerStatuses": []}, None, True),
-        ({}, waiting("ErrImageNeverPull"), False),
-        ({}, waiting("ContainerCreating", lastState=KILLED), False),
-        ({}, {"state": KILLED}, False),
-        ({"phase": "Failed"}, None, False),
-    ],
-)
-def test_a_container_that_was_never_seen_to_run_may_run_already(
-    status: dict[str, Any], container: dict[str, Any] | None, fresh: bool
-) -> None:
-    state = pod_state(pod(status, container))
-    assert (state.ready, state.fresh) == (False, fresh)
+def test_a_container_that_was_never_seen_to_run_may_run_already(answers: Answers) -> None:
+    def fresh(status: dict[str, Any], container: dict[str, Any] | None) -> bool:
+        state = pod_state(pod(status, container))
+        assert not state.ready
+        return state.fresh
+
+    answers(fresh)
 
 
-@pytest.mark.parametrize(
-    ("found", "events", "words", "hint", "most_s"),
-    [
-        (pod({}, waiting("ErrImageNeverPull")), [], "image heddle-fabric:latest, which is not on node n1", "load", 0),
-        (
-            pod({}, waiting("ImagePullBackOff", 'Back-off pulling image "a.example/b:1"', image="a.example/b:1")),
-            [],
-            "needs image a.example/b:1, which cannot be pulled",
-            "--pull-secret",
-            30,
-        ),
-        (pod({}, waiting("InvalidImageName", "couldn't parse")), [], "cannot be pulled: couldn't parse", "", 0),
-        (
-            pod({}, waiting("CreateContainerError", "unable to apply caps: operation not permitted")),
-            [],
-            "cannot start on node n1: unable to apply caps",
-            "does not allow a capability",
-            5,
-        ),
-        (
-            pod({}, waiting("CrashLoopBackOff", "back-off", lastState=KILLED)),
-            [],
-            "has ended on node n1: it was out of memory",
-            "its limit is 536870912 bytes: use more --shards",
-            5,
-        ),
-        (
-            pod({}, {"state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "sysctls: read-only\n"}}}),
-            [],
-            "has ended on node n1: sysctls: read-only",
-            "kubectl logs",
-            5,
-        ),
-        (None, [event("FailedCreate", QUOTA)], "exceeds quota small: requested: requests.memory=5", "quota", 10),
-        (None, [event("FailedCreate", SECURITY)], "refused by Pod Security level baseline", "setup kubernetes", 10),
-        (None, [], "has no pod", "--repair", 60),
-        (
-            {**pod({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message":
-            "0/2 nodes are available: 2 Insufficient memory. preemption: none"}], "containerStatuses": []}),
-            "spec": {"containers": [{}]}},
-            [],
-            "fits no node: too little free memory",
-            "more --shards",
-            60,
-        ),
-        (
-            {**pod({"conditions": [{"type": "PodScheduled", "status": "False", "message":
-            "0/1 nodes are available: 1 node(s) were unschedulable."}], "containerStatuses": []}),
-            "spec": {"containers": [{}]}},
-            [],
-            "finds no node: 0/1 nodes are available: 1 node(s) were unschedulable.",
-            "uncordon",
-            60,
-        ),
-        (
-            pod({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}),
-            [],
-            "has failed on node n1: Evicted: The node was low on resource: memory.",
-            "--repair",
-            300,
-        ),
-        (
-            pod({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
-            deletionTimestamp="2026-11-28T08:00:00Z"),
-            [],
-            "is being removed: evicted, as when its node is drained",
-            "--repair",
-            300,
-        ),
-        (
-            pod({"conditions": [{"type": "Ready", "status": "False", "reason": "NodeStatusUnknown"}]}, {"ready": True}),
-            [],
-            "is on node n1, which does not answer",
-            "kubectl describe node",
-            300,
-        ),
-        (pod({}, waiting("ContainerCreating")), [event("FailedCreatePodSandBox", "no IP")], "n1: no IP", "network", 30),
-        (pod({}, waiting("ContainerCreating")), [], "is starting on node n1", "events", 300),
-    ],
-)  # fmt: skip
-def test_the_reason_is_in_words(
-    found: dict[str, Any] | None, events: list[dict[str, Any]], words: str, hint: str, most_s: float
-) -> None:
-    state = pod_state(found, events)
-    assert not state.ready
-    assert words in state.why
-    assert hint in state.hint
-    assert state.patience_s <= most_s
+def test_the_reason_is_in_words(answers: Answers) -> None:
+    def reason(found: dict[str, Any] | None, events: list[dict[str, Any]]) -> str:
+        state = pod_state(found, events)
+        assert not state.ready
+        return f"{state.why}\nhint: {state.hint}\npatience: {state.patience_s:g} s"
+
+    answers(reason)
 
 
 def test_a_container_that_starts_again_is_not_one_that_has_ended() -> None:
@@ -180,25 +89,10 @@ class RefusalError(Exception):
         self.body = json.dumps({"kind": "Status", "message": message})
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "text"),
-    [
-        (401, "Unauthorized", "https://c  does not accept the credentials of this context"),
-        (
-            403,
-            'statefulsets.apps "heddle-zone-s1" is forbidden: User "ann" cannot patch resource "statefulsets" in API '
-            'group "apps" in the namespace "labs"',
-            "create StatefulSet x is forbidden: ann may not patch statefulsets in namespace labs",
-        ),
-        (404, 'namespaces "labs" not found', "namespace labs does not exist"),
-        (422, "spec is wrong", "create StatefulSet x was refused (422): spec is wrong"),
-    ],
-)
-def test_refusals_of_the_api_name_the_user_and_the_right(status: int, message: str, text: str) -> None:
-    problem = refused(RefusalError(status, message), "create StatefulSet x", "https://c", "labs")
-    assert f"{problem.what} {problem.why}" == text.replace("  ", " ")
-    if status == 403:
-        assert "setup kubernetes" in problem.hint
+def test_refusals_of_the_api_name_the_user_and_the_right(answers: Answers) -> None:
+    answers(
+        lambda status, message: str(refused(RefusalError(status, message), "create StatefulSet x", "https://c", "labs"))
+    )
 
 
 def test_a_pod_of_an_experiment_has_hints_for_fabrics_and_its_job_says_why_there_is_none() -> None:
@@ -223,15 +117,5 @@ def test_a_cluster_that_cannot_be_reached_is_named() -> None:
         assert unreachable(OSError(said), "https://c").why == why
 
 
-@pytest.mark.parametrize(
-    ("addresses", "chosen"),
-    [
-        ([], ""),
-        (["10.0.0.1"], "10.0.0.1"),
-        (["fd00::1"], "fd00::1"),
-        (["10.0.0.1", "fd00::1"], "10.0.0.1"),
-        (["fd00::1", "10.0.0.1"], "10.0.0.1"),
-    ],
-)
-def test_tunnels_use_ipv4_where_a_pod_has_it(addresses: list[str], chosen: str) -> None:
-    assert chosen_address(addresses) == chosen
+def test_tunnels_use_ipv4_where_a_pod_has_it(answers: Answers) -> None:
+    answers(lambda line: chosen_address(line.split()))

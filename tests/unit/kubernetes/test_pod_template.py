@@ -12,6 +12,7 @@ from heddle.runtimes.clusterkind import JobNeed
 from heddle_plugins.kubernetes import manifests
 from heddle_plugins.kubernetes.manifests import read_pod
 from heddle_plugins.kubernetes.target import KubeTarget
+from tests.answers import Answers
 from tests.unit.kubernetes.test_kube_manifests import MODELS, SHARDS, unknown
 
 WHOLE = """\
@@ -91,52 +92,12 @@ def test_without_a_template_shards_are_spread_and_kept_and_have_all_limits(tmp_p
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("spec: {hostNetwork: true}", "p.yml:1  spec.hostNetwork: true is not a key of a pod's template"),
-        ("spec: {hostPID: true}", "spec.hostPID: true is not a key"),
-        ("spec:\n  volumes: [{name: v, hostPath: {path: /}}]", "p.yml:2  spec.volumes is not a key"),
-        ("spec: {serviceAccountName: admin}", "spec.serviceAccountName: admin is not a key"),
-        ("spec: {automountServiceAccountToken: true}", "is not a key"),
-        ("spec: {nodeName: n1}", "spec.nodeName: n1 is not a key"),
-        ("spec: {containers: [{command: [sh]}]}", "spec.containers[0].command is not a key"),
-        ("spec: {containers: [{image: x}]}", "spec.containers[0].image: x is not a key"),
-        ("spec: {containers: [{securityContext: {privileged: true}}]}", "containers[0].securityContext is not a key"),
-        ("spec: {containers: [{}, {}]}", "spec.containers is not one container"),
-        ("spec: {containers: []}", "spec.containers is not one container"),
-        ("spec: {initContainers: []}", "spec.initContainers is not a key"),
-        ("spec: {restartPolicy: Never}", "spec.restartPolicy: Never is not a key"),
-        ("spec: {tolerations: {key: a}}", "spec.tolerations is not a list"),
-        ("spec: {tolerations: [{keys: a}]}", "spec.tolerations[0].keys: a is not a key"),
-        ("spec: {tolerations: [{key: a, tolerationSeconds: x}]}", "is not a whole number"),
-        ("spec: {nodeSelector: {a: true}}", "spec.nodeSelector.a: true is not a text"),
-        ("spec: {nodeSelector: [a]}", "spec.nodeSelector is not keys and values"),
-        ("spec: {priorityClassName: 5}", "spec.priorityClassName: 5 is not a text"),
-        ("spec: {priorityClassName: [a]}", "spec.priorityClassName is not a text"),
-        ("spec: {containers: [{resources: {limits: {memory: lots}}}]}", "memory: lots is not a quantity of Kubernetes"),
-        ("spec: {containers: [{resources: {limits: {memory: -1}}}]}", "memory: -1 is not a quantity"),
-        ("spec: {containers: [{resources: {limits: {memory: true}}}]}", "memory: true is not a quantity"),
-        ("spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}}]}", "nvidia.com/gpu: 1 is not a key"),
-        ("spec: {containers: [{resources: {claims: []}}]}", "resources.claims is not a key"),
-        ("spec: 5", "spec: 5 is not keys and values"),
-        ("metadata: {labels: {heddle.owner: me}}", "metadata.labels.heddle.owner: me is a label of Heddle"),
-        ("metadata: {labels: {app.kubernetes.io/name: x}}", "is a label of Heddle"),
-        ("metadata: {name: x}", "metadata.name: x is not a key"),
-        ("metadata: {annotations: {a: 1}}", "metadata.annotations.a: 1 is not a text"),
-        ("kind: Pod", "kind: Pod is not a key"),
-        ("[1]", "holds a list"),
-        ("", "is empty"),
-        ("a: [", "p.yml"),
-        ("a: &a {b: *a}", "p.yml"),
-    ],
-)
-def test_what_would_change_the_shape_of_pods_is_an_error_with_its_line(text: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "p.yml"
-    file.write_text(f"{text}\n")
-    with pytest.raises(InputError) as caught:
-        read_pod(file, "p.yml")
-    assert said in str(caught.value)
+def test_what_would_change_the_shape_of_pods_is_an_error_with_its_line(tmp_path: Path, answers: Answers) -> None:
+    def read(text: str) -> object:
+        (tmp_path / "p.yml").write_text(f"{text}\n")
+        return read_pod(tmp_path / "p.yml", "p.yml")
+
+    answers(read)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "4789x", "9" * 400])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from heddle.wire.dissect import ROCE_V1, dissect
 from heddle.wire.layout import verdict
 from heddle_plugins.packets.capturefile import CaptureFile, open_capture
 from heddle_plugins.packets.conversations import CaptureTotals
+from tests.answers import Answers
 from tests.marks import deep
 from tests.unit.packets.capture_frames import (
     CARRIED,
@@ -267,19 +269,10 @@ def test_a_bad_file_is_explained(
 
 
 def test_bad_words_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    golden: Callable[[str, str], None],
-) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: Answers
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a directory").mkdir()
     Path("a directory/run1.pcapng").touch()
     Path("run.pcap").write_bytes(pcap(FRAMES))
-    lines = []
-    for words in (
-        ["--read", "a directory"], ["--read", "rum.pcap"], ["--read", "nowhere/run.pcap"], [],
-        ["--read", "run.pcap", "--count", "0"], ["rtsw1:eth1", "--read", "run.pcap", "--filter", "roce"],
-    ):  # fmt: skip
-        lines.append(f"$ ./inv capture {' '.join(words)}")
-        code = verb(*words)
-        lines.append(f"{capsys.readouterr().err}exit code {code}\n")
-    golden("capture/words.log", "\n".join(lines))
+    answers(lambda line: f"exit code {verb(*shlex.split(line))}\n{capsys.readouterr().err}")

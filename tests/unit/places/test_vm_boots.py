@@ -11,7 +11,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from heddle.base.problems import HeddleError, InputError, MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.cli.console import Console
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.choice import Call
@@ -23,6 +23,7 @@ from heddle_plugins.places.vm.image import INITRAMFS, VmImage
 from heddle_plugins.places.vm.place import VmPlace
 from heddle_plugins.places.vm.qemu import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle_plugins.places.vm.recipe import KERNELS, image_name
+from tests.answers import Answers
 
 USUAL = Hardware(2, 2048, 3600)
 
@@ -176,28 +177,9 @@ def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
     assert guest.end_guest("stable") is None and not directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ({"action": "start"}, "vm start is not an action of vm"),
-        ({"action": "stauts"}, "did you mean status?"),
-        ({"action": "up", "command": ("ls",)}, "use ./inv vm ssh -- ls"),
-        ({"action": "up", "memory": 512}, "--memory 512 is too small"),
-        ({"action": "up", "idle": -1}, "--idle -1 is too small"),
-        (
-            {"action": "down", "kernel": "x"},
-            "allowed: backports, stable, oldstable",
-        ),
-        ({"action": "down", "kernel": "backport"}, "did you mean backports?"),
-    ],
-)
-def test_wrong_words_are_named_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, typed: dict[str, object], said: str
-) -> None:
+def test_wrong_words_are_named_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
-    with pytest.raises(HeddleError) as error:
-        vm.run(place="here", **typed)
-    assert said in str(error.value)
+    answers(lambda typed: vm.run(place="here", **typed))
 
 
 def test_each_action_asks_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

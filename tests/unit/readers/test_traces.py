@@ -17,6 +17,7 @@ from heddle.traffic.sequence import PartSequence, note_of
 from heddle.traffic.traces import Reading, read_trace
 from heddle.traffic.workload import Job
 from heddle_plugins.readers.traces import goal
+from tests.answers import Answers
 from tests.machine import patience
 from tests.traces import (
     COLL,
@@ -55,26 +56,6 @@ class TestGoal:
         ]  # fmt: skip
         assert notes == ["1 irequires of a receive or a computation is taken as what that waits for"]
 
-    @pytest.mark.parametrize(
-        ("old", "new", "says"),
-        [
-            ("num_ranks 2", "ranks 2", "x.goal:1  ranks 2 is not a number of ranks"),
-            ("rank 1 {", "rank 2 {", "x.goal:10  rank 2 { is not one of 2 ranks"),
-            ("calc 2000", "calc 2us", "x.goal:4  l1: calc 2us is not an operation"),
-            ("tag 7 cpu 1 nic 0", "tag 8", "has no receive from rank 0 with tag 8 at rank 1"),
-            ("l2 requires l1  /*", "l2 requires l9  /*", "x.goal:6  l2 requires l9 names l9, which no line before it"),
-            ("from 0 tag 7", "from -1 tag 7", "receives from any rank"),
-            ("l2 irequires", "l2 requires", ""),
-            ("recv 8b from 1", "l1: recv 8b from 1", "has label l1 of another operation"),
-            ("l3 irequires l2 }", "l3 requires l2", "x.goal  the trace ends inside of rank 1"),
-            ("l2 requires l1  ", "l2 requires l1; l1 requires l2", "waits for itself: l1 of rank 0"),
-        ],
-    )
-    def test_errors_name_the_line(self, tmp_path: Path, old: str, new: str, says: str) -> None:
-        text = GOAL.replace(old, new)
-        if says:
-            assert says in refused(written(tmp_path, "x.goal", text))
-
 
 class TestHtsim:
     def test_starts_and_triggers(self, tmp_path: Path) -> None:
@@ -99,25 +80,6 @@ class TestHtsim:
         assert sorted(map(told, trace.parts)) == [
             ("broadcast", (0, 2), 8, 0, (1,)), ("broadcast", (1, 2), 4, 0, ()), ("compute", (0,), 0, 5e-6, ()),
         ]  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("old", "new", "says"),
-        [
-            ("Connections 4", "Connections 5", "x.cm  Connections 5 does not fit the number of lines, which is 4"),
-            ("Triggers 2", "Triggers 3", "x.cm  Triggers 3 does not fit"),
-            ("3->1 id 3 start", "3->4 id 3 start", "x.cm:6  3->4 is not between two of 4 nodes"),
-            ("prio 3", "colour 3", "x.cm:4  0->1 has colour 3, which is not known"),
-            (" size 8000", "", "x.cm:5  0->2 has no size"),
-            ("start 1e6 ", "", "x.cm:4  0->1 needs either a start or a trigger"),
-            ("send_done_trigger 1", "send_done_trigger 2", "waits for oneshot trigger 1, which is fired 0 times"),
-            ("trigger id 1 oneshot", "trigger id 9 oneshot", "names trigger 1, which no line declares"),
-            ("barrier count 1", "barrier count 2", "waits for barrier trigger 2, which is fired 1 times"),
-            ("barrier count 1", "sometimes", "x.cm:9  trigger id 2 sometimes needs an id"),
-            ("Nodes 4", "Knots 4", "x.cm:1  Knots is not known"),
-        ],
-    )
-    def test_errors_name_the_line(self, tmp_path: Path, old: str, new: str, says: str) -> None:
-        assert says in refused(written(tmp_path, "x.cm", MATRIX.replace(old, new)))
 
 
 HEADER = (
@@ -155,19 +117,6 @@ class TestSimAI:
         assert trace.parts[-1].seconds == pytest.approx(200e-9)
         last = {n for n, part in enumerate(trace.parts) if "weight" in part.name and part.pattern}
         assert last <= {*trace.parts[-1].after}  # the update waits for all gradients
-
-    @pytest.mark.parametrize(
-        ("old", "new", "says"),
-        [
-            ("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "MICRO", "x.txt:1  the workload is not one of a transformer"),
-            ("all_gpus: 16", "all_gpus: 12", "has 12 ranks in groups of TP 2, EP 2 and PP 2"),
-            ("\n2\n", "\n3\n", "x.txt:2  3 is not the number of layers, which is 2"),
-            ("mlp\t-1", "mlp", "x.txt:4  mlp has 11 columns, not 12"),
-            ("1000 ALLGATHER", "fast ALLGATHER", "x.txt:3  attention has fast ns"),
-        ],
-    )
-    def test_errors_name_the_line(self, tmp_path: Path, old: str, new: str, says: str) -> None:
-        assert says in refused(written(tmp_path, "x.txt", f"{HEADER}\n{LAYERS}".replace(old, new)))
 
     def test_too_many_operations_are_counted_and_the_hint_works(self, tmp_path: Path) -> None:
         head = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 16 pp: 12 vpp: 8 ga: 24 all_gpus: 9216 "
@@ -234,34 +183,14 @@ class TestWorkloads:
         assert self.job(path).options.ranks == 2
         assert files_of(path) == [path, *files[:2], needed[-1]]
 
-    @pytest.mark.parametrize(
-        ("keys", "says"),
-        [
-            ("trace: x.cm\nsize: 4M", "w.yml:2  size does not go together with trace, which states it"),
-            ("trace: x.cm\ncollective: all-reduce", "w.yml:2  collective does not go together with trace"),
-            ("trace: x.cm\nranks: 8", "w.yml:2  ranks has 8 ranks, but its trace has 4"),
-            ("trace: x.cm\nranks: 0:3", "w.yml:2  ranks has 3 ranks, but its trace has 4"),
-            ("trace: x.cm\nscale: x", "w.yml:2  scale: x is not a factor"),
-            ("trace: x.cm\ntime_scale: -1", "w.yml:2  time_scale: -1 is not a factor"),
-            ("trace: x.cm\nstorage: 0", "w.yml:2  storage: 0 is below 1"),
-            ("trace: x.cm\nskip_idle: maybe", "w.yml:2  skip_idle: maybe is not on or off"),
-            ("trace: [x.cm, 5]", "5  the trace does not exist, and 5.0.et does not, either"),
-            ("trace: ", "w.yml:1  trace has no value"),
-            ('trace: ""', 'w.yml:1  trace: "" has an empty name'),
-            ("collective: all-reduce\nstorage: 2", "w.yml:2  storage: 2 is for a job with a trace"),
-            ("trace: x.cm\nop: max", "w.yml:2  op does not go together with trace"),
-            ("trace: gpt", "gpt  the trace does not exist, and gpt.0.et does not, either"),
-            ("trace: none.cm", "none.cm  the trace cannot be read: No such file or directory"),
-            ("trace: y.cm", "y.cm:1  Knots is not known"),
-        ],
-    )
-    def test_errors_have_the_line(self, tmp_path: Path, keys: str, says: str) -> None:
-        written(tmp_path, "x.cm", MATRIX)
-        written(tmp_path, "y.cm", "Knots 5")
-        (path,) = written(tmp_path, "w.yml", keys)
-        with pytest.raises(InputError) as error:
-            load_workload(path)
-        assert says in str(error.value).replace(f"{tmp_path}/", "")
+    def test_errors_have_the_line(self, tmp_path: Path, answers: Answers) -> None:
+        def load(keys: str) -> object:
+            written(tmp_path, "x.cm", MATRIX)
+            written(tmp_path, "y.cm", "Knots 5")
+            (path,) = written(tmp_path, "w.yml", keys)
+            return load_workload(path)
+
+        answers(load)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -316,3 +245,13 @@ def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(t
     before = time.process_time()
     assert read_trace([str(tmp_path / "w.goal")], Reading(ranks=2)).ranks == 2
     assert time.process_time() - before < patience(15)  # a step of 30 ns for each pair of orders takes as long
+
+
+def test_errors_name_the_line(tmp_path: Path, answers: Answers) -> None:
+    texts = {"x.goal": GOAL, "x.cm": MATRIX, "x.txt": f"{HEADER}\n{LAYERS}"}
+
+    def error(name: str, old: str, new: str) -> str:
+        assert old in texts[name]
+        return refused(written(tmp_path, name, texts[name].replace(old, new)))
+
+    answers(error)

@@ -17,6 +17,7 @@ from heddle.cli.explain_verb import find_term
 from heddle.fabric.fabricfile import load_fabric
 from heddle_plugins.workshop.catalogue import README, WorkshopUnit, find_unit, unit_ids
 from tests.unit.test_help_examples import verbs
+from tests.unit.test_sentences import faults
 from tests.unit.unitdrawing import addresses, drawing
 
 LABS = resources.HERE.content(resources.LABS)
@@ -26,9 +27,7 @@ HEADINGS = [
 VERBS = verbs()
 UNITS = unit_ids()
 FIRST_UNITS = ("01", "02", "03")  # of the first hour; labs/README.md
-# The limits of the whole workshop.
-MINUTES = 240
-WORDS_OF_A_SENTENCE = 25
+MINUTES = 240  # of the whole workshop
 
 
 @pytest.fixture(params=UNITS, scope="module")
@@ -50,19 +49,6 @@ def commands_in(text: str) -> Iterator[str]:
 def part(unit: WorkshopUnit, heading: str) -> str:
     """The text below a heading."""
     return text_of(unit).partition(f"## {heading}\n")[2].partition("\n## ")[0]
-
-
-def sentences_in(text: str) -> Iterator[str]:
-    """The sentences of a Markdown text; code counts as one word, and tables and blocks are left out."""
-    prose = re.sub(r"^ *```.*?^ *```|^\|.*?$|^#.*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`|\./inv [^;,]*", "CODE ", prose))
-    for block in re.split(r"\n\s*\n|\n(?= *(?:- |[0-9]+\. ))", prose):
-        yield from re.split(r"(?<=[.!?]) (?=\S)|(?<=:) |; ", " ".join(block.split()))
-
-
-def too_long(text: str) -> list[str]:
-    """The sentences with too many words."""
-    return [each for each in sentences_in(text) if len(each.split()) > WORDS_OF_A_SENTENCE]
 
 
 def mistakes_in(command: str) -> str:
@@ -135,18 +121,17 @@ def test_each_unit_shows_an_output_and_how_to_read_it(unit: WorkshopUnit) -> Non
         assert unit.number == "02" or "(../02-entropy/README.md#reading-the-table)" in expected
 
 
-def test_sentences_are_short(unit: WorkshopUnit) -> None:
-    texts = [text_of(unit), *unit.spec.may_change, *(each.why for each in unit.solution().commands)]
+def test_sentences_beside_the_text_are_short(unit: WorkshopUnit) -> None:
+    """tests/unit/test_sentences.py has the pages."""
+    texts = [*unit.spec.may_change, *(each.why for each in unit.solution().commands)]
     for step in unit.spec.steps.values():
         texts += [step.title, step.question, *step.hints, *(each.hint for each in step.wrong.values())]
-    long = [each for text in texts for each in too_long(text)]
-    assert not long, "\n".join(long)
+    assert not (long := [each for text in texts for each in faults(re.sub(r"\./inv [^;,]*", "CODE ", text))]), long
 
 
 @pytest.mark.parametrize("name", ["README.md", "START.md"])
-def test_the_pages_beside_the_units_have_short_sentences_commands_and_units(name: str) -> None:
+def test_the_pages_beside_the_units_have_commands_and_units(name: str) -> None:
     text = (LABS / name).read_text(encoding="utf-8")
-    assert not (long := too_long(text)), "\n".join(long)
     assert not (wrong := [said for each in commands_in(text) if (said := mistakes_in(each))]), "\n".join(wrong)
     rows = re.findall(r"^\| (?:[^|]*\| )+([^|]*) \|$", text, re.MULTILINE) if name != "README.md" else []
     assert {each for row in rows for each in re.findall(r"(?<![-0-9])[0-9]{2}(?![-0-9])", row)} <= {

@@ -1,0 +1,1 @@
+vtysh -c 'conf t'
