@@ -15,6 +15,7 @@ from heddle.base.files import absent
 from heddle.base.problems import InputError, MachineError, Problem, shown
 from heddle.base.process import find_program
 from heddle.base.resources import HERE
+from heddle.base.units import parse_duration
 from heddle.cli import completion
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Option
@@ -225,8 +226,6 @@ def _from_anywhere(word: str) -> str:
 
 
 def _seconds(text: str | None) -> float | None:
-    from heddle.base.units import parse_duration
-
     if text is None:
         return None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heddle.base import state
@@ -224,8 +225,6 @@ def render(
 
     --runtime kubernetes writes the manifests of its shards, too, into the directory kubernetes.
     """
-    from pathlib import Path
-
     from heddle.fabric.fabricfile import load_fabric
     from heddle.host.engine.binary import installed_version
     from heddle.render.dialects import render_options

@@ -17,7 +17,7 @@ from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.cli.verbs import verb
 from heddle.spec.faultsettings import SETTINGS
-from heddle.spec.impairments import DRAIN, KINDS, OUTAGES, PACKETS
+from heddle.spec.impairments import DRAIN, KINDS, OUTAGES, PACKETS, read_fault
 
 if TYPE_CHECKING:
     from heddle.lab.faults.kind import NamedFault
@@ -227,7 +227,6 @@ def _impair(
     from heddle.lab.faults import orders, packets
     from heddle.lab.linkstate import State, state_of
     from heddle.lab.ports import ports_of
-    from heddle.spec.impairments import read_fault
     from heddle.views.labtext import faults_text
 
     example = where.fabric.switches[0].ports[0].ref

@@ -30,6 +30,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.spec.groups import InFile, as_file, group_of
 from heddle.spec.keys import Strict
+from heddle.spec.load import override
 from heddle.spec.routingpolicy import DEFAULT_OPTIONS, FIELDS, HashOptions, RoutingPolicy
 from heddle.spec.yamlfile import Document, ReadOptions, parse, read_text
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -136,7 +137,6 @@ class _Keys(Strict):
 
 def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOptions, str | int]:
     """The file's options with the typed ones in their place, checked like a fabric file."""
-    from heddle.spec.load import override
     from heddle.spec.wording import examined
 
     document = Document({"routing": as_file(fabric.policy.routing)}, "")

@@ -87,7 +87,6 @@ def setup(
     Python packages of all extras. All three ask before they install.
     ./inv setup kubernetes installs nothing: it checks what a cluster allows, by two pods, which it removes.
     """
-    from heddle.base.problems import InputError, Problem
     from heddle.host.engine import setup as engine
     from heddle.views import labtext as views
 
@@ -114,8 +113,6 @@ def setup(
 
 
 def _setup_kubernetes(out: Console, given: Mapping[str, str], directory: str | None) -> None:
-    from heddle.base.files import real
-    from heddle.base.userfiles import write_texts
     from heddle.runtimes.clusterkind import CLUSTERS
 
     found = CLUSTERS[extras.KUBERNETES].probe(given, out.observer)

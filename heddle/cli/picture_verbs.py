@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import PLOT
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
@@ -48,7 +49,6 @@ def graph(
     out_: str | None = None,
 ) -> None:
     """Draw a lab or a fabric: tiers in rows, and the load of each link in a run (the last, or --run ID)."""
-    from heddle.base.files import real
     from heddle.views import graph as drawings
 
     wanted = drawings.kind_of(kind, out_)
@@ -122,7 +122,6 @@ def plot(
     record the run with ./inv run --bucket 1ms. ./inv plot run 3 5 draws run 0003 beside run 0005; the lab need not be
     up.
     """
-    from heddle.base.files import real
     from heddle.lab.opening import open_lab
     from heddle.runs.store import History
     from heddle.views import graph
@@ -163,7 +162,6 @@ def plot(
 
 
 def _plot_runs(out: Console, words: Sequence[str], lab: str | None, file: str | None) -> None:
-    from heddle.base.files import real
     from heddle.runs.store import open_runs
     from heddle.views import graph
     from heddle.views.runpicture import MOST_RUNS, draw

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from heddle.base import files
 from heddle.base.extras import PLOT
+from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
@@ -175,8 +177,6 @@ def compare(
 
 def _is_file(word: str) -> bool:
     """Whether a word names a file, or was meant to. The record of a run names its directory."""
-    from heddle.base import files
-
     try:
         path = files.real(word)
     except InputError:  # an assistant names runs only
@@ -201,7 +201,6 @@ def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bo
 
 
 def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:
-    from heddle.base.files import real
     from heddle.views.graph import write_file
     from heddle.views.report.page import report_html
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from heddle.base.extras import MCP
 from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
@@ -24,8 +26,6 @@ def mcp(out: Console, allow_run: bool = False) -> None:
     An assistant's program starts this verb; docs/assistants.md shows how. All tools read only, unless --allow-run.
     Results are the JSON documents of the verbs. It ends when the program closes stdin.
     """
-    import sys
-
     from heddle.cli.assistant import serve
     from heddle.cli.front import tasks
     from heddle.cli.program import commands_in

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.declared import options_of
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts
@@ -136,7 +137,6 @@ def _wanted(
 
 def _has_channels(collective: str, algorithm: str) -> bool:
     """Whether an algorithm can use several channels; a tree has its two trees always."""
-    from heddle.base.declared import options_of
     from heddle.traffic.collectives import find_pattern
 
     return any(each.word == "channels" for each in options_of(type(find_pattern(collective, algorithm))))

@@ -38,7 +38,7 @@ from heddle.cli.argv import (
 from heddle.cli.console import Console
 from heddle.cli.helptexts import SHARED
 from heddle.places import choice
-from heddle.places.choice import Call
+from heddle.places.choice import VARIABLE, Call
 
 Arguments = Mapping[str, Any]
 # A need is constant, or depends on the typed values (`up --dry-run` needs no root).
@@ -266,7 +266,6 @@ def become_root(verb: str) -> None:
         hint = f"run it as root, or in a terminal: sudo {typed}"
         raise MachineError(Problem("", f"./inv {verb}", "needs root, and sudo needs a password", hint))
     from heddle.base.state import state_dir
-    from heddle.places.choice import VARIABLE
 
     print(f"{verb} needs root: running it again through sudo", file=sys.stderr, flush=True)
     kept = [f"{name}={os.environ[name]}" for name in KEPT if name in os.environ]

@@ -174,11 +174,9 @@ def racks_of(fabric: Fabric) -> list[list[Node]]:
     found: dict[str, list[Node]] = {}
     for node in fabric.nodes:
         found.setdefault(top(node.name), []).append(node)
-    return [rack for rack in found.values() if any(_in_rack(fabric, node) for node in rack)]
-
-
-def _in_rack(fabric: Fabric, node: Node) -> bool:
-    return node.role is Role.HOST or fabric.level_of(node).is_edge
+    return [
+        rack for rack in found.values() if any(node.role is Role.HOST or fabric.level_of(node).is_edge for node in rack)
+    ]
 
 
 def _refusal(fabric: Fabric, count: int, most: int) -> Problem:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.conditions import UnknownValueError, divided
 from heddle.base.plugins import Registry
 from heddle.base.tables import flat
+from heddle.fabric.model import Role
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
@@ -290,8 +291,6 @@ def links_of_paths(paths: PathsResult) -> Iterator[LinkShare]:
 
 def links_of_prediction(prediction: Prediction) -> Iterator[LinkShare]:
     """The links between switches, and those to hosts in the direction of the host."""
-    from heddle.fabric.model import Role
-
     wires, full = prediction.wires, prediction.roofline.seconds
     upward = {wires.direction_name(d) for d in wires.upward}
     hosts = {node.name for node in wires.fabric.nodes if node.role is Role.HOST}

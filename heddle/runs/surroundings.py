@@ -20,6 +20,7 @@ from heddle.base.problems import InputError, first_lines
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
+from heddle.host.preflight import frr_release
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.files import read_object, typed, undamaged
@@ -105,8 +106,6 @@ def read_surroundings(directory: Path) -> Surroundings:
 
 def _versions(runtime: Runtime) -> dict[str, str]:
     """Heddle, Python, the kernel, and the FRR of switches that are namespaces; containers have that of their image."""
-    from heddle.host.preflight import frr_release
-
     found = {"Heddle": VERSION, "Linux": platform.release(), "Python": platform.python_version()}
     if runtime.daemons_here and (frr := frr_release()):
         found["FRR"] = ".".join(str(part) for part in frr)

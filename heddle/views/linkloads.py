@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from heddle.base.problems import InputError
 from heddle.base.tables import many
+from heddle.base.units import format_size
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.proof.linkuse import nics_of
@@ -152,7 +154,6 @@ class Usage:
 
 def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
     """The loads of a run. run: the value of --run; None: the last run, and the result is None when it has no paths."""
-    from heddle.base.problems import InputError
     from heddle.runs.store import load
 
     try:
@@ -199,8 +200,6 @@ def _level(fabric: Fabric, ref: str) -> int:
 
 def describe_run(run: RunRecord) -> str:
     """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection, ECMP flow, 5 iterations, 1 warm-up`."""
-    from heddle.base.units import format_size
-
     options = run.options
     if run.launch:
         return f"{run.work} on {many(len(run.ranks), 'rank')}, ECMP {run.ecmp}"

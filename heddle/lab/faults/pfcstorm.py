@@ -11,6 +11,7 @@ from heddle.base.ethernet import MAX_QUANTA, pfc_frame, quanta_ns
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.units import format_duration
+from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
 from heddle.lab.faults.kind import Going, KeptFault
 from heddle.lab.faults.record import SetFault
@@ -76,8 +77,6 @@ class PfcStorm(KeptFault):
 @spread(nothing, nodes=lambda host, *_: [host])
 def _send(lab: Lab, host: str, number: int, quanta: int) -> None:
     """A frame of a class by each port of a host, ahead of its queues."""
-    from heddle.kernel.namespace import inside
-
     if not lab.handle(host).netns.exists():
         return
     with inside(lab.handle(host).netns):
