@@ -55,9 +55,8 @@ def _needed(what: str) -> Sequence[str]:
 @verb(
     group="Heddle",
     help={
-        "what": "Of labs: large, kubernetes, labs, vm, vm-build. Of traffic: budget, steady, dcqcn, order, packets, "
-        "steps, predict, queues, te, te-live, transports, collectives, programs, diagnosis. Or all, without large, "
-        "vm-build, diagnosis",
+        "what": "Of labs: large, kubernetes, vm, vm-build. Of traffic: budget, steady, dcqcn, order, packets, predict, "
+        "queues, te, te-live, transports, collectives, diagnosis. Or all, without large, vm-build, diagnosis",
         "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },
     positional=["what"],

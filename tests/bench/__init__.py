@@ -95,16 +95,13 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         order,
         packetcost,
         predict,
-        programs,
         queues,
         sharding,
         steady,
-        steps,
         te,
         telive,
         transports,
         vmplace,
-        workshop,
     )
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
@@ -117,14 +114,11 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "diagnosis": partial(diagnosis.figures, runs=runs or diagnosis.FAULTS),
         "order": partial(order.figures, runs=runs or order.RUNS),
         "packets": packetcost.figures,
-        "steps": steps.figures,
         "predict": predict.figures,
-        "programs": programs.figures,
         "queues": queues.figures,
         "te": te.figures,
         "te-live": telive.figures,
         "transports": transports.figures,
-        "labs": workshop.figures,
         "vm": vmplace.figures,
         "vm-build": vmplace.build_figures,
     }
