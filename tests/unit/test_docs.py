@@ -7,16 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from heddle.endpoints.runoptions import run_options
-from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import clos, rail
 from heddle.host import capacity as saturation
-from heddle.predict.forwarding import FlowArrays
-from heddle.predict.hashes import e_ecmp_hash, jhash_steps
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import MARK
 from heddle.traffic.collectives import patterns
-from heddle.traffic.plan import build_plan
 from heddle.wire.layout import OVERHEAD_BYTES
 from tests.unit import run_samples as samples
 
@@ -65,21 +60,3 @@ def test_the_verdict_on_the_host_cpu_is_quoted_as_it_is_printed() -> None:
     phases = tuple(replace(phase, size=size) for size in (64 << 10, 512 << 10, 4 << 20))
     use = MachineUse(1.0, 1.0, 0.0, 0, 0, 2000, 3000, phases, tuple(causes))
     assert lines == [f"{MARK} {line}" for line in use.doubt_lines()][:2]
-
-
-HASHING = page("hashing")
-
-
-def test_the_example_is_right() -> None:
-    options = run_options(qps=16, placement="cyclic", sport="fixed")
-    fabric = load_fabric("demo", overrides=["routing.ecmp=e-ecmp"]).fabric
-    flow = next(f for f in build_plan(fabric, options).flows() if (f.src, f.dst, f.qpn) == ("host1", "host5", 266718))
-    seed = fabric.by_name["rtsw1"].hash_seed
-    assert (flow.sport, flow.first_hop, seed) == (49152, "rtsw1:eth5", 2784992780)
-    words = [0x0A000001, 0x0A000101, flow.sport << 16 | flow.dport, flow.qpn]
-    example = HASHING[HASHING.index("| source 10.0.0.1") : HASHING.index("The hash is `")]
-    _, value = jhash_steps(words, 2784992780)
-    shown = {int(word, 16) for word in re.findall(r"`([0-9a-f]{8})`", example)}
-    assert {*words, 2784992780} == shown
-    assert f"The hash is `{value:08x}`, and h is half of it: {value >> 1}." in HASHING
-    assert e_ecmp_hash(FlowArrays.of([flow]), 2784992780).tolist() == [value]
