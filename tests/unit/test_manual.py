@@ -142,6 +142,23 @@ def test_commands_of_pages_are_taken_by_the_parser() -> None:
             assert not rest or parse(verbs[name], rest) is not None, page
 
 
+def cells(row: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row)))
+
+
+def test_rows_of_a_table_have_as_many_cells_as_its_head() -> None:
+    wrong = []
+    for page in PAGES:
+        tables = re.findall(r"(?:^\|.*\n)+", without_code_blocks(page.read_text(encoding="utf-8")), re.MULTILINE)
+        for head, *rows in (table.splitlines() for table in tables):
+            wrong += [f"{page.relative_to(ROOT)}: {row[:80]}" for row in rows if cells(row) != cells(head)]
+    assert not wrong, "\n".join(wrong)
+
+
+def without_code_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def test_the_readme_has_the_ratios_of_the_picture() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     svg = (ROOT / "docs/demo.svg").read_text(encoding="utf-8")
@@ -155,24 +172,24 @@ def test_the_readme_has_the_ratios_of_the_picture() -> None:
 
 
 # Words of a page that people write, at most. The generated reference does not count.
-LONGEST = 900
+LONGEST = 850
 LONGER = {
     "README.md": 700,
-    "docs/architecture.md": 3100,
-    "docs/queues.md": 1350,
-    "docs/hashing.md": 1350,
-    "docs/kubernetes.md": 1300,
-    "docs/experiments.md": 1200,
-    "docs/workloads.md": 1100,
+    "docs/architecture.md": 2400,
+    "docs/kubernetes.md": 1250,
+    "docs/queues.md": 1200,
+    "docs/hashing.md": 1150,
+    "docs/experiments.md": 1100,
     "docs/bring-your-own.md": 1000,
+    "docs/workloads.md": 1000,
     "docs/congestion-control.md": 1000,
-    "docs/trust.md": 1000,
     "docs/paths.md": 950,
-    "labs/06-pfc/README.md": 1250,
-    "labs/README.md": 1000,
-    **{f"labs/{unit}/README.md": 950 for unit in ("02-entropy", "03-qp-scaling", "04-polarisation", "09-link-failure")},
+    "docs/trust.md": 900,
+    "docs/run-table.md": 900,
+    "labs/06-pfc/README.md": 1150,
+    "labs/02-entropy/README.md": 900,
 }
-ALL_WORDS = 49_500
+ALL_WORDS = 45_500
 
 
 def test_pages_keep_to_their_budgets_of_words() -> None:
