@@ -175,7 +175,7 @@ def test_the_readme_has_the_ratios_of_the_picture() -> None:
 LONGEST = 850
 LONGER = {
     "README.md": 700,
-    "docs/architecture.md": 2500,
+    "docs/architecture.md": 2520,
     "docs/kubernetes.md": 1250,
     "docs/queues.md": 1200,
     "docs/hashing.md": 1150,
@@ -189,7 +189,7 @@ LONGER = {
     "labs/06-pfc/README.md": 1150,
     "labs/02-entropy/README.md": 900,
 }
-ALL_WORDS = 45_700
+ALL_WORDS = 45_800
 
 
 def test_pages_keep_to_their_budgets_of_words() -> None:
