@@ -476,7 +476,7 @@ def test_only_changes_that_switches_make_keep_the_icrc_right(tmp_path: Path) -> 
 
 
 def test_the_manual_has_every_key_figure_and_measure() -> None:
-    text = "\n".join((ROOT / f"docs/{name}.md").read_text() for name in ("experiments", "figures"))
+    text = "\n".join((ROOT / f"docs/{name}.md").read_text() for name in ("experiments", "experiment-keys", "figures"))
     models = (BreakSpec, ExperimentSpec, FolderSpec, RunSpec, CheckSpec, FabricUse)
     keys = [key for model in models for key in model.model_fields if key != "about"]
     for word in (*keys, *MEASURES):
