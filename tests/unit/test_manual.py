@@ -177,7 +177,7 @@ LONGER = {
     "README.md": 700,
     "docs/architecture.md": 2520,
     "docs/kubernetes.md": 1250,
-    "docs/queues.md": 1200,
+    "docs/queues.md": 1250,
     "docs/hashing.md": 1150,
     "docs/experiments.md": 1100,
     "docs/bring-your-own.md": 1000,
