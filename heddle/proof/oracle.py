@@ -125,7 +125,9 @@ class _SwitchLookups:
 
     def __init__(self, fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flows: Mapping[int, Flow]) -> None:
         if hashing.mode not in MODES:
-            raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle does not know"))
+            raise CheckError(
+                Problem("", handle.name, f"hashes by {hashing.mode}, which the kernel lookup does not know")
+            )
         self._lab = fabric.name
         ports = fabric.by_name[handle.name].ports
         self._macs = {port.name: port.router_mac for port in ports}

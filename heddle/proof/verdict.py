@@ -171,8 +171,9 @@ class PathsResult:
 
     @property
     def source_names(self) -> str:
-        """The sources in words: `prediction, oracle and counters`."""
-        return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))
+        """The sources in words: `prediction, kernel lookup and counters`."""
+        names = ["kernel lookup" if each == "oracle" else each for each in self.sources]
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
     @property
     def unproven(self) -> list[str]:

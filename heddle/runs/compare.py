@@ -308,7 +308,7 @@ def _not_fixed(run: StoredRun, *, of_flows: bool) -> str:
     if record.proof.qps > record.qps:  # a flow for each source port
         return "packets take the next source port of their QP, in the order in which data arrives"
     if record.lost is None or record.lost or any(record.counters.get(key) for key in _VARYING):
-        return "packets were lost or sent again, or answered with the data"
+        return "packets were lost or retransmitted, or answered with the data"
     return ""
 
 

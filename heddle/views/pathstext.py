@@ -83,7 +83,7 @@ def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
 
 def _verdict(result: PathsResult) -> list[str]:
     chosen = choices_text(result)
-    notes = [delivery_text(result), f"the oracle's choices: {chosen}" if chosen else "", *result.notes]
+    notes = [delivery_text(result), f"choices of the kernel lookup: {chosen}" if chosen else "", *result.notes]
     return [verdict_text(result), *(line for note in notes if note for line in _wrapped(f"  {note}"))]
 
 
@@ -112,7 +112,7 @@ def delivery_text(result: PathsResult) -> str:
 
 
 def choices_text(result: PathsResult) -> str:
-    """The source of the oracle's choices. Choices that use the prediction's own arithmetic are named."""
+    """The source of the kernel lookup's choices. Choices that use the prediction's own arithmetic are named."""
     return ", ".join(f"{result.choices[who]:,} {words}" for who, words in _CHOICES.items() if result.choices.get(who))
 
 
@@ -210,7 +210,7 @@ def _row_text(cells: tuple[str, str, str, str, str, str], widths: Sequence[int])
 
 def _disagreement(proof: FlowProof) -> list[str]:
     """The path of a QP that is not proven, from each source."""
-    paths = [("oracle", proof.oracle), ("measured", proof.measured)]
+    paths = [("kernel", proof.oracle), ("measured", proof.measured)]
     if proof.predicted is not None:
         paths.insert(0, ("predicted", proof.predicted))
     taken = [] if proof.seen.received is None else [f"NIC {proof.seen.received}"]

@@ -61,7 +61,7 @@ def test_three_tiers_come_up_and_every_check_passes(dc: Lab) -> None:
     run(dc, RunOptions(qps=4, sizes=(65536,), iters=2, warmup=1), Silent())
     checks = {check.name: check for check in validate(dc)}
     assert not [check for check in checks.values() if not check.ok]
-    assert checks["paths"].detail == "prediction, oracle and counters agree on 32 QPs of the last run"
+    assert checks["paths"].detail == "prediction, kernel lookup and counters agree on 32 QPs of the last run"
     assert checks["links"].detail == "24 links are up, and no switch is drained"
     assert next_hops(dc, "rtsw1", 3) == {"eth1", "eth2"}
     assert next_hops(dc, "ctsw1", 3) == {"eth3", "eth4"}

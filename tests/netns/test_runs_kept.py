@@ -131,7 +131,7 @@ def test_a_copied_run_has_its_whole_report_without_its_lab(
     assert {rule["mode"] for rule in other.needed(other.surroundings).hashing.values()} == {"e-ecmp"}
     html = report_html([kept, other])
     assert html.count("Not shown") == 0
-    assert html.count("Proven: prediction, oracle and counters agree on the paths of all") == 2
+    assert html.count("Proven: prediction, kernel lookup and counters agree on the paths of all") == 2
     assert "./inv hashing e-ecmp --switch" in html
 
 

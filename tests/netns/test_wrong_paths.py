@@ -159,7 +159,7 @@ def test_without_the_seed_of_the_kernel_the_choice_is_arithmetic_and_says_so() -
         result = prove(lab.fabric, evidence)
         assert result.agree, paths_text(result)
         assert evidence.choices == {"arithmetic": 150}
-        assert "the oracle's choices: 150 by the same arithmetic as the prediction" in paths_text(result)
+        assert "choices of the kernel lookup: 150 by the same arithmetic as the prediction" in paths_text(result)
 
 
 def test_drops_of_best_effort_do_not_excuse_a_loss_of_data(slow: StaticLab) -> None:

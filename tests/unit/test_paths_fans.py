@@ -342,7 +342,7 @@ def test_some_of_many_are_shown_and_a_selection_shows_all_that_match() -> None:
     text = paths_text(found, select(qp="257-280,0x121"))
     assert "25 of 40 QPs match --qp 257-280 --qp 0x121" in text
     assert sum(line.startswith("host1 ") for line in text.splitlines()) == 25
-    assert text.splitlines()[0] == "prediction, oracle and counters agree on the paths of all 40 QPs"
+    assert text.splitlines()[0] == "prediction, kernel lookup and counters agree on the paths of all 40 QPs"
     assert "uplink" not in text and "5-tuples" not in text
 
 

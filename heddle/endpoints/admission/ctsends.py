@@ -186,7 +186,7 @@ class GrantGate(Generic[Held]):
 ADMISSION_COLUMNS: Final = (
     Column("cts_sent", "packets", "CTS sent"),
     Column("cts_received", "packets", "CTS received"),
-    Column("cts_resent", "packets", "CTS sent again"),
+    Column("cts_resent", "packets", "CTS retransmitted"),
     Column("cts_acks", "packets", "ACKs of CTS"),
 )
 

@@ -266,11 +266,11 @@ _ACK_DELAY_FRAMES: Final = 16  # frames that the slowest NIC sends while an ackn
 _ACK_DELAY_S: Final = 0.02
 # The counters of a connection whose receiver acknowledges, and whose sender retransmits.
 COLUMNS: Final = (
-    Column("retransmitted", "packets", "sent again", "packets"),
+    Column("retransmitted", "packets", "retransmitted", "packets"),
     Column("naks", "packets", "NAKs received"),
-    Column("timeouts", "times", "time-outs"),
+    Column("timeouts", "times", "timeouts"),
     Column("out_of_order", "packets", "out of order", "order"),
-    Column("duplicates", "packets", "received again"),
+    Column("duplicates", "packets", "duplicate"),
 )
 
 

@@ -19,11 +19,11 @@ from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS
 
 _COLUMNS: Final = (
-    Column("retransmitted", "packets", "sent again", "packets"),
+    Column("retransmitted", "packets", "retransmitted", "packets"),
     Column("naks", "packets", "NAKs received"),
     Column("not_ready", "packets", "receiver not ready"),
     Column("out_of_order", "packets", "out of order", "order"),
-    Column("duplicates", "packets", "received again"),
+    Column("duplicates", "packets", "duplicate"),
 )
 
 

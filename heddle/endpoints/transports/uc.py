@@ -204,7 +204,7 @@ class Uc(Transport):
     columns: ClassVar[tuple[Column, ...]] = (
         Column("lost", "packets", "lost", "packets"),
         Column("dropped_messages", "messages", "messages dropped for a hole", "packets"),
-        Column("late", "packets", "late or received again", "order"),
+        Column("late", "packets", "late or duplicate", "order"),
     )
 
     @classmethod

@@ -426,7 +426,7 @@ def paths(run: StoredRun) -> Values:
         ">UDP source port",
         ">packets",
         "predicted",
-        "kernel lookup (oracle)",
+        "kernel lookup",
         "counted",
         "verdict",
     )
@@ -450,7 +450,7 @@ def _sources(proof: PathsResult) -> Table:
         "Three sources", ("source", "what it is", "here"),
         (
             ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
-            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
+            ("kernel lookup", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
             ("counters", "packets of each QP at each port, counted on the way", delivery_text(proof) or "-"),
         ),
     )  # fmt: skip

@@ -377,7 +377,7 @@ def test_paths_of_a_run_that_are_not_proven_are_a_fault_of_the_switch_that_did_n
         ("unproven-paths", "established"),
     ]
     assert [each["fault_type"] for each in both.to_json()["root_causes"]] == ["link_packet_corruption"]
-    assert of_counts(10, 10, 10).ruled_out["unproven-paths"] == "prediction, oracle and counters agree on 1 QPs"
+    assert of_counts(10, 10, 10).ruled_out["unproven-paths"] == "prediction, kernel lookup and counters agree on 1 QPs"
 
 
 def test_packets_that_this_machine_dropped_are_no_loss_of_a_link() -> None:
