@@ -108,8 +108,7 @@ def docs(
 ) -> None:
     """Build the manual as a site that needs no network. Wrong links and anchors fail.
 
-    mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory. Only the search needs
-    a web server: python3 -m http.server -d site
+    mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory: search works, too.
     --screenshots DIR writes README, site, report, dashboard, demo and a plot as PNG. It needs root and Chromium, and
     makes a lab for that.
     """

@@ -170,7 +170,7 @@ def test_where_the_kernel_differs_the_oracle_replaces_the_prediction_and_no_thir
     found = evidence(SENT)
     result = judge(found)
     assert result.agree and result.sources == ("oracle", "counters")
-    assert paths_text(result).splitlines()[0] == "oracle and counters agree on the paths of all 1 QPs"
+    assert paths_text(result).splitlines()[0] == "kernel lookup and counters agree on the paths of all 1 QPs"
     assert "kernel 7.99 chooses differently from the prediction" in " ".join(paths_text(result).split())
     data = result.to_json()
     assert data["flows"][0]["predicted"] is None and data["selftest"]["state"] == "differs"
