@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from heddle.base.ethernet import CLASSES
 from heddle.base.version import VERSION
 from heddle.lab.daemons import ESTABLISHED
-from heddle.runs.ncclnames import collective_name
+from heddle.runs.runtable import collective_name
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern
 from heddle_plugins.dashboard.reading import LiveReading, LiveSource

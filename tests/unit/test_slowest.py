@@ -11,8 +11,7 @@ import pytest
 
 from heddle.runs.parts.slowest import Flows, Slowest
 from heddle.runs.series import COLUMNS, Series
-from heddle.runs.slowest import covered, stations
-from heddle.runs.timeline import Iterations, Messages, Timeline, read_timeline
+from heddle.runs.timeline import Iterations, Messages, Timeline, covered, read_timeline, stations
 from heddle.traffic.flow import Flow
 from tests.answers import Answers
 

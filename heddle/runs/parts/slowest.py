@@ -106,7 +106,7 @@ class Slowest(RunPart):
         queues: port -> its row of data in the series, the series, and the bytes of a full frame.
         """
         from heddle.predict.walk import ports_of
-        from heddle.runs.slowest import longest, port_waits, slowest, stations
+        from heddle.runs.timeline import longest, port_waits, slowest, stations
 
         found = stations(timeline)
         if not found:
