@@ -25,8 +25,8 @@ import numpy as np
 
 from heddle.base.arrays import F64, I64
 from heddle.runs.files import Layout, UnreadableError, read_arrays, undamaged, write_arrays
-from heddle.runs.parts.part import SPLIT, PortWait, Station
 from heddle.runs.series import Series
+from heddle.runs.stations import SPLIT, PortWait, Station
 
 if TYPE_CHECKING:
     from heddle.endpoints.reports import WorkerReport

@@ -17,9 +17,10 @@ from heddle.base.arrays import F64
 from heddle.base.units import format_size
 from heddle.base.version import VERSION
 from heddle.runs.exports.asked import Asked
-from heddle.runs.parts.part import SPLIT, TimeSpan
+from heddle.runs.parts.part import TimeSpan
 from heddle.runs.rates import Rates
 from heddle.runs.series import Recorded
+from heddle.runs.stations import SPLIT
 from heddle.runs.stored import StoredRun
 from heddle.runs.timeline import Timeline
 from heddle.traffic.flow import Endpoint, Flow

@@ -11,7 +11,8 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.tables import some_of
 from heddle.base.units import format_bytes
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.parts.part import SPLIT, Card, PortWait, RunPart, Station
+from heddle.runs.parts.part import Card, RunPart
+from heddle.runs.stations import SPLIT, PortWait, Station
 from heddle.wire.layout import LAYOUTS
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from heddle.lab.fact import Fact
 from heddle.lab.facts import FACTS, NEXT_HOPS
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence
-from heddle.runs.parts.part import PortWait
 from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
 from heddle.runs.series import COLUMNS, Recorded, RowLabel, Series
+from heddle.runs.stations import PortWait
 from heddle.runs.stored import Stored, StoredRun
 from heddle.spec.routingpolicy import RoutingPolicy
 from heddle.spec.shapes.clos import ClosSpec
