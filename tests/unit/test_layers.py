@@ -233,7 +233,7 @@ LOADED = {"pytest-timeout", "hatchling"}
 PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
-OURS = {"heddle", PLUGINS, "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
+OURS = {"heddle", PLUGINS, "tests", "docs", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
 OURSELVES = "heddle-fabric"
 
 
