@@ -1,8 +1,8 @@
 """A policy from the keys of a fabric file, back to these keys for live changes; policies and fabrics as plain data.
 
 In:  a FabricSpec and the shape's levels; or Policy, QueuePolicy, RoutingPolicy, Fabric; or their plain data.
-Out: the policy; or data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `as_file`, keys as a
-file has them. Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
+Out: the policy; or data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `queues_as_file`,
+keys as a file has them. Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The queues of a fabric's ports, as frozen values: the keys `queues` of a fabric file, with meanings and rules.
 
-In:  a fabric file, read by heddle/spec/keys.py, or the values of an imported topology.
+In:  a fabric file, read by heddle/spec/groups.py, or the values of an imported topology.
 Out: QueuePolicy, which `Fabric.policy` carries. Sizes are bytes, durations nanoseconds.
 Rules are those between keys of `queues`. heddle/fabric/checks.py has those that need the built fabric.
 """

@@ -1,6 +1,6 @@
 """Path choice of a fabric's switches, as frozen values: the keys `routing` of a fabric file, with their rules.
 
-In:  a fabric file, read by heddle/spec/keys.py, or the values of an imported topology. Durations are nanoseconds.
+In:  a fabric file, read by heddle/spec/groups.py, or the values of an imported topology. Durations are nanoseconds.
 Out: RoutingPolicy, which `Fabric.policy` carries.
 """
 
