@@ -31,7 +31,7 @@ def measured(text: str, spans: list[tuple[int, int | None]], changes: list[int],
     )
     return SimpleNamespace(
         faults=clock, began_ns=100 * NS, ended_ns=110 * NS, plan=SimpleNamespace(pattern=pattern, size=4, k=4000),
-        timeline=SimpleNamespace(iterations=its), queues=SimpleNamespace(series=series, fabric=TINY),
+        timeline=SimpleNamespace(iterations=its), queues=SimpleNamespace(series=series), fabric=TINY,
         flows=(1, 2, 3), proof=proof,
     )  # fmt: skip
 

@@ -33,8 +33,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def test_every_file_of_the_checkout_that_programs_read_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in resources.CONTENT:
-        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
-        assert {name for name in files if f"heddle/_content/{name}" not in names} == set()
+        files = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        files = {path for path in files if path.parent.name != "__pycache__"}
+        assert {name for name in map(Path.as_posix, files) if f"heddle/_content/{name}" not in names} == set()
     packages = (path for package in ("heddle", "heddle_plugins") for path in (ROOT / package).rglob("*"))
     code = {path for path in packages if path.is_file() and path.parent.name != "__pycache__"}
     assert {path.relative_to(ROOT).as_posix() for path in code} - names == set()
