@@ -118,8 +118,8 @@ def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing
     assert code == 0 and f"{whose}: it is left" in out
     assert theirs.run("validate", name)[0] == 0
     # A run goes on: nothing ends it.
-    run = theirs.start("run", "--lab", name, "--collective", "all-reduce", "--size", "16M", "--iters", "1000")
-    work = "run (all-reduce over 4 ranks, 16 MiB, 1 QP)"
+    run = theirs.start("run", "--lab", name, "--collective", "all-reduce", "--size", "4M", "--iters", "1000")
+    work = "run (all-reduce over 4 ranks, 4 MiB, 1 QP)"
     until(lambda: (holder := owners.working_on(name)) is not None and holder.work == work)
     for other in (("up", "tiny", "--name", name), ("down", name)):
         code, _, said = ours.run(*other)
