@@ -11,7 +11,7 @@ class Column:
     """A counter that a transport reports for each queue pair, besides packets, bytes and marks, which the NIC counts.
 
     key:  its name in JSON rows and in `QpEnd.counters`. unit: packets, times, ...
-    text: the label that the table prints after the sum over all queue pairs: `sent again`.
+    text: the label that the table prints after the sum over all queue pairs: `retransmitted`.
     line: the line of the table that shows it: `packets` (with wrong ICRCs), `order` (packets that arrived before an
           earlier one); empty: in JSON only.
     """

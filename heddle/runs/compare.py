@@ -9,7 +9,7 @@ they decide (noise.py has the tests and their sources). Without enough equal run
 - A larger one differs if it is outside the 95 % interval of Welch's test on the iterations of both runs (B. L. Welch,
   Biometrika 34, 1947), and each QP had one path. Inside it, or where packets of one QP take several paths, which may
   differ from run to run, the noise is not known.
-- MMR differs if every path was fixed and proven; of bytes also only if no packet was lost or sent again.
+- MMR differs if every path was fixed and proven; of bytes also only if no packet was lost or retransmitted.
 Not known either: noise of times of runs without recorded iterations.
 Settings of a run are words: name -> value, by the part of the run that has them.
 """

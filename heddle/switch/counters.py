@@ -233,7 +233,7 @@ class StackKey:
 class StackRow:
     """Packets of one flow at one NIC. bytes: of frames. ce: with the mark Congestion Experienced.
 
-    ahead: packets after a gap in the sequence. behind: packets that were sent again. naks, rnr: answers that say so.
+    ahead: packets after a gap in the sequence. behind: packets that were retransmitted. naks, rnr: answers that say so.
     """
 
     packets: int = 0

@@ -1,4 +1,4 @@
-"""What happened to the learner's long run: whether the link was up before it, and what was lost and sent again."""
+"""What happened to the learner's long run: whether the link was up before it, and what was lost and retransmitted."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class PsnOrder:
     """The packet sequence numbers of one direction, in the order in which they passed.
 
     gaps: jumps ahead, and missing: numbers that have not passed at all so far; late: numbers of a gap that passed later
-    (reordered before this port, or lost before it and sent again); repeated: numbers that passed before; restarts:
+    (reordered before this port, or lost before it and retransmitted); repeated: numbers that passed before; restarts:
     jumps, in either direction, that look like another connection on the same QP number. A hole among the last 65,536
     numbers takes 16 bytes.
     """

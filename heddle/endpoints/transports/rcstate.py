@@ -124,7 +124,7 @@ class Requester:
 
     @property
     def in_flight(self) -> int:
-        """Packets that are not acknowledged, without those that will be sent again."""
+        """Packets that are not acknowledged, without those that will be retransmitted."""
         return self.next - self.una - self.requested
 
     def post(self, message: Message) -> None:
