@@ -25,7 +25,6 @@ from heddle_plugins.workshop.unitlife import run_command, write_files
 from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`
-LONG = ("03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14")  # 20 seconds and more each
 
 
 def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
@@ -123,15 +122,8 @@ def test_a_unit_whose_commands_are_processes(
     go_through(FIRST, runtime, name, tmp_path, leftovers, monkeypatch)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize(
-    "unit",
-    [
-        pytest.param(each, marks=pytest.mark.long if each.startswith(LONG) else ())
-        for each in unit_ids()
-        if each != FIRST
-    ],
-)
+@pytest.mark.long  # 20 seconds and more each
+@pytest.mark.parametrize("unit", [each for each in unit_ids() if each != FIRST])
 def test_every_unit_from_start_to_stop(
     unit: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch,
     in_this_process: None,
