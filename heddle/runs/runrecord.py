@@ -332,6 +332,8 @@ _OUTCOME: Final = (
     "foreign", "span_s",
 )  # fmt: skip
 
+_VERDICTS: Final = ("rows", "proof", "icrc_errors", "stray", "counters", "transport")
+
 
 def plain_record(record: RunRecord) -> dict[str, Any]:
     """Plain data as in its file; format, Heddle's version and ID come first, for human readers."""
@@ -376,6 +378,8 @@ def read_record(directory: Path) -> RunRecord:
         _gather_own(header.get("options"))
         groups = [(data, _ITSELF), (header, _HEADER), (outcome or {}, _OUTCOME)]
         flat = {name: group[name] for group, names in groups for name in names if name in group}
+        if outcome is not None:  # without these a run would look better than it is
+            flat |= {name: outcome[name] for name in _VERDICTS}
         flat |= {"parts": {name: (outcome or {}).get(name) for name in PARTS}, "done": outcome is not None}
         record = typed(_ADAPTER, flat)
     if why := next(_contradictions(record), ""):

@@ -78,6 +78,14 @@ def test_values_of_the_wrong_kind_are_named(run: Path, answers: Answers) -> None
         assert open_runs([str(run)])[0].proof.value is not None
 
 
+@pytest.mark.parametrize("key", ["rows", "proof", "icrc_errors", "stray", "counters", "transport"])
+def test_a_run_without_what_verdicts_rest_on_is_damaged(run: Path, key: str) -> None:
+    data = json.loads((run / "run.json").read_text())
+    del data["outcome"][key]
+    (run / "run.json").write_text(json.dumps(data))
+    assert said(run, "run.json") == f"run.json is damaged: {key} is missing"
+
+
 def test_values_within_values_are_counted(run: Path) -> None:
     for nested in ("[" * 40 + "]" * 40, '{"x": ' * 400 + "1" + "}" * 400):
         text = (CORPUS / "fabric.json").read_text().replace('"spec": {', f'"spec": {{"x": {nested}, ', 1)
