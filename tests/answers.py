@@ -63,7 +63,7 @@ def answered(question: list[str], answer: Callable[..., object], place: str) -> 
         said = f"{type(error).__name__}: {error}"
     if place and place in said:
         said = re.sub(r"\n +", "\n  ", said.replace(place, "TMP"))
-    said = re.sub(r"\n +hint: ", "\n  hint: ", said)  # it stands below what comes after a path, however long it is
+    said = re.sub(r"(?m)^ *hint: ", "  hint: ", said)  # it stands below what comes after a path, however long it is
     return "\n".join([*question, *(f"  {line}".rstrip() for line in said.splitlines())])
 
 

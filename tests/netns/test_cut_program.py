@@ -202,6 +202,8 @@ def test_a_cut_takes_frames_off_the_queue_as_a_whole_link_does(cut: CutBench) ->
         for space, device, number in ((spaces[0], name, near), (spaces[1], "peer", far)):
             tc(space, _programs(made, device, number))
             run(["nsenter", f"--net={space}", "ip", "link", "set", device, "up"])
+        shown = ["nsenter", f"--net={spaces[0]}", "ip", "-br", "link", "show", name]
+        until(lambda: run(shown).out.split()[1] == "UP")  # before that the kernel drops what is sent
         with (
             packet_socket(spaces[0], name, ETH_P_ALL) as port,
             packet_socket(spaces[1], "peer", ETH_P_ALL, seconds=0.05) as peer,

@@ -301,7 +301,9 @@ def test_no_client_no_engine_no_daemon_and_no_permission_are_four_errors(
     assert not docker.down()
 
 
-def test_a_remote_engine_behind_a_local_socket_is_detected(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
+def test_a_remote_engine_behind_a_local_socket_is_detected(
+    programs: list[str], monkeypatch: pytest.MonkeyPatch, answers: Answers
+) -> None:
     def trouble(said: str) -> object:
         text = said.format(kernel=os.uname().release)
         monkeypatch.setattr(docker, "run", lambda argv, **_: Done(tuple(argv), 0, text, "", 0.0))
