@@ -46,8 +46,8 @@ def _dscp(text: str) -> int:
 class ClassCurve:
     """The marking curve of one class; None: as for all classes."""
 
-    kmin: int | None = key(None, "as `queues.ecn.kmin`", unit="size")
-    kmax: int | None = key(None, "as `queues.ecn.kmax`", unit="size")
+    kmin: int | None = key(None, "as `queues.ecn.kmin`", **_DEPTH)
+    kmax: int | None = key(None, "as `queues.ecn.kmax`", **_DEPTH)
     pmax: float | None = key(None, "as `queues.ecn.pmax`", least=0, most=1)
 
 

@@ -109,7 +109,7 @@ def _reasons(run: StoredRun) -> list[str]:
     elif not run.record.done:
         said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
     elif run.record.exit_code:
-        said = f"{run.id} exit code {run.record.exit_code}: {run.record.warnings[0]}"
+        said = ": ".join((f"{run.id} exit code {run.record.exit_code}", *run.record.warnings[:1]))
     else:
         return []
     return textwrap.wrap(said, WIDTH, subsequent_indent="     ")

@@ -86,6 +86,20 @@ def test_a_run_without_what_verdicts_rest_on_is_damaged(run: Path, key: str) -> 
     assert said(run, "run.json") == f"run.json is damaged: {key} is missing"
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (["failure"], ["wrong data"], "it is done, and has a reason why it is not"),
+        (["outcome", "proof", "unproven"], 3, "its paths agree, and some are not proven"),
+        (["outcome", "stray"], -1, "it has fewer than 0 packets"),
+        (["outcome", "machine"], None, "it does not say how busy the machine was"),
+    ],
+)
+def test_a_run_that_looks_better_than_it_can_be_is_damaged(run: Path, path: list[Any], value: Any, why: str) -> None:
+    with changed(run, "run.json", path, value):
+        assert said(run, "run.json") == f"run.json is damaged: {why}"
+
+
 def test_values_within_values_are_counted(run: Path) -> None:
     for nested in ("[" * 40 + "]" * 40, '{"x": ' * 400 + "1" + "}" * 400):
         text = (CORPUS / "fabric.json").read_text().replace('"spec": {', f'"spec": {{"x": {nested}, ', 1)
