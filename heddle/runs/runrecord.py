@@ -396,14 +396,7 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         _ = pattern.parts if isinstance(pattern, PartSequence) else ()
     except InputError as error:
         yield str(error.problems[0]).partition("\n")[0]
-    if record.done and record.failure:
-        yield "it is done, and has a reason why it is not"
-    if record.proof is not None and record.proof.agree and record.proof.unproven:
-        yield "its paths agree, and some are not proven"
-    if min(record.icrc_errors or 0, record.stray or 0, record.foreign or 0) < 0:
-        yield "it has fewer than 0 packets"
-    if record.done and not record.launch and "machine" not in record.parts:
-        yield "it does not say how busy the machine was"
+    yield from _flatteries(record)
     if not ID.fullmatch(record.id):
         yield f"its ID is {record.id[:20]!r}"
     if record.launch:
@@ -424,6 +417,18 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         yield "it has a time or a bandwidth that no run has"
     if any(each.wrong < 0 for each in measured):
         yield "it has fewer than 0 wrong elements"
+
+
+def _flatteries(record: RunRecord) -> Iterator[str]:
+    """What would make a run look better than it can be."""
+    if record.done and record.failure:
+        yield "it is done, and has a reason why it is not"
+    if record.proof is not None and record.proof.agree and record.proof.unproven:
+        yield "its paths agree, and some are not proven"
+    if min(record.icrc_errors or 0, record.stray or 0, record.foreign or 0) < 0:
+        yield "it has fewer than 0 packets"
+    if record.done and not record.launch and "machine" not in record.parts:
+        yield "it does not say how busy the machine was"
 
 
 UnfitKind = Literal["wrong data", "unproven", "unreliable"]
