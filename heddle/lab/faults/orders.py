@@ -148,8 +148,9 @@ def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
     """End the faults of ports and nodes, or all, also those made by hand; returns each in words.
 
-    Faults of a run stay: its end undoes them. InputError for a word that is no port and no node, and where routes would
-    change during a run, before anything is changed; CheckError when routes do not return.
+    Faults of a run stay, as its end undoes them, but for one of packets whose port is named. InputError for a word that
+    is no port and no node, and where routes would change during a run, before anything is changed; CheckError when
+    routes do not return.
     """
     fabric = lab.fabric
     ports = {port.ref for port in ports_of(fabric, words)} if words else set()
