@@ -50,6 +50,11 @@ class PlannedFault:
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
+    def key(self) -> tuple[str, str]:
+        """As in the record."""
+        return self.kind, self.port
+
+    @property
     def reroutes(self) -> bool:
         """Whether routes change."""
         return KINDS[self.kind].routes or KINDS[self.kind].rendered
@@ -62,11 +67,17 @@ class PlannedFault:
 
 @dataclass(slots=True)
 class RunFaultSpan:
-    """A fault that was set. CLOCK_MONOTONIC: begin_ns before the change; end_ns after it, None until the run ends."""
+    """A fault that was set. CLOCK_MONOTONIC: begin_ns before the change; end_ns after it, None until the run ends.
+
+    recorded: this run set it; a link that was down already is not. taken: another command has ended or replaced it, at
+    a time that is not known.
+    """
 
     planned: PlannedFault
     begin_ns: int
     end_ns: int | None = None
+    recorded: bool = True
+    taken: bool = False
 
 
 def faults_on(fabric: Fabric, texts: Sequence[str], *, here: bool = True) -> tuple[PlannedFault, ...]:
@@ -139,17 +150,28 @@ class FaultClock:
                 return []
             now = time.monotonic_ns()  # before the change: packets are lost while it is made
             made = orders.start(self._lab, [(each.kind, each.port, dict(each.values)) for each in planned], run=True)
+        keys = {each.key for each in made}
         for each in planned:
-            self._active[each] = RunFaultSpan(each, now)
+            self._active[each] = RunFaultSpan(each, now, recorded=each.key in keys)
             self.spans.append(self._active[each])
         return made
 
     def end(self, planned: Sequence[PlannedFault]) -> None:
         """End these faults, unless the user has set others meanwhile."""
+        self._look()
         end_run_faults(self._lab, planned)
         for each in planned:
             if (span := self._active.pop(each, None)) is not None:
                 span.end_ns = time.monotonic_ns()
+
+    def _look(self) -> None:
+        """Mark the faults that another command has ended or replaced."""
+        left = {each.key for each in record.read(self._lab.dir) if each.run}
+        for planned, span in [*self._active.items()]:
+            if span.recorded and not span.taken and planned.key not in left:
+                span.taken = True
+                what = planned.what(self._lab.fabric.policy.k)
+                self.remarks.append(f"{what}: another command ended or replaced it during the run; when is not known")
 
     @contextmanager
     def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
@@ -185,6 +207,7 @@ class FaultClock:
 
     def finish(self) -> None:
         """End what has a time, after the last packet, and wait until the routes are back if a link was down."""
+        self._look()
         timed = [each for each in self._active if each.times]
         if timed:
             end_run_faults(self._lab, timed)
@@ -301,7 +324,7 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
 
 def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> None:
     """End these faults of a run, or all, unless the user has set others meanwhile. The caller holds the lab's lock."""
-    meant = None if which is None else {(each.kind, each.port) for each in which}
+    meant = None if which is None else {each.key for each in which}
     with changing(lab):
         known = record.read(lab.dir)
         orders.undo(lab, [each for each in known if each.run and (meant is None or each.key in meant)])

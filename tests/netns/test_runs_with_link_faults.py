@@ -203,6 +203,8 @@ def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(corrupt=1 / 64), "fault")}
     assert result.fabric_state is not None
     assert any("faults of links changed during the run" in each for each in result.warnings)
+    ended = [each for each in result.warnings if "another command ended or replaced it during the run" in each]
+    assert [each.partition(":eth")[0] for each in ended] == ["rtsw2", "rtsw1"]
 
 
 def test_a_run_that_fails_leaves_no_fault(tiny: Lab) -> None:

@@ -72,6 +72,14 @@ def test_what_was_not_seen_is_not_stated_and_a_later_fault_ends_the_time_of_one(
     assert first.busbw[0] is None and first.busbw[2] is None and first.settled_s is None
     assert (found.expected, found.moved) == (None, None)
     assert found.lines()[0].endswith("6 packets lost, the last after 2.50 s; busbw -, 2, - GB/s")
+    assert found.lines()[2].endswith("a line counts all losses from its fault on until the next one began")
+
+
+def test_of_a_fault_that_another_command_ended_nothing_is_stated() -> None:
+    run = measured("rtsw1:eth1,slow-link,rate=10%,from=2s", [(2 * NS, None)], [])
+    assert FaultEffects.of_run(run) is not None
+    run.faults.spans[0].taken = True
+    assert FaultEffects.of_run(run) is None
 
 
 @pytest.mark.parametrize("text", ["rtsw1:eth1,loss=1%", "rtsw1:eth1,down,to=5s"])

@@ -68,19 +68,21 @@ class FaultEffects(RunPart):
     """Effects of the faults of a run that have times. expected, moved: QPs, of `qps`; None where no proof was possible.
 
     expected: those whose predicted path uses a link of a fault that changes routes. moved: those with packets at ports
-    that are not on their path.
+    that are not on their path. shared: a fault began while another was set, so what was lost may be due to both.
     """
 
     faults: tuple[FaultEffect, ...]
     qps: int
     expected: int | None
     moved: int | None
+    shared: bool = False
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self | None:
-        """None for a run without faults that have times."""
+        """None for a run without faults that have times, and ended by themselves."""
         clock = measured.faults
-        spans = [span for span in clock.spans if span.planned.times and span.planned.times.begin_ns is not None]
+        timed = [span for span in clock.spans if span.planned.times and span.planned.times.begin_ns is not None]
+        spans = [span for span in timed if not span.taken]
         if not spans:
             return None
         began, ended = measured.began_ns, measured.ended_ns
@@ -101,7 +103,8 @@ class FaultEffects(RunPart):
             what = span.planned.what(k)
             effects.append(FaultEffect(what, begin_s, until_s, lost, last, settled, back, busbw, after))
         expected, moved = _moves(measured.fabric, measured.proof, spans)
-        return cls(tuple(effects), len(measured.flows), expected, moved)
+        shared = any((span.end_ns or ended) > ends[span.begin_ns] for span in spans)
+        return cls(tuple(effects), len(measured.flows), expected, moved, shared)
 
     def lines(self) -> Sequence[str]:
         return [f"#effect   : {each}" for each in self._texts()]
@@ -111,6 +114,8 @@ class FaultEffects(RunPart):
         yield from shown[:_SHOWN]
         if len(shown) > _SHOWN:
             yield f"and {len(shown) - _SHOWN} more; the report has all"
+        if self.shared:
+            yield "faults were set at the same time: a line counts all losses from its fault on until the next one began"
         if self.expected is not None:
             yield f"{self.expected} of {many(self.qps, 'QP')} had a path over these links; {self.moved} left their path"
 

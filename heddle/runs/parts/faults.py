@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FaultSpan:
-    """A fault that was set. begin_ns, end_ns: CLOCK_MONOTONIC; end_ns is None where it lasted to the run's end."""
+    """A fault that was set. begin_ns, end_ns: CLOCK_MONOTONIC; end_ns is None where it lasted to the run's end.
+
+    taken: another command has ended or replaced it, at a time that is not known.
+    """
 
     port: str
     what: str
@@ -23,6 +26,7 @@ class FaultSpan:
     begin_ns: int
     end_ns: int | None
     down: bool = False
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class FaultTimes(RunPart):
         spans = tuple(
             FaultSpan(
                 span.planned.port, span.planned.what(k), span.planned.times.text(), span.begin_ns, span.end_ns,
-                span.planned.reroutes,
+                span.planned.reroutes, span.taken,
             )
             for span in clock.spans
         )  # fmt: skip
@@ -72,7 +76,7 @@ class FaultTimes(RunPart):
         return [
             TimeSpan(span.what, max(0.0, (span.begin_ns - self.began_ns) / 1e9), end)
             for span, end in zip(self.spans, ends, strict=True)
-            if span.requested
+            if span.requested and not span.taken
         ]
 
     def outages(self) -> tuple[str, ...]:
@@ -91,4 +95,5 @@ class FaultTimes(RunPart):
     def _seconds(self, span: FaultSpan) -> tuple[str, str]:
         """`2.003 s`, `4.002 s`; `the start` for a fault set before it, `the end` for one that the run's end ended."""
         begin, end = ((ns - self.began_ns) / 1e9 for ns in (span.begin_ns, span.end_ns or 0))
-        return "the start" if begin < 0 else f"{begin:.3f} s", "the end" if span.end_ns is None else f"{end:.3f} s"
+        last = "a time that is not known" if span.taken else "the end" if span.end_ns is None else f"{end:.3f} s"
+        return "the start" if begin < 0 else f"{begin:.3f} s", last
