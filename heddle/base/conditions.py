@@ -33,7 +33,7 @@ _SIGNS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 _UPPER: Final = ("<=", "<", "below", "is")  # signs whose limit is the most
 _LOWER: Final = (">=", ">", "above", "is")
 _DIFFERENT: Final = "!="
-_COMPARED: Final = re.compile(r"(<=|>=|<|>)\s*(\S+)")
+_COMPARED: Final = re.compile(r"(<=|>=|<|>|(?:above|below)(?=\s))\s*(\S+)")
 _RANGE: Final = re.compile(r"(\S+)\s+to\s+(\S+)")
 
 
@@ -106,13 +106,15 @@ def number_of(value: Fact) -> float | None:
     """A number or a size in bytes; None for other texts, and for true and false."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
-        return float(value)
+    if isinstance(value, float):
+        return value
     try:
         number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return None
     except ValueError:
         try:
-            return float(parse_size(value.replace(" ", "")))
+            return float(parse_size(str(value).replace(" ", "")))
         except ValueError:
             return None
     return number if math.isfinite(number) else None
@@ -287,12 +289,14 @@ def _parsed(node: ast.expr, runs: Sequence[str], depth: int = 0) -> Expression:
 
 def _figure(node: ast.expr, runs: Sequence[str]) -> FigureCall:
     if not isinstance(node, ast.Call):
+        name = _name(node)
         if len(runs) != 1:
-            text = ast.unparse(node)[:60]
-            raise ExpressionError(f"has {text} without a run; write {text}({runs[0]})")
-        return FigureCall(_name(node), runs[0])
+            raise ExpressionError(f"has {name[:60]} without a run; write {name[:60]}({runs[0]})")
+        return FigureCall(name, runs[0])
     name = _name(node.func)
     keys = tuple((each.arg or "", _word(each.value)) for each in node.keywords)
+    if twice := [each for each in keys if [word for word, _ in keys].count(each[0]) > 1]:
+        raise ExpressionError(f"has {twice[0][0]} twice in {ast.unparse(node)[:60]}; write it once")
     if len(node.args) > 1 or (not node.args and len(runs) != 1):
         raise ExpressionError(f"has {name} of {len(node.args)} runs; write {name}({runs[0]})")
     run = _word(node.args[0]) if node.args else runs[0]

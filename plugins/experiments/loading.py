@@ -372,6 +372,8 @@ class _Reader:
         place = (*trail, "value") if (*trail, "value") in self._document.marks else trail
         try:
             expression = Expression.parse(spec.value, [*self._spec.runs])
+            if not expression.calls:
+                raise ExpressionError("names no figure of a run; write one, as in busbw(two) / busbw(one)")
             for call in expression.calls:
                 self._known(call)
                 self._chosen(call, experiment)
