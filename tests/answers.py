@@ -59,6 +59,8 @@ def answered(question: list[str], answer: Callable[..., object], place: str) -> 
     try:
         result = answer(*(argument(line) for line in question if line.startswith("$")))
         said = result if result and isinstance(result, str) else repr(result)
+    except AssertionError:
+        raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     if place and place in said:

@@ -13,5 +13,5 @@ def deep(*values: Any) -> Any:
 
 
 def long(*values: Any) -> Any:
-    """Values with which the test repeats what a test of the gate shows; the test says which one."""
+    """Values with which the test repeats what it, or another test, shows with those of the gate."""
     return pytest.param(*values, marks=pytest.mark.long)

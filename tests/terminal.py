@@ -31,7 +31,8 @@ class Terminal:
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
             os.chdir(cwd)
-            os.execvpe(argv[0], [*argv], dict(env if env is not None else os.environ))
+            shown = {"LINES": str(size[0]), "COLUMNS": str(size[1])}  # readline sets them, and they would count more
+            os.execvpe(argv[0], [*argv], dict(env) if env is not None else {**os.environ, **shown})
 
     def until(self, text: str, seconds: float = 120.0) -> None:
         """Read until the terminal shows this, behind what was waited for before."""

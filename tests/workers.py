@@ -107,11 +107,15 @@ class _Module:
 
 @dataclass(slots=True, weakref_slot=True)
 class ModuleLines:
-    """`tests/unit/test_load.py ....  [ 12%]` when a module has ended, or has been silent for a while."""
+    """`tests/unit/test_load.py ....  [ 12%]` when a module has ended, or has been silent for a while.
+
+    When a signal ends the session, the tests that were running are named: one of them may be what did not end.
+    """
 
     config: pytest.Config
     terminal: Any  # pytest.TerminalReporter
     modules: dict[str, _Module] = field(default_factory=dict)
+    begun: dict[str, float] = field(default_factory=dict)  # the tests that run
     total: int = 0
     ended: int = 0
     _asking: bool = False
@@ -142,8 +146,13 @@ class ModuleLines:
             module.since = module.since or time.monotonic()
             module.outcomes.append((category, letter))
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Since when a test runs."""
+        self.begun[nodeid] = time.monotonic()
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Show what has ended, and what has waited for too long."""
+        self.begun.pop(nodeid, None)
         path = nodeid.partition("::")[0]
         self.modules[path].left -= 1
         self.ended += 1
@@ -159,6 +168,11 @@ class ModuleLines:
             if module.outcomes:
                 self._show(name, module)
         self._running = False
+
+    def pytest_terminal_summary(self) -> None:
+        """Only a session that was interrupted has tests that run."""
+        for nodeid, since in self.begun.items():
+            self.terminal.line(f"STILL RAN {nodeid}, for {time.monotonic() - since:.0f} s", red=True)
 
     def _show(self, name: str, module: _Module) -> None:
         width = max(shutil.get_terminal_size().columns - _PERCENT, 40)

@@ -1,4 +1,4 @@
-"""The one language of conditions: a value from figures of runs, and what a value must be.
+"""Conditions and expressions: what a value must be, and how figures of runs give a value.
 
 Condition: `16`, `<= 1.3`, `above 1`, `12 to 20`, `!= fixed`, or a list of values; of a number, a size or a word.
 Expression: arithmetic over figures, with a small closed set of functions, as `busbw(two) / busbw(one)`,
@@ -121,7 +121,7 @@ def number_of(value: Fact) -> float | None:
 
 
 def fact_text(value: Fact) -> str:
-    """`yes` and `no` for true and false; numbers with at most 6 digits that count."""
+    """`yes` and `no` for true and false; numbers with at most 6 significant digits."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -79,7 +79,8 @@ def lint(out: Console) -> None:
     ensure_locked(root / "requirements-dev.lock", "the linters", out.say)
     out.close()
     complained = []
-    for tool in _LINTERS:
+    units = sorted(path.relative_to(root).as_posix() for path in root.glob("labs/*/check.py"))
+    for tool in (*_LINTERS, *(("mypy", each) for each in units)):  # mypy takes one module of a name
         argv = [sys.executable, "-m", *tool]
         print("$ " + " ".join(tool), file=sys.stderr, flush=True)
         if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
@@ -113,6 +114,9 @@ def docs(
     makes a lab for that.
     """
     root = resources.HERE.checkout("./inv docs")
+    if sum((check, write, out_ is not None or screenshots is not None)) > 1:
+        hint = "use --check, --write, or --out with --screenshots"
+        raise InputError(Problem("", "./inv docs", "has options that exclude each other", hint))
     if check or write:
         _generated(out, write=write)
         return
@@ -172,7 +176,7 @@ def loaded_from_elsewhere(page: str) -> list[str]:
 SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "kube")
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
-# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
+# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours; it is left out,
 # that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more, or repeat
 # what another test shows with other parameters; what guards a commit leaves them out.
 _MARKS: Final[Mapping[str, str]] = {

@@ -16,8 +16,6 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
-import yaml
-
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, nearest
 from heddle.base.resources import DOCS, HERE
 from heddle.base.tables import table
@@ -122,11 +120,13 @@ class Term:
 
 @cache
 def glossary() -> list[Term]:
-    """The entries of docs/glossary.yml. MachineError when the file is missing from the installation."""
+    """The entries of docs/glossary.yml. MachineError when the installation does not have that file as it was."""
+    import yaml
+
     path = HERE.content(DOCS) / "glossary.yml"
     try:
         topics = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    except OSError as error:
+    except (OSError, yaml.YAMLError) as error:
         raise MachineError(Problem(str(path), "the glossary", f"cannot be read: {error}")) from None
     return [
         Term(topic, name, tuple(entry.pop("also", ())), **entry)

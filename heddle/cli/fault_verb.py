@@ -39,7 +39,7 @@ _HELP: Final[Options] = {
     **{key: each.help for key, each in SETTINGS.items()},
     **{key: kind.help for key, kind in KINDS.items()},
     "both": "set or clear it in both directions of the links",
-    "clear": "clear the faults of the ports, or of all ports",
+    "clear": "clear the faults of ports, or all that no run has set",
 }
 
 

@@ -315,7 +315,7 @@ RUN: Final[Options] = {
 PERF: Final[Options] = {
     "program": Option(
         "all_reduce, all_gather, alltoall, ..., also with _perf",
-        "heddle.runs.runtable:PROGRAMS",
+        "heddle.runs.ncclnames:PROGRAMS",
         group="What runs",
     ),
     **{name: option for name, option in RUN.items() if name not in ("workload", "interference")},

@@ -79,7 +79,7 @@ def paths(
 def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, now: bool) -> None:
     """`./inv paths`, of the run or now. Exit 1 when the sources differ for any QP, shown or not.
 
-    now: the sources are prediction and oracle, and a QP that would not reach its destination is exit code 1, too.
+    now: the sources are prediction and kernel lookup. A QP that would not reach its destination is exit code 1, too.
     """
     from heddle.lab.opening import open_lab
     from heddle.runs import moved

@@ -269,7 +269,7 @@ def _repeated(wanted: Workload, cycles: int | None) -> Workload:
 
 def _collective_of(program: str) -> str:
     """`all-reduce` for all_reduce and all_reduce_perf. InputError for other names."""
-    from heddle.runs.runtable import PROGRAMS
+    from heddle.runs.ncclnames import PROGRAMS
     from heddle.traffic.collectives import patterns
 
     known = {name: collective for name, collective in PROGRAMS.items() if any(collective == c for c, _ in patterns())}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heddle.base import files
 from heddle.base.extras import PLOT
-from heddle.base.files import real
+from heddle.base.files import is_dir, is_file, real
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
@@ -178,11 +177,11 @@ def compare(
 def _is_file(word: str) -> bool:
     """Whether a word names a file, or was meant to. The record of a run names its directory."""
     try:
-        path = files.real(word)
+        path = real(word)
     except InputError:  # an assistant names runs only
         return False
     ending = path.suffix in (".json", ".txt", ".log", ".out")
-    return files.is_file(path, word) or (ending and not files.is_dir(path, word))
+    return is_file(path, word) or (ending and not is_dir(path, word))
 
 
 def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:

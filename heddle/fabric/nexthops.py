@@ -46,7 +46,7 @@ def edges_of(bits: int) -> Iterator[int]:
 def groups_of(
     wiring: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
-    """Switch -> its groups without bandwidths, sorted by their lowest port; see routes.next_hop_groups."""
+    """Switch -> its groups without bandwidths, sorted by their lowest port; see ucmp.next_hop_groups."""
     return _Routes(wiring, dead, drained).groups()
 
 

@@ -352,16 +352,13 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         # Changes that need the kernel's RTNL lock come before the daemons, since hundreds of these take it in turn. But
         # the commands of a user-supplied topology may change its ports, so there the daemons come first.
-        rendered = lab.blueprint.rendered
-        for step in ("switch", "start") if rendered else ("start", "switch"):
-            if step == "switch":
-                _install(lab, journal, observer, clock)
-                continue
-            if rendered:
-                restore_all_routes(lab)
-            with clock.step(step):
-                lab.runtime.start(lab.name, lab.topology, journal, observer)
-        if not rendered:
+        if lab.blueprint.rendered:
+            _install(lab, journal, observer, clock)
+            restore_all_routes(lab)
+        with clock.step("start"):
+            lab.runtime.start(lab.name, lab.topology, journal, observer)
+        if not lab.blueprint.rendered:
+            _install(lab, journal, observer, clock)
             lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
         state.write_file(lab.dir / "up.sh", journal.script())
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))

@@ -22,8 +22,7 @@ from heddle.fabric.wiring import Port
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, only, spread
 from heddle.spec.queuepolicy import PfcPolicy
-from heddle.switch.pfc.loop import REACTION_BINS, REACTION_STEP_NS
-from heddle.switch.queues.cells import CAUSES, LOST, LabQueues, QueueState
+from heddle.switch.queues.cells import CAUSES, LOST, REACTION_BINS, REACTION_STEP_NS, LabQueues, QueueState
 from heddle.switch.queues.classes import ClassPolicy, Policies, numbered_ports, row
 
 if TYPE_CHECKING:

@@ -289,9 +289,9 @@ def with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
 
 def expected(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
     """The hashing of a switch as it was set live; None: as in the fabric file."""
-    own = () if live is None else (live.mode, live.options, live.seed)
-    row = hashing_of(lab.fabric, node, *own)
-    return row if live is None else with_exact(row, live.exact)
+    if live is None:
+        return hashing_of(lab.fabric, node)
+    return with_exact(hashing_of(lab.fabric, node, live.mode, live.options, live.seed), live.exact)
 
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:

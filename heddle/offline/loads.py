@@ -1,7 +1,7 @@
 """The loads of a fabric's ports: flows are walked in batches over one or several scenarios, and summed by port.
 
-In:  Fabric and Workload, of its options those that decide sender, receiver and bytes (`traffic_of`: Traffic of a job,
-     columns only, one iteration of its largest size); Wires, Scenarios (next hops and hashing rules).
+In:  Fabric and Workload: `traffic_of` makes the Traffic of a job, as columns, for one iteration of its largest size.
+     Only options that decide sender, receiver and bytes have an effect. Wires; Scenarios (next hops, hashing rules).
 Out: Loads of each: bytes and flows by port; the number of flows without a path; the difference of two scenarios.
 Memory is limited to one batch, for any number of flows; time is linear in flows x scenarios.
 """

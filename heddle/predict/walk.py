@@ -3,8 +3,8 @@
 In:  Forwarding (the next hops of each switch), FabricRules (how it chooses), flows as columns.
 Out: Hops: for every flow the egress ports, hop by hop, as port ids; a hop that is not determined (spray, flowlets) is
      a fan: all ports that it may take.
-A hop in words, which prediction and oracle write and proofs read: `rtsw1:eth1`; `rtsw1:{eth1,eth2}` if one switch
-spreads packets of one flow; `{ctsw1:eth2,ctsw2:eth2}` if several switches forward it.
+A hop in words, which prediction and kernel lookup write and proofs read: `rtsw1:eth1`; `rtsw1:{eth1,eth2}` if one
+switch spreads packets of one flow; `{ctsw1:eth2,ctsw2:eth2}` if several switches forward it.
 Running fabrics and offline predictions use the same code. There is no loop over flows; the time is linear in flows x
 hops.
 """

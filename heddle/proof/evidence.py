@@ -2,7 +2,8 @@
 
 Evidence is two snapshots of the lab, before and after the run, the counts of every sender and every receiving NIC, and
 the oracle's answers. Everything else is derived from them: counts and drops of the run, and switches that changed
-during the run. Evidence of a stored run fits to its fabric where the proof finds each name and counts with each number.
+during the run. `misfit` compares the evidence of a stored run with its fabric: each name exists there, and each number
+is possible.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ _WEIGHTS = 1 << 16  # of a next hop (struct nexthop_grp)
 
 
 def misfit(fabric: Fabric, evidence: Evidence) -> str:
-    """What of the evidence does not fit to the fabric, in words; empty if all does."""
+    """The first thing in the evidence that does not fit to the fabric, in words; empty if there is none."""
     return next(_misfits(fabric, evidence), "")
 
 

@@ -6,8 +6,8 @@ Out: PathsResult. `agree` is true only if for every QP that sent packets
 - the first hop counted exactly the packets and bytes that were sent,
 - the NIC took the packets that the last port counted, and
 - packets missing between two counters are exactly those of their class that the queue between them dropped.
-If a QP is spread over several ports, prediction and oracle name all ports that it may take, no other port may have
-counted it, and the counts of each step must add up all the same.
+If a QP is spread over several ports, prediction and kernel lookup name all ports that it may take, no other port may
+have counted it, and the counts of each step must add up all the same.
 On a kernel that chooses differently from our arithmetic (selftest.py), the result has no prediction.
 If traffic engineering changed entries during the run, a packet may meet the old rule at one switch and the new one at
 the next. So a step then has all ports that the switch chose for this flow under any of its rules, as for a spread flow.
@@ -126,6 +126,12 @@ class Arrivals:
         return {"qps": self.qps, "counted": self.counted, "received": self.received}
 
 
+def source_words(sources: Sequence[str]) -> str:
+    """Sources in words: `prediction, kernel lookup and counters`."""
+    names = ["kernel lookup" if each == "oracle" else each for each in sources]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 @dataclass(frozen=True, slots=True)
 class PathsResult:
     """The result of `./inv paths`. lost: port -> packets of proven flows that were lost between it and the next port.
@@ -172,8 +178,7 @@ class PathsResult:
     @property
     def source_names(self) -> str:
         """The sources in words: `prediction, kernel lookup and counters`."""
-        names = ["kernel lookup" if each == "oracle" else each for each in self.sources]
-        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return source_words(self.sources)
 
     @property
     def unproven(self) -> list[str]:

@@ -23,8 +23,8 @@ from heddle.base.files import read_regular, real
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many
 from heddle.base.untrusted import check_values
+from heddle.runs.ncclnames import collective_of
 from heddle.runs.runrecord import Unfit, unfit
-from heddle.runs.runtable import collective_of
 from heddle.runs.stored import StoredRun
 
 

@@ -1,8 +1,9 @@
 """The figures of a run, each once: its unit, its meaning, where it is observed, and how a run or a prediction gives it.
 
 In:  a run, stored or just made; a prediction; links with their use.
-Out: FIGURES by the name that users write. Experiments, units of the workshop, tests, comparisons, metrics and reports
-name them. A plugin adds one as a part of kind `figure`. UnknownValueError has the reason where a run has no value.
+Out: FIGURES by the name that users write. Experiments and their benchmark report, `check`, units of the workshop, tests
+and comparisons name them. A plugin adds one as a part of kind `figure`. UnknownValueError has the reason where a run
+has no value.
 Units: GB/s emulated, seconds, packets, bytes; shares of links in percent of the run.
 """
 
@@ -165,10 +166,14 @@ FIGURES: Final[Registry[Figure]] = Registry("figure", {
     "time": Figure(unit="s", text="of an iteration, mean over ranks; of a prediction, of its busiest link",
                    seen=RANKS, size=lambda row: row.time_us / 1e6, predicted=_mode("seconds")),
     "p50": Figure(unit="s", text="median over iterations of the slowest rank", seen=RANKS, size=_iterations("p50_us")),
-    "p95": Figure(unit="s", text="95th percentile of the same", seen=RANKS, size=_iterations("p95_us")),
-    "p99": Figure(unit="s", text="99th percentile of the same", seen=RANKS, size=_iterations("p99_us")),
-    "slowest": Figure(unit="s", text="maximum of the same", seen=RANKS, size=_iterations("max_us")),
-    "cv": Figure(unit="%", text="standard deviation / mean of the same", seen=RANKS, size=_iterations("cv_pct")),
+    "p95": Figure(unit="s", text="95th percentile over iterations of the slowest rank",
+                  seen=RANKS, size=_iterations("p95_us")),
+    "p99": Figure(unit="s", text="99th percentile over iterations of the slowest rank",
+                  seen=RANKS, size=_iterations("p99_us")),
+    "slowest": Figure(unit="s", text="maximum over iterations of the slowest rank",
+                  seen=RANKS, size=_iterations("max_us")),
+    "cv": Figure(unit="%", text="standard deviation / mean over iterations of the slowest rank",
+                  seen=RANKS, size=_iterations("cv_pct")),
     "mmr_flows": Figure(unit="max/mean", text="of flows, over the uplinks below which ranks are", seen=LINKS,
                         title="MMR of flows", run=_proof("mmr_flows")),
     "mmr": Figure(
@@ -195,21 +200,21 @@ FIGURES: Final[Registry[Figure]] = Registry("figure", {
                       run=_queues("deepest")),
     "packets": Figure(unit="packets", text="of data that were sent", run=_sent("packets"), summed=True),
     "bytes": Figure(unit="bytes", text="of data packets that were sent", run=_sent("bytes"), summed=True),
-    "qps": Figure(unit="QPs", text="flows whose paths were looked at", run=_proof("qps")),
+    "qps": Figure(unit="QPs", text="flows whose paths were checked", run=_proof("qps")),
     "qps_spread": Figure(unit="QPs", text="flows whose packets may take several paths", seen=LINKS,
                          run=_proof("spread")),
     "unproven": Figure(unit="QPs", text="flows whose paths are not proven", seen=LINKS, run=_proof("unproven")),
     "wrong": Figure(unit="elements", text="of results that are wrong", run=lambda job: job.wrong, summed=True),
     "icrc_errors": Figure(unit="packets", text="that arrived with a wrong ICRC", run=lambda job: job.icrc_errors,
                           summed=True),
-    "limited": Figure(unit="jobs", text="1 if the host CPU was or may have been the bottleneck, else 0",
+    "limited": Figure(unit="jobs", text="1 if the host CPU was or may have been the bottleneck, else 0", seen=HOST,
                       run=lambda job: job.limited, summed=True),
     "busy": Figure(unit="share", text="of the host's CPU time that was used, mean over the run",
                    title="processors busy", seen=HOST,
                    run=lambda job: None if (used := job.part(MachineUse)) is None else used.cpu_share),
-    "last_loss": Figure(unit="s", text="from the begin of the worst fault to the last lost packet", seen=QUEUES,
+    "last_loss": Figure(unit="s", text="from the start of the worst fault to the last lost packet", seen=QUEUES,
                         run=_effects("last_loss_s")),
-    "settled": Figure(unit="s", text="from the begin of the worst fault to the last change of a route", seen=KERNELS,
+    "settled": Figure(unit="s", text="from the start of the worst fault to the last change of a route", seen=KERNELS,
                       run=_effects("settled_s")),
     "links": Figure(unit="links", text="that could be used", seen=LINKS, links=len),
     "links_used": Figure(unit="links", text="that carried flows", seen=LINKS,
@@ -218,13 +223,13 @@ FIGURES: Final[Registry[Figure]] = Registry("figure", {
                               links=lambda links: max(_by_switch(links))),
     "links_used_least": Figure(unit="links", text="that one switch used, the least of any that used one", seen=LINKS,
                                links=lambda links: min(_by_switch(links))),
-    "link_max": Figure(unit="%", text="use of the busiest: of the time of the run; offline, of the shortest possible "
-                                      "time", seen=LINKS, links=_shares(max)),
-    "link_min": Figure(unit="%", text="use of the idlest", seen=LINKS, links=_shares(min)),
-    "link_mean": Figure(unit="%", text="mean use", seen=LINKS, links=_shares(fmean)),
-    "link_spread": Figure(unit="points", text="busiest minus idlest", seen=LINKS,
+    "link_max": Figure(unit="%", text="utilization of the busiest link: of the time of the run; offline, of the "
+                                      "shortest possible time", seen=LINKS, links=_shares(max)),
+    "link_min": Figure(unit="%", text="utilization of the least used link", seen=LINKS, links=_shares(min)),
+    "link_mean": Figure(unit="%", text="mean utilization", seen=LINKS, links=_shares(fmean)),
+    "link_spread": Figure(unit="points", text="busiest minus least used", seen=LINKS,
                           links=_shares(lambda each: max(each) - min(each))),
-    "link_jfi": Figure(unit="", text="Jain's fairness index of their use: 1 is even, 1/links is one link alone",
+    "link_jfi": Figure(unit="", text="Jain's fairness index of their utilization: 1 is even, 1/links is one link alone",
                        seen=LINKS, links=_shares(_fairness)),
     "flows": Figure(unit="flows", text="of all jobs", predicted=lambda prediction, _: prediction.flows),
     "unreachable": Figure(unit="flows", text="without a path", predicted=lambda prediction, _: prediction.unreachable),

@@ -1,8 +1,8 @@
 """Compare the paths of a run's queue pairs with their paths in the current state of the fabric.
 
 In:  a running lab with a run; FIBs and hashing of that run from its evidence, and the current ones.
-Out: Now: current paths by prediction and oracle, and Moved: how many QPs have another path than in the run, how many
-     had to move because their path no longer exists, and how many would have moved under hash-threshold and under
+Out: Now: current paths by prediction and kernel lookup, and Moved: how many QPs have another path than in the run, how
+     many had to move because their path no longer exists, and how many would have moved under hash-threshold and under
      resilient hashing (docs/hashing.md).
 """
 

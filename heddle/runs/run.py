@@ -123,7 +123,7 @@ def run_workload(
         faults_for_run(lab, faults, observer) as clock,
         ecn_for_run(lab, factor, observer),
     ):
-        _check_ports(lab, observer)
+        _made_ready(lab, observer)
         check_room(lab, *(each.plan for each in jobs))
         with ExitStack() as kept:
             writers = [kept.enter_context(writing(lab, head_of(lab, each, jobs, workload.name))) for each in jobs]
@@ -250,8 +250,8 @@ class _Running:
         return type(error)(*error.problems, *ended)
 
 
-def _check_ports(lab: Lab, observer: Observer) -> None:
-    """CheckError for a port that no run can use; the PFC agent runs then."""
+def _made_ready(lab: Lab, observer: Observer) -> None:
+    """Check the ports, and restart the PFC agent if it does not run. CheckError for a port that no run can use."""
     health.check_ports(lab)
     if agents.restart(lab):
         observer.warn("the PFC agent and its keeper did not run, and were restarted")
@@ -557,7 +557,7 @@ def run_program(
     head = _head(lab, options, every, argv)
     work = f"launch ({head.work} on {many(len(every), 'rank')})"
     with owners.lock(lab.name, work=work):
-        _check_ports(lab, observer)
+        _made_ready(lab, observer)
         with writing(lab, head) as writer:
             before, fabric_before = _read_before(lab, observer)
             bucket_ns, began_ns = writer.record.options.bucket_ns, time.monotonic_ns()

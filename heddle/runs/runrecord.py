@@ -93,11 +93,11 @@ class RunRecord(RunHead):
 
     id: in the lab's store, assigned when the run ends. seconds: wall time from the first step to the last reading.
     failure: why it is not done, a line each. rows: the sizes that were measured, also of a run that is not done.
-    counters: of the transport, summed over all queue pairs. icrc_errors (also malformed packets), stray, foreign (for
-    another MAC): None where the hosts' own stack does not report them. proof: None where no verdict was possible.
-    fabric_state: before and after the run. exit_code: of a program. span_s: of a job, from when to when it ran, in
-    seconds after the first barrier of all jobs. parts: each is also an attribute by its name. Not in its file: flows;
-    courses of its parts, over time, see RunPart; nic_loop, the code that drove the NICs.
+    counters: of the transport, summed over all queue pairs. icrc_errors (also malformed packets), stray (of no queue
+    pair of the run), foreign (for another MAC): None where the hosts' own stack does not report them. proof: None where
+    no verdict was possible. fabric_state: before and after the run. exit_code: of a program. span_s: of a job, from
+    when to when it ran, in seconds after the first barrier of all jobs. parts: each is also an attribute by its name.
+    Not in its file: flows; courses of its parts, over time, see RunPart; nic_loop, the code that drove the NICs.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)  # courses are not in its file
@@ -326,12 +326,10 @@ _OF_PROGRAMS: Final = ("ranks", "placement", "sizes")
 _NOT_STORED: Final = {"split", "propagation", "before", "in_flight", "flows", "courses", "nic_loop"}
 # Groups of the file; `rows` are in the outcome of a run that is done.
 _HEADER: Final = [each.name for each in fields(RunHead) if each.name not in _NOT_STORED]
-_ITSELF: Final = ("heddle", "id", "seconds", "failure", "interrupted", "rows")
-_OUTCOME: Final = (
-    "rows", "icrc_errors", "stray", "transport", "counters", "warnings", "proof", "fabric_state", "exit_code",
-    "foreign", "span_s",
-)  # fmt: skip
-
+_ITSELF: Final = ("heddle", "id", "seconds", "failure", "interrupted")
+_OUTCOME: Final = [
+    each.name for each in fields(RunRecord) if each.name not in {*_HEADER, *_ITSELF, *_NOT_STORED, "done", "parts"}
+]
 _VERDICTS: Final = ("rows", "proof", "icrc_errors", "stray", "counters", "transport")
 
 
@@ -376,8 +374,9 @@ def read_record(directory: Path) -> RunRecord:
     with undamaged(RECORD):
         header, outcome = data["header"], data["outcome"]
         _gather_own(header.get("options"))
-        groups = [(data, _ITSELF), (header, _HEADER), (outcome or {}, _OUTCOME)]
+        groups = [(data, (*_ITSELF, "rows")), (header, _HEADER), (outcome or {}, _OUTCOME)]
         flat = {name: group[name] for group, names in groups for name in names if name in group}
+        flat["seconds"] = data["seconds"]  # RunRecord has a default, for a run that begins
         if outcome is not None:  # without these a run would look better than it is
             flat |= {name: outcome[name] for name in _VERDICTS}
         flat |= {"parts": {name: (outcome or {}).get(name) for name in PARTS}, "done": outcome is not None}
@@ -396,7 +395,7 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         _ = pattern.parts if isinstance(pattern, PartSequence) else ()
     except InputError as error:
         yield str(error.problems[0]).partition("\n")[0]
-    yield from _flatteries(record)
+    yield from _hidden_faults(record)
     if not ID.fullmatch(record.id):
         yield f"its ID is {record.id[:20]!r}"
     if record.launch:
@@ -419,8 +418,8 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         yield "it has fewer than 0 wrong elements"
 
 
-def _flatteries(record: RunRecord) -> Iterator[str]:
-    """What would make a run look better than it can be."""
+def _hidden_faults(record: RunRecord) -> Iterator[str]:
+    """Contradictions that would hide a fault of the run."""
     if record.done and record.failure:
         yield "it is done, and has a reason why it is not"
     if record.proof is not None and record.proof.agree and record.proof.unproven:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -19,6 +19,7 @@ from typing import Final
 
 from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
+from heddle.runs.ncclnames import program_name
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
@@ -409,36 +410,3 @@ def stats_of(times_us: Sequence[float], skip: int = 0) -> IterationStats | None:
     return IterationStats(
         skip, times[0], times[-1], fmean(times), middle, percentile(95), percentile(99), pstdev(times)
     )
-
-
-# The programs of nccl-tests 2.19, without `_perf`, that have a collective here.
-PROGRAMS: Final[Mapping[str, str]] = {
-    "all_gather": "all-gather",
-    "all_reduce": "all-reduce",
-    "alltoall": "all-to-all",
-    "alltoallv": "all-to-all-v",
-    "broadcast": "broadcast",
-    "gather": "gather",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce-scatter",
-    "scatter": "scatter",
-    "sendrecv": "send-recv",
-}
-_BY_COLLECTIVE: Final = {collective: program for program, collective in PROGRAMS.items()}
-_NAMES: Final = {"all-to-all": "AlltoAll", "all-to-all-v": "AlltoAllV"}
-
-
-def program_name(collective: str) -> str:
-    """The program of nccl-tests: `all_reduce_perf`; for a collective that it does not have, a name of that form."""
-    return f"{_BY_COLLECTIVE.get(collective, collective.replace('-', '_'))}_perf"
-
-
-def collective_of(program: str) -> str:
-    """The collective of a program by its name or its path; for one that Heddle does not know, the name itself."""
-    name = program.rpartition("/")[2].removesuffix("_perf")
-    return PROGRAMS.get(name, name.replace("_", "-"))
-
-
-def collective_name(collective: str) -> str:
-    """`all-reduce` as NCCL writes it: `AllReduce`."""
-    return _NAMES.get(collective) or "".join(word.title() for word in collective.split("-"))

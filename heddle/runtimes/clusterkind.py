@@ -1,7 +1,7 @@
 """Kinds of clusters, which plugins register: what verbs and experiments need of one besides the runtime of its name.
 
 A shard of a lab runs the namespace runtime on its part of a fabric, on a kernel of its own. Everything else in Heddle
-reaches it by one way: a command that runs in it, with its standard input, output and exit code (Cluster; Kubernetes
+reaches it only by commands that run in it, with their standard input, output and exit code (Cluster; Kubernetes
 implements it, and tests do with namespaces).
 
 In:  a target: what flags say, as `--namespace` and `--image`, by their names.
@@ -18,6 +18,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 from heddle.base.events import Observer
 from heddle.base.plugins import Registry, having
 from heddle.base.problems import MachineError, Problem
+
+if TYPE_CHECKING:
+    from heddle.fabric.cutting import Cut
+    from heddle.fabric.model import Fabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,6 @@ class Cluster(Protocol):
     def remove(self, lab: str, observer: Observer) -> int:
         """Remove everything of the lab, in any state; returns the number of objects."""
 
-
-if TYPE_CHECKING:
-    from heddle.fabric.cutting import Cut
-    from heddle.fabric.model import Fabric
 
 USUAL_S: Final = 300.0  # a start that has no problem: a large image is pulled
 

@@ -16,7 +16,7 @@ from heddle.base.units import round_down, shown
 from heddle.spec.key import Complaint, key
 
 _NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), for traffic between switches
-BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
+BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (portqueues.LEAF_LIMIT)
 _HEAVIEST: Final = 100
 _EIGHT: Final = f"classes are 0 to {CLASSES - 1}, as in a PFC frame"
 _MARKS: Final = "marking starts at kmin and is certain from kmax on"

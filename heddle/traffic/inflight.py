@@ -25,7 +25,7 @@ from heddle.wire.layout import LAYOUTS
 
 WINDOW_PACKETS: Final = 64  # a connection's default, in addition to the bandwidth-delay product
 # A responder reports a lost packet when the next one arrives. With one packet in flight there is no next one, and each
-# loss would cost a time-out.
+# loss would cost a timeout.
 MIN_QP_WINDOW: Final = 2
 
 

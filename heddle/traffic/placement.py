@@ -110,7 +110,7 @@ def place(
     fabric: Fabric, placement: str = "block", wanted: int | None = None, used: Collection[str] = (), least: int = 2,
     *, named: bool = False,
 ) -> tuple[Endpoint, ...]:  # fmt: skip
-    """Rank -> NIC. wanted: number of ranks; None for one on each NIC. named: steps name them, so it is fixed.
+    """Rank -> NIC. wanted: number of ranks; None for one on each NIC. named: steps name the ranks: the number is fixed.
 
     used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed.
     """

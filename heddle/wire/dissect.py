@@ -1,7 +1,7 @@
 """Describe a frame in one line: RoCEv2 with its fields, and the other protocols of a fabric (BGP, ND, ARP, ICMP, ...).
 
 In:  an Ethernet frame, or its first bytes.
-Out: Dissected. Nothing raises: a truncated or malformed frame is described as far as it can be parsed.
+Out: Dissected. `dissect` raises nothing: a truncated or malformed frame is described as far as it can be parsed.
 The layers past VLAN tags, MPLS labels and tunnels, to the last header that carries others, are Layers: mirrors
 (ERSPAN), overlays (VXLAN, Geneve) and provider networks wrap RoCEv2 packets. What is read is what tshark reads; what is
 encrypted or rare has a name (`UNREAD`).
@@ -71,7 +71,7 @@ class Layers:
 
 
 def layers_of(frame: bytes) -> Layers:
-    """Read the headers of a frame."""
+    """Read the headers of a frame. IndexError or struct.error if it ends within a header."""
     found = Layers(frame)
     for _ in range(_DEEPEST):
         reader = _READERS.get(found.protocol)

@@ -8,7 +8,7 @@ from heddle_plugins.workshop.observe import NotDoneError, Seen, UnitLab, run_fac
 def through(lab: UnitLab) -> Seen:
     """Facts of the last run with at least 50 iterations. NotDoneError when there is none."""
     record = lab.last_run(iters=">= 50")
-    state = record.outcome.fabric_state if record.outcome is not None else None
+    state = record.fabric_state
     if state is None:
         raise NotDoneError(f"run {record.id} has no state of the fabric before and after it")
     before, after = state.before.converged, state.after.converged

@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from heddle.base.ethernet import CLASSES
 from heddle.base.version import VERSION
 from heddle.lab.daemons import ESTABLISHED
-from heddle.runs.runtable import collective_name
+from heddle.runs.ncclnames import collective_name
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern
 from heddle_plugins.dashboard.reading import LiveReading, LiveSource
@@ -242,7 +242,7 @@ def _add_queues(made: _Families, source: LiveSource, now: LiveReading, counters:
 def _add_run(made: _Families, run: RunRecord) -> None:
     o: Any = run.options
     about = [run.lab, run.id, o.collective, o.algorithm, str(len(run.ranks)), str(o.qps)]
-    for row in run.rows if run.done else ():
+    for row in run.rows:
         labels = [*about, str(row.size)]
         made.add(_BUSBW, labels, row.busbw * 1e9)
         made.add(_SECONDS, labels, row.time_us / 1e6)

@@ -1,6 +1,6 @@
-"""What experiments have of traffic engineering: the live change `te`, and the measure `te_removed`.
+"""Traffic engineering in experiments: the live change `te`, and the measure `te_removed`.
 
-The measure computes a plan and puts it in force, and its entries are removed while packets move.
+The measure computes and installs a plan, then removes its entries while packets move.
 """
 
 from __future__ import annotations

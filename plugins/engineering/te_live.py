@@ -227,11 +227,10 @@ def seconds_of(typed: str) -> float:
     return seconds
 
 
-_CHANGES: Final = 16  # changes, and links
-_LINKS: Final = 8
+_LINKS: Final = 8  # busiest links that are shown
 
 
-def plan_text(plan: TePlan, rows: int | None = _CHANGES) -> str:
+def plan_text(plan: TePlan, rows: int | None = _ROWS) -> str:
     """The whole plan. rows: changes to show; None: all."""
     parts = [[*_plan_head(plan)], [*_changes(plan, rows)], [*_directions(plan)], [*_busiest(plan)], [*_notes(plan)]]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)

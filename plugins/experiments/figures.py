@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from heddle.base.conditions import UnknownValueError
@@ -18,6 +19,7 @@ from heddle.base.units import format_size, parse_size
 from heddle.runs.figures import (
     FIGURES,
     Keys,
+    LinkShare,
     counters,
     figures_with,
     link_figure,
@@ -140,11 +142,15 @@ class OfflineFigures:
     proven: bool | None = None
     doubt: str = ""
 
+    @cached_property
+    def _links(self) -> Sequence[LinkShare]:
+        return [*links_of_prediction(self.prediction)]
+
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the prediction."""
         figure = FIGURES[name]
         if figure.links is not None:
-            return link_figure(name, [*links_of_prediction(self.prediction)], keys)
+            return link_figure(name, self._links, keys)
         found = None if figure.predicted is None else figure.predicted(self.prediction, keys)
         if found is None:
             raise UnknownValueError(f"the prediction has no {name}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
-from heddle.base.conditions import SIGN, Condition
+from heddle.base.conditions import LARGEST, SIGN, Condition
 from heddle.base.tables import flat, value_text
 from heddle.spec.keys import Strict, at, wrong
 
@@ -157,6 +157,8 @@ class CheckSpec(Strict):
             other, word = ("high", "above") if given == ["low"] else ("low", "below")
             hint = f"write {other}, too, or only what is claimed: sign: {word} {getattr(self, given[0]):g}"
             raise at(f".{given[0]}", f"has no {other}: a band has two sides", hint)
+        if isinstance(self.published, float) and not abs(self.published) <= LARGEST:
+            raise at(".published", f"is not a number from -{LARGEST:g} to {LARGEST:g}", "write it as text")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise at(".low", f"is above high, {self.high:g}", "exchange them")
         for key in ("broken_by", "exact"):

@@ -1,7 +1,8 @@
 """Packets by hand: RoCEv2 frames of any opcode, field by field, right or deliberately wrong, as scapy layers.
 
-In:  a Recipe (read from values by the words of OPTIONS, and `BTH.pkey` = value), and the addresses at both ends.
-Out: packets. InputError for a packet that the link does not take, or that has no ICRC.
+In:  what a user typed (words of OPTIONS, and `BTH.pkey` = value, as a Recipe), and the addresses at both ends.
+Out: packets. InputError with all errors: an unknown name, a value that does not fit its field, a field that the opcode
+does not have, a packet that the link does not take, or that has no ICRC.
 Loading scapy takes a third of a second: import this module where it is used.
 """
 

@@ -76,11 +76,19 @@ def _uncounted(run: RunRecord, what: str) -> NoReturn:
     failed(f"{what} were not counted", expected="a run that counts them", observed="no count", where=[run_text(run)])
 
 
+def _assert_done(run: RunRecord) -> None:
+    """The run came to its end: of another one, only some sizes were measured."""
+    __tracebackhide__ = True
+    if not run.done:
+        failed("the run did not finish", expected="a finished run", observed=run.why_not_done, where=[run_text(run)])
+
+
 def _assert_fit(run: RunRecord) -> None:
     """A verdict may rest on the run, whatever its figures are."""
     __tracebackhide__ = True
     from heddle.runs.runrecord import unfit
 
+    _assert_done(run)
     found = unfit(run)
     if found is not None and found.kind not in ACCEPTED:
         more = "pytest --heddle-accept-unreliable accepts such runs" if found.kind == "unreliable" else _PATHS
@@ -247,6 +255,7 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
 def assert_no_wrong(result: RunRecord) -> None:
     """Every rank has the right result: `#wrong` is 0 for all sizes."""
     __tracebackhide__ = True
+    _assert_done(result)
     if not result.rows:
         _uncounted(result, "wrong elements")
     bad = [row for row in result.rows if row.all_wrong]

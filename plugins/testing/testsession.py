@@ -88,7 +88,8 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     for each in _SIGNALS:
         if signal.getsignal(each) is _interrupt:
             signal.signal(each, _ends_already)
-    raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")
+    where = os.environ.get("PYTEST_CURRENT_TEST", "")
+    raise KeyboardInterrupt(f"signal {signal.Signals(number).name}" + (f" in {where}" if where else ""))
 
 
 def _ends_already(number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,7 @@ OF: Final[dict[str, tuple[str, ...]]] = {
     "queues": ("port", "class"),
     "settings": ("switch",),
 }
-_CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "12 to 20" or "!= fixed"'
+_CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "above 1", "12 to 20", "is 0" or "!= fixed"'
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
 

@@ -67,7 +67,7 @@ def _losses(lab: Lab, observer: Observer) -> Iterator[Figure]:
         found[name] = share
         again = sum(flow.counters["retransmitted"] for flow in result.flows)
         lost = result[QueueUse].drops.get("fault", 0) if result.part(QueueUse) is not None else 0
-        yield Figure(f"loss 1/256, {name}: sent again per loss", again / max(1, lost), "packets")
+        yield Figure(f"loss 1/256, {name}: retransmitted per loss", again / max(1, lost), "packets")
         yield Figure(f"loss 1/256, {name}: wrong", result.wrong, "", "", "0", result.wrong == 0)
     line = "goodput at line rate"
     yield at_most("loss 1/256, rc, go-back-0: goodput", found["rc, go-back-0"], "x", 0.25, line)
@@ -89,7 +89,7 @@ def _spraying(lab: Lab, observer: Observer) -> Iterator[Figure]:
         )
         again = sum(flow.counters["retransmitted"] for flow in result.flows)
         packets = sum(flow.sent.packets for flow in result.flows)
-        yield Figure(f"{what}: packets sent again", again / packets, "of all")
+        yield Figure(f"{what}: retransmitted packets", again / packets, "of all")
     set_hashing(lab, "flow")
     result, share = _ran(lab, observer, **{**_RING, "transport": "srd", "own": {"entropy": 16}})
     # The hashes of 16 ports do not divide evenly over two uplinks.

@@ -29,6 +29,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture, find_ports, read_filter
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
@@ -86,11 +87,11 @@ def udp_of(lab: Lab, node: str) -> socket.socket:
 def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_path: Path) -> None:
     taps = find_ports(tiny, "rtsw1:eth1,rtsw1:eth2")
     refs, frames = [tap.ref for tap in taps], list[Frame]()
-    path, ended = tmp_path / "all reduce.pcap", threading.Event()
+    path, ended, results = tmp_path / "all reduce.pcap", threading.Event(), list[RunRecord]()
 
     def reduce() -> None:
         try:
-            ran(tiny, qps=4, warmup=0)
+            results.append(ran(tiny, qps=4, warmup=0))
         finally:
             ended.set()
 
@@ -111,6 +112,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
             listening=worker.start,
         )
         worker.join()
+        assert results, "the run failed"
         file.keep(done.ended_ns, done.dropped)
     assert (done.ended, done.packets) == ("asked", len(frames))
     assert done.dropped == dict.fromkeys(refs, 0)

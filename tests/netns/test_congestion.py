@@ -28,7 +28,7 @@ from heddle.traffic.options import TRANSPORT, RunOptions
 from tests import silentreceiver
 from tests.conftest import Borrow
 from tests.machine import bps, links, patience
-from tests.marks import deep, long
+from tests.marks import deep
 from tests.netns.collectives import proven, ran, run_and, total
 from tests.netns.pfc_lab import LOSSLESS
 from tests.readings import series_of
@@ -158,7 +158,7 @@ def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("name", "transport", "entropy"), [long("dcqcn", "uc", 1), ("swift", "srd", 4)])
+@pytest.mark.parametrize(("name", "transport", "entropy"), [deep("dcqcn", "uc", 1), ("swift", "srd", 4)])
 def test_it_controls_every_transport(net: Lab, without: Settled, name: str, transport: str, entropy: int) -> None:
     result = incast(net, name, transport, entropy)
     assert result.nic_loop == "python"

@@ -112,12 +112,12 @@ def test_of_two_commands_at_the_same_moment_the_record_names_what_the_link_does(
                 made = orders.start(tiny, second)
             os.read(theirs, 1)
             with record.changing(tiny):
-                record.verified(tiny.dir, made)
+                record.verified(tiny, made)
         finally:
             os._exit(0)
     until(lambda: wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 32)})
     with record.changing(tiny):
-        record.verified(tiny.dir, ours)
+        record.verified(tiny, ours)
     assert wanted_faults(tiny) == {"rtsw1:eth3": LinkFault(loss=1 / 32)}
     os.write(go, b"1")
     os.waitpid(pid, 0)

@@ -35,7 +35,7 @@ from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import now_text, paths_text
 from tests.conftest import Borrow, FabricLab
 from tests.machine import until
-from tests.marks import long
+from tests.marks import deep, long
 from tests.netns.live import failed, next_hops
 from tests.netns.static_fabric import some_flows
 from tests.typed import typed
@@ -166,7 +166,7 @@ def lost(lab: Lab) -> int:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("put", [drain, long(undrain)], ids=["drain", "undrain"])
+@pytest.mark.parametrize("put", [drain, deep(undrain)], ids=["drain", "undrain"])
 def test_no_packet_is_lost_while_a_switch_is_drained_under_load(dc: Lab, put: Callable[[Lab, str], object]) -> None:
     """Queue pairs move to ways of another length of queue, so packets may come out of order; none is missing.
 

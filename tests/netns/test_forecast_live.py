@@ -90,7 +90,7 @@ def test_ports_carry_exactly_the_bytes_predicted_offline(
         {"qps": 2, "transport": "srd", "entropy": 5},
         long({"qps": 3, "qp_mode": "round-robin", "transport": "srd", "entropy": 256, "sport": "own-qpn"}),
         {"qps": 2, "collective": "matrix", "matrix": "shift:1;host1,host3,100K;1:3,3,4K"},
-        long({"qps": 2, "collective": "broadcast", "root": 2, "datatype": "bfloat16"}),
+        deep({"qps": 2, "collective": "broadcast", "root": 2, "datatype": "bfloat16"}),
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -257,6 +257,12 @@ def test_every_collective_has_right_results_proven_paths_and_the_loads_that_were
     times = job.options.iters + job.options.warmup
     mode = lab.fabric.policy.routing.ecmp
     assert_carried(proven(lab, job.id), forecast(lab.fabric, workload, Ask(mode=mode), Silent()), mode, times)
+
+
+@pytest.mark.deep
+def test_a_collective_of_rails_uses_no_link_between_planes(rails: Lab, tmp_path: Path) -> None:
+    collective, algorithm = next(name for name, pattern in patterns().items() if isinstance(pattern, RailPattern))
+    compare(rails, rails.fabric.policy.routing.ecmp, tmp_path, collective=collective, algorithm=algorithm)
 
 
 @pytest.mark.long

@@ -267,7 +267,7 @@ def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(d
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("mode", "seed"), [("flow", "per-switch"), long("e-ecmp", "per-tier")])
+@pytest.mark.parametrize(("mode", "seed"), [("flow", "per-switch"), deep("e-ecmp", "per-tier")])
 def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, seed: str) -> None:
     set_hashing(dc, mode, seed=seed)
     assert used(dc) == {f"ctsw{c}": ["eth3", "eth4"] for c in range(1, 5)}

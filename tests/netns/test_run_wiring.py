@@ -57,10 +57,10 @@ def test_a_run_that_the_counters_have_no_room_for_is_refused_before_its_first_pa
 @pytest.mark.parametrize(
     ("wanted", "carried", "packets", "warned"), [(9, 8, 9, True), (9, 8, 8, False), (8, 8, 9, False)]
 )
-def test_a_run_above_the_packet_budget_starts_with_a_warning(
+def test_a_run_above_the_packet_budget_is_warned_of_before_it_starts(
     tiny: Lab, monkeypatch: pytest.MonkeyPatch, wanted: int, carried: int, packets: int, *, warned: bool
 ) -> None:
-    """Unless all of its packets are fewer than the budget of one second. It is then refused, so that it ends soon."""
+    """Unless all of its packets are fewer than the budget of one second. Here another limit refuses the run then."""
     monkeypatch.setattr(runs, "budget_of", lambda plan, transport: PacketBudget(wanted, carried))
     monkeypatch.setattr(runs, "total_packets", lambda plan: packets)
     monkeypatch.setattr(collect, "room", lambda fabric: 10)

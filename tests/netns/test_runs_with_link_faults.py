@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,6 +21,7 @@ from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab import linkstate, outages
 from heddle.lab.faults import orders, packets, record
+from heddle.lab.health import restore_configured
 from heddle.lab.lab import Lab
 from heddle.lab.linkstate import State, state_of
 from heddle.lab.status import status
@@ -192,7 +194,8 @@ def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
         outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
         outages.set_fault(tiny, ["rtsw1:eth2"], LinkFault(loss=1 / 64))
         outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
-        assert orders.clear(tiny) == ["rtsw1:eth2: fault of packets", "rtsw2:eth3: fault of packets"]
+        mine = ["rtsw1:eth2", "rtsw2:eth3", "rtsw1:eth1"]  # the last one is the user's, which the run's hides
+        assert orders.clear(tiny) == [f"{ref}: fault of packets" for ref in mine]
         assert now(tiny) == {"rtsw1:eth1": (LinkFault(loss=1 / 64), "run")}, "nothing that belongs to the run"
         outages.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
         outages.clear_faults(tiny, ["rtsw1:eth1"])
@@ -205,6 +208,38 @@ def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
     assert any("faults of links changed during the run" in each for each in result.warnings)
     ended = [each for each in result.warnings if "another command ended or replaced it during the run" in each]
     assert [each.partition(":eth")[0] for each in ended] == ["rtsw2", "rtsw1"]
+
+
+def test_a_clear_leaves_what_a_fault_of_the_run_does_to_links_and_packets(tiny: Lab) -> None:
+    """A flap takes its link down, and bit errors are losses: neither is the user's, and nothing else is refused."""
+    outages.set_fault(tiny, ["rtsw1:eth2"], LinkFault(loss=1 / 64))
+
+    def change() -> None:
+        assert orders.clear(tiny) == ["rtsw1:eth2: fault of packets"]
+        assert [each.kind for each in record.read(tiny.dir) if each.run] != []
+
+    text = "rtsw2:eth3,bit-errors,rate=1/1000,ramp=100ms"
+    errors = RunOptions(sizes=(1 << 16, 1 << 17), iters=1, warmup=0, faults=(text,))
+    first = iter([change])
+    result = run(tiny, errors, Silent(), During(tiny, lambda: [each() for each in first]))
+    assert not [each for each in result.warnings if "another command ended" in each]
+    assert now(tiny) == {}
+
+
+def test_all_faults_end_where_the_fabric_is_restored_though_packets_of_bgp_are_lost(tiny: Lab) -> None:
+    outages.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1))
+    outages.set_fault(tiny, ["ctsw1:eth1"], LinkFault(loss=1))
+    orders.set_kind(tiny, "down", ["rtsw2:eth2"], {}, 30)
+
+    def sessions_end() -> bool:
+        with suppress(CheckError):
+            linkstate.wait(tiny, 0.3)
+            return False
+        return True
+
+    until(sessions_end)
+    restore_configured(tiny)
+    assert record.read(tiny.dir) == () and now(tiny) == {}
 
 
 def test_a_run_that_fails_leaves_no_fault(tiny: Lab) -> None:

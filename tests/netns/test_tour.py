@@ -32,7 +32,7 @@ Leftovers = Callable[[str], list[str]]
 @pytest.fixture
 def typing() -> Iterator[Terminal]:
     """The tour on a terminal. A test that ends early closes it, and waits until the tour has put things in order."""
-    with on_terminal(TOUR, {**os.environ, "NO_COLOR": "1"}) as terminal:
+    with on_terminal(TOUR, {**os.environ, "NO_COLOR": "1", "LINES": "24", "COLUMNS": "80"}) as terminal:
         yield terminal
 
 

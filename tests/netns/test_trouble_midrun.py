@@ -74,7 +74,7 @@ def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
     [
         ({"fastpath": "on"}, UNACKNOWLEDGED),
         long({"fastpath": "off"}, UNACKNOWLEDGED),
-        long({"transport": "srd", "own": {"entropy": 4}}, UNACKNOWLEDGED),
+        deep({"transport": "srd", "own": {"entropy": 4}}, UNACKNOWLEDGED),
         deep({"admission": True}, CTS),
         ({"transport": "uc"}, rf"rank \d on host\d:eth1: {WAITS}, but no packet moves any more"),
     ],

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,6 @@ from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Sent
 from tests.machine import until
-from tests.marks import deep
 from tests.netns.live import failed, in_node
 from tests.netns.static_fabric import some_flows, static_fabric
 from tests.readings import read_hashing
@@ -66,8 +66,10 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.needs("ethtool")
-@pytest.mark.parametrize("what", [deep(each) if each == "weight" else each for each in BROKEN])
+WITH: dict[str, Any] = {"weight": pytest.mark.deep, "offload": pytest.mark.needs("ethtool")}
+
+
+@pytest.mark.parametrize("what", [pytest.param(each, marks=WITH.get(each, ())) for each in BROKEN])
 def test_what_is_broken_fails_its_check_and_no_other_and_is_repaired(tiny: Lab, what: str) -> None:
     """Also a port without its queue: its programs' counters do not fail, since that follows from it."""
     node, command, checks, said = BROKEN[what]

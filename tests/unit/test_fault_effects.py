@@ -72,7 +72,7 @@ def test_what_was_not_seen_is_not_stated_and_a_later_fault_ends_the_time_of_one(
     assert first.busbw[0] is None and first.busbw[2] is None and first.settled_s is None
     assert (found.expected, found.moved) == (None, None)
     assert found.lines()[0].endswith("6 packets lost, the last after 2.50 s; busbw -, 2, - GB/s")
-    assert found.lines()[2].endswith("a line counts all losses from its fault on until the next one began")
+    assert found.lines()[2].endswith("a line counts all losses from its fault on until the next began")
 
 
 def test_of_a_fault_that_another_command_ended_nothing_is_stated() -> None:

@@ -38,6 +38,12 @@ def test_containerlabs_default_engine_is_left_out(runtime: str) -> None:
     assert all("runtime" not in node.passed for node in made.description.nodes.values())
 
 
+def test_switches_whose_scripts_run_later_are_not_waited_for() -> None:
+    later = Path(__file__).parents[1] / "golden/topologies/later.clab.yml"
+    assert import_topology(later, "netns").bare == ("sw1", "sw2", "read")
+    assert import_topology(later, "containerlab").bare == ()
+
+
 def test_another_engine_is_refused_for_containers_and_makes_no_difference_in_namespaces(
     write: Write, answers: Answers
 ) -> None:

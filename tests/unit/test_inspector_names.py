@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from heddle.runs.ncclnames import collective_name
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import SizeRow, collective_name
+from heddle.runs.runtable import SizeRow
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.traffic.options import RunOptions
 from heddle_plugins.dashboard.metrics import (

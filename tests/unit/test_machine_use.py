@@ -180,6 +180,8 @@ def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     ]
     assert [each["judged"] for each in document["machine"]["phases"]] == [False, True]
     assert document["machine"]["over_budget"] is True
+    use_within = MachineUse.of([phase()], 0, PacketBudget(10, 10))
+    assert samples.having(samples.result(), machine=use_within).to_json()["machine"]["over_budget"] is False
     assert PacketBudget(11, 10).exceeded and not PacketBudget(10, 10).exceeded
     assert TypeAdapter(tuple[Cause, ...]).validate_python(document["unreliable"]) == use.unreliable
     # A record keeps the reasons.

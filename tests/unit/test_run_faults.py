@@ -128,7 +128,12 @@ def test_a_fault_begins_before_its_links_go_down_since_packets_are_lost_from_the
     (down,) = faults_on(TINY, ["rtsw1:eth1,down,from=1s"])
     changed: list[int] = []
     monkeypatch.setattr(runfaults, "changing", lambda lab: nullcontext())
-    monkeypatch.setattr(orders, "start", lambda lab, some, run: changed.append(time.monotonic_ns()) or [])
+
+    def start(*_: object, **__: object) -> list[object]:
+        changed.append(time.monotonic_ns())
+        return []
+
+    monkeypatch.setattr(orders, "start", start)
     clock = FaultClock(SimpleNamespace(), [down])  # type: ignore[arg-type]
     clock.begin([down])
     assert clock.spans[0].begin_ns <= changed[0]

@@ -147,5 +147,47 @@ def test_a_test_that_passes_in_its_second_run_is_named_and_what_fails_twice_fail
     assert done.returncode == 1 and f"1 failed, {MOST + 1} passed" in done.stdout, done.stdout
     assert 'raise ValueError(f"pause {n}' in done.stdout, "the first failure itself is shown"
     assert (tmp_path / "flaky").read_text().splitlines() == lines
-    more = session(tmp_path / "more", "unit", MOST + 1, 0)
+    more = session(tmp_path / "more", "netns", MOST + 1, 0)
     assert more.returncode == 1 and f"more than {MOST} flaky tests: a failure" in more.stdout
+
+
+ONCE = """
+import pathlib, pytest, time
+
+RUNS = []
+
+def test_module():  # passes only where it ran before
+    RUNS.append(1)
+    assert len(RUNS) > 1
+
+def test_skipped():
+    mark = pathlib.Path("mark")
+    if mark.exists():
+        pytest.skip("what it needs has ended")
+    mark.touch()
+    raise ValueError("the first run")
+
+def test_pause():
+    mark = pathlib.Path("paused")
+    if not mark.exists():
+        mark.touch()
+        raise ValueError("a pause")
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    time.sleep(60)
+"""
+
+
+def test_what_fails_fresh_is_skipped_then_or_hangs_is_no_flaky_test(tmp_path: Path) -> None:
+    (tmp_path / "unit").mkdir()
+    (tmp_path / "unit" / "test_some.py").write_text(ONCE)
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
+    words = [word for name in ("no:cacheprovider", "tests.again") for word in ("-p", name)]
+    argv = [sys.executable, "-m", "pytest", *words, "unit"]
+    env |= {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    flaky = [line for line in done.stdout.splitlines() if line.startswith("FLAKY")]
+    assert flaky == ["FLAKY unit/test_some.py::test_pause: ValueError: a pause"]
+    assert done.returncode == 1 and "3 failed, 1 passed" in done.stdout, done.stdout
+    assert "ValueError: the first run" in done.stdout

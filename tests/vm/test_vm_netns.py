@@ -1,7 +1,7 @@
-"""Suite netns on the full kernel: tests that need it run in the guest.
+"""Suite netns on the full kernel: tests that need it run in the guest (`./inv test vm -- -m deep`).
 
-On each commit ETS and RED, which no other kernel of CI has; a lab with netem is in test_vm_place.py (`long`). With
-the mark `deep` all tests of these. `./inv test netns --place vm` runs the whole suite there, which takes hours by TCG.
+None guards a commit: by TCG they take minutes, and a guest that hangs would end the gate. `./inv test netns --place vm`
+runs the whole suite there, which takes hours by TCG.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ import pytest
 from tests.marks import deep
 from tests.vm.conftest import Machine
 
-# Classes by strict priority and weight; marks and their counters. Neither needs a lab.
-EACH: Final = ("test_disciplines.py", "share_by_weight and [ets] or marks_of_red_are_counted")
 # Files of tests/netns, the words that choose tests in each, and the least number of tests that must pass.
 CHOSEN: Final = (
-    (*EACH, 2),
     deep("test_disciplines.py", "", 6),
     deep("test_link_keys_live.py", "cable_times_k", 1),
     deep("test_link_faults.py", "", 10),

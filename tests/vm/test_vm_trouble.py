@@ -136,11 +136,13 @@ def test_a_killed_start_leaves_a_process_that_down_ends(alone: Machine) -> None:
         [sys.executable, str(ROOT / "tasks.py"), "vm", "up"], env=alone.environment(), stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    while (process := process_in(guest_dir(DEFAULT))) is None:
-        time.sleep(0.02)
-        assert up.poll() is None
-    up.kill()
-    up.wait()
+    try:
+        while (process := process_in(guest_dir(DEFAULT))) is None:
+            time.sleep(0.02)
+            assert up.poll() is None
+    finally:
+        up.kill()
+        up.wait()
     assert process.alive and find_guest(DEFAULT) is None
     down = alone.inv("vm", "down", place="here")
     assert (down.returncode, process.alive, guest_dir(DEFAULT).exists()) == (0, False, False), down.stderr
@@ -151,13 +153,18 @@ def test_a_guest_that_ends_during_a_verb_is_named(alone: Machine, monkeypatch: p
     found = start()
     verb = alone.start("status")
     link = f"127.0.0.1:{found.port}"
-    while "ESTAB" not in subprocess.run(["ss", "-Hnt", "dst", link], capture_output=True, text=True, check=True).stdout:
-        time.sleep(0.05)
-        assert verb.poll() is None
-    with (guest_dir(DEFAULT) / qemu.CONSOLE).open("a") as console:
-        console.write("[   99.235662] Oops: int3: 0000 [#1] SMP NOPTI\n")  # what a guest leaves that met the race
-    os.kill(found.pid, signal.SIGKILL)
-    _, shown = verb.communicate(timeout=60)
+    listed = ["ss", "-Hnt", "dst", link]
+    try:
+        while "ESTAB" not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout:
+            time.sleep(0.05)
+            assert verb.poll() is None
+        with (guest_dir(DEFAULT) / qemu.CONSOLE).open("a") as console:
+            console.write("[   99.235662] Oops: int3: 0000 [#1] SMP NOPTI\n")  # what a guest leaves that met the race
+        os.kill(found.pid, signal.SIGKILL)
+        _, shown = verb.communicate(timeout=60)
+    finally:
+        verb.kill()
+        verb.wait()
     assert verb.returncode == 3 and "vm ended while status ran there; its labs are gone" in shown, shown
     assert "hint: probably a race of QEMU between two processors" in shown and "Traceback" not in shown
     down = alone.inv("vm", "down", place="here")

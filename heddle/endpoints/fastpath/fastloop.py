@@ -380,7 +380,7 @@ class FastLoop(NicLoop):
                 names = self.connection.sender_counters if kind == SENDER else self.connection.receiver_counters
                 # All frames of such a QP have one source port: that of the header which its sender copies.
                 sent = (PathUse(qp.flow.sport, packets, size),) if kind == SENDER else ()
-                # Out of order, received again, accepted.
+                # Out of order, duplicate, accepted.
                 received = (PathUse(qp.peer_sport, sum(rest)),) if kind == RECEIVER else ()
                 counters = dict(zip(names, rest, strict=False))
                 rates: RateSteps = ()

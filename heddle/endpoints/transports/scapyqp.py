@@ -296,13 +296,10 @@ class ScapyResponder:
         if starts == bool(self._message) or (not starts and verb != self._message):
             return wire.NAK_INVALID  # a message begins within another one, or none has begun
         if starts:
-            target = (
-                self._resolved(packet[RETH], packet[RETH].dmalen)
-                if verb == "RDMA_WRITE"
-                else self._inbox[0]
-                if self._inbox
-                else None
-            )
+            if verb == "RDMA_WRITE":
+                target = self._resolved(packet[RETH], packet[RETH].dmalen)
+            else:
+                target = self._inbox[0] if self._inbox else None
             if target is None:
                 return wire.NAK_ACCESS if verb == "RDMA_WRITE" else wire.RNR_NAK | RNR_CODE
             self._target, self._at = target, 0

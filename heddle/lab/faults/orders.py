@@ -20,7 +20,7 @@ from heddle.lab.faults.record import SetFault, changing
 from heddle.lab.faults.registry import KINDS
 from heddle.lab.linkstate import SECONDS, wait
 from heddle.lab.ports import ends_of, ports_of
-from heddle.spec.impairments import PACKETS
+from heddle.spec.impairments import DOWN, PACKETS
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -44,7 +44,7 @@ def set_kind(
     try:
         shown = kind.proof(lab, faults, timeout)
         with changing(lab):
-            record.verified(lab.dir, faults)
+            record.verified(lab, faults)
     except BaseException:  # Ctrl-C above all
         end(lab, faults)
         raise
@@ -138,19 +138,22 @@ def present(lab: Lab, kind: NamedFault) -> list[SetFault]:
 
 def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
     """End all faults but those of the fabric file, also those made by hand, and wait for the routes; returns them."""
-    done = [each for _, each in clear_where(lab, lambda kind, _: kind.name != PACKETS, timeout)]
-    with changing(lab):
-        packets = [each for each in record.read(lab.dir) if each.kind == PACKETS]
-        undo(lab, packets)
-    return [*done, *packets]
+
+    def every(kind: NamedFault) -> list[SetFault]:
+        known = [each for each in record.read(lab.dir) if each.kind == kind.name]
+        if kind.name == PACKETS:
+            return known
+        return [*known, *(each for each in kind.present(lab, known) if each not in known)]
+
+    return [each for _, each in _ended(lab, every, lambda kind, mine: kind.end(lab, mine), timeout)]
 
 
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
     """End the faults of ports and nodes, or all, also those made by hand; returns each in words.
 
-    Faults of a run stay, as its end undoes them, but for one of packets whose port is named. InputError for a word that
-    is no port and no node, and where routes would change during a run, before anything is changed; CheckError when
-    routes do not return.
+    Faults of a run in progress stay, as its end undoes them. Two kinds end if their place is named: packets and drain.
+    InputError before any change: for a word that is no port and no node, and where routes would change during a run.
+    CheckError when routes do not return.
     """
     fabric = lab.fabric
     ports = {port.ref for port in ports_of(fabric, words)} if words else set()
@@ -170,8 +173,8 @@ def clear_where(
 ) -> Found:
     """End the faults that are meant, and wait for the routes; returns them. CheckError for one that does not end.
 
-    meant: None for all, but those of a run in progress. A fault of packets of such a run ends where its port is named:
-    the user may replace it, too. only: the name of a kind.
+    meant: None for all, but those of a run in progress. Of such a run, faults of packets and drains end where their
+    place is named: the user may replace them, too. only: the name of a kind.
     """
 
     def some(kind: NamedFault) -> list[SetFault]:
@@ -179,26 +182,62 @@ def clear_where(
             return []
         own = meant is None or kind.listed
         mine = [each for each in present(lab, kind) if each.unfinished or not (each.run and own)]
-        return [each for each in mine if meant is None or meant(kind, each)]
+        if meant is not None:
+            return [each for each in mine if meant(kind, each)]
+        theirs = set() if kind.listed else _of_runs(lab, kind)
+        return [each for each in mine if each.where not in theirs]
 
-    done: Found = []
-    locked = set[object]()
-    with changing(lab), ExitStack() as held:
-        # First those that a run in progress refuses: nothing is changed then. Last those that others cause, too.
-        for kind in sorted(KINDS.values(), key=lambda kind: (not kind.routes, not kind.listed)):
-            if mine := some(kind):
-                if type(kind).locked not in locked:
-                    held.enter_context(kind.locked(lab))
-                    locked.add(type(kind).locked)
-                kind.clear(lab, mine)
-                done += [(kind, each) for each in mine]
-    done = [pair for kind in KINDS.values() for pair in done if pair[0] is kind]
-    if any(kind.routes for kind, _ in done):
-        wait(lab, timeout)
+    done = _ended(lab, some, lambda kind, mine: kind.clear(lab, mine), timeout)
+    if meant is None and only in ("", PACKETS):
+        done += [(KINDS[PACKETS], each) for each in _hidden(lab)]
     by_kind = _by_kind(each for _, each in done)
     if left := [each for name, faults in by_kind.items() for each in KINDS[name].left(lab, faults)]:
         raise CheckError(*left)
     return done
+
+
+def _of_runs(lab: Lab, kind: NamedFault) -> set[str]:
+    """Where faults of a run in progress show as faults of this kind: a flap takes its link down, too."""
+    part = {DOWN: "link", PACKETS: "errors"}.get(kind.name, "")
+    theirs = [(other, each) for other, each in in_force(lab) if other.listed and each.run and not each.unfinished]
+    return {where for other, each in theirs if part in other.part.split() for where in other.touched(lab.fabric, each)}
+
+
+def _hidden(lab: Lab) -> list[SetFault]:
+    """Forget the faults of packets that faults of a run in progress replace meanwhile: its end would set them again."""
+    with changing(lab):
+        known = [each for each in record.read(lab.dir) if each.kind == PACKETS]
+        theirs = {each.where for each in known if each.run}
+        found = [each for each in known if not each.run and each.where in theirs]
+        record.replaced(lab, found, ())
+    return found
+
+
+def _ended(
+    lab: Lab,
+    chosen: Callable[[NamedFault], list[SetFault]],
+    ends: Callable[[NamedFault, list[SetFault]], None],
+    timeout: float,
+) -> Found:
+    """End the chosen faults of each kind, and wait for the routes; returns them, in the order of KINDS.
+
+    Kinds that change routes come first: a run in progress refuses them before any change. Down and packets come after
+    the kinds that also set them.
+    """
+    done: Found = []
+    locked = set[object]()
+    with ExitStack() as held:
+        for kind in sorted(KINDS.values(), key=lambda kind: (not kind.routes, not kind.listed)):
+            if mine := chosen(kind):
+                if type(kind).locked not in locked:
+                    held.enter_context(kind.locked(lab))
+                    locked.add(type(kind).locked)
+                with changing(lab):
+                    ends(kind, mine)
+                done += [(kind, each) for each in mine]
+    if any(kind.routes for kind, _ in done):
+        wait(lab, timeout)
+    return [pair for kind in KINDS.values() for pair in done if pair[0] is kind]
 
 
 def reapply(lab: Lab) -> list[SetFault]:

@@ -116,18 +116,18 @@ def replaced(lab: Lab, old: Iterable[SetFault], new: Iterable[SetFault]) -> None
         write(lab.dir, now)
 
 
-def verified(directory: Path, faults: Iterable[SetFault]) -> None:
+def verified(lab: Lab, faults: Iterable[SetFault]) -> None:
     """Record that these faults were set: without their maker, and without the earlier ones that they replaced.
 
     Faults that another command has set meanwhile on the same places stay, as in the lab. The caller holds CHANGES.
     """
     mine, now = {each.identity for each in faults}, list[SetFault]()
-    for each in read(directory):
+    for each in read(lab.dir):
         if each.identity in mine:
             now = [*(other for other in now if other.key != each.key), replace(each, maker=None)]
         else:
             now.append(each)
-    write(directory, now)
+    write(lab.dir, now)
 
 
 def changing(lab: Lab) -> AbstractContextManager[None]:

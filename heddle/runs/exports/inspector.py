@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from heddle.runs.exports.asked import Asked
+from heddle.runs.ncclnames import collective_name
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import collective_name
 from heddle.runs.stored import StoredRun
 
 _FORMAT: Final = "v4.0"

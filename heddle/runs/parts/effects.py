@@ -115,7 +115,7 @@ class FaultEffects(RunPart):
         if len(shown) > _SHOWN:
             yield f"and {len(shown) - _SHOWN} more; the report has all"
         if self.shared:
-            yield "faults were set at the same time: a line counts all losses from its fault on until the next one began"
+            yield "some were set at the same time: a line counts all losses from its fault on until the next began"
         if self.expected is not None:
             yield f"{self.expected} of {many(self.qps, 'QP')} had a path over these links; {self.moved} left their path"
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
-from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Node
@@ -138,7 +137,8 @@ def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: 
     """Give switches their new rules. version: IP version of the fabric's hosts. Returns switch -> epoch of its rule.
 
     A switch handles a packet, from the BPF program to the kernel's choice, within one RCU read-side section. So after
-    `grace` no packet is in progress that has seen the previous state. The order of the steps relies on this.
+    `grace` no packet is in progress that has seen the previous state. The order of the steps relies on this. All new
+    tables are written before the first switch changes.
     """
     with ExitStack() as stack:
         jobs = [_Job.of(lab, handle, row, version, stack) for handle, row in rows]
@@ -170,7 +170,7 @@ class _Job:
     @classmethod
     def of(cls, lab: str, handle: NodeHandle, row: SwitchHashing, version: int, stack: ExitStack) -> _Job:
         tables = stack.enter_context(Tables.pinned(pin_dir(lab, handle.name)))
-        rules = hashmodes.sysctls(row.mode, row.seed, row.options, version)
+        rules = sysctls(row.mode, row.seed, row.options, version)
         return cls(handle, row, tables, port_names(handle), rules, {})
 
     def flip(self) -> None:
@@ -185,9 +185,9 @@ class _Job:
         with inside(self.handle.netns):
             before = sysctl_number(sysctl_path(path).read_text())
         old = self.tables.read(None)
-        by_program = programmed(old.mode, old.options) and before == hashmodes.POLICY_L4
+        by_program = programmed(old.mode, old.options) and before == POLICY_L4
         netns = self.handle.netns
-        if policy[path] == str(hashmodes.POLICY_L4):
+        if policy[path] == str(POLICY_L4):
             if by_program and not programmed(self.row.mode, self.row.options):
                 write_sysctls(netns, numbers)
             self.tables.flip()
@@ -195,7 +195,7 @@ class _Job:
                 now = {name: sysctl_number(sysctl_path(name).read_text()) for name in self.rules}
             self.rest = self.rules if now != {name: sysctl_number(each) for name, each in self.rules.items()} else {}
             return
-        first = numbers if by_program or before != hashmodes.POLICY_CUSTOM else policy
+        first = numbers if by_program or before != POLICY_CUSTOM else policy
         write_sysctls(netns, first)
         write_sysctls(netns, self.rules)
         self.tables.flip()

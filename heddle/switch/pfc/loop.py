@@ -1,8 +1,8 @@
-"""What the agent waits for, in C (../compiled/): events, deadlines, descriptors; and what it knows by row of the maps.
+"""The PFC agent's loop in C (../compiled/): events, deadlines and descriptors; and its policies and pauses, by row.
 
 All deadlines are on one kernel timer, in nanoseconds: epoll's own timeouts are whole milliseconds. The loop uses the
-same memory and sockets as the Python code, without Python per pause frame. The agent knows the
-active policies (PfcPolicies) and the state of pauses (RowState, plain arrays that the loop uses as they are).
+same memory and sockets as the Python code, without Python per pause frame. PfcPolicies has the active policies,
+RowState the state of pauses, in plain arrays that the loop uses unchanged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from heddle.kernel.libbpf import library, open_ring
 from heddle.kernel.libc import libc
 from heddle.switch.compiled import layouts as structs
 from heddle.switch.pfc.world import World
+from heddle.switch.queues.cells import REACTION_BINS, REACTION_STEP_NS
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -30,9 +31,6 @@ LOSSLESS: Final = 2  # `kind` in queue.h
 PFC: Final = 4  # POLICY_PFC in queue.h
 DROP: Final = 1  # WATCHDOG_DROP in queue.h; 2 is forward
 NOT_WATCHED: Final = -1
-# Histogram of the times from crossing Xoff to the pause frame, in `spare` of the agent's rows (u32 each).
-REACTION_BINS: Final = 10
-REACTION_STEP_NS: Final = 62_500
 
 
 def reaction_bin(reaction_ns: int) -> int:

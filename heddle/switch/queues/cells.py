@@ -33,7 +33,9 @@ from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import OWNER, ClassPolicy, Policies, numbered_ports, port_ids, row
 
-__all__ = ["CAUSES", "OWNER", "LabQueues"]
+# Histogram of the times from crossing Xoff to the pause frame, in `spare` of the agent's rows (u32 each).
+REACTION_BINS: Final = 10
+REACTION_STEP_NS: Final = 62_500
 Rows = npt.NDArray[Any]
 
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault")  # of cells["drops"], in this order

@@ -50,7 +50,6 @@ def row(port_id: int, number: int) -> int:
     return port_id * CLASSES + number
 
 
-PortKey = tuple[str, str]  # node, port
 _LEAST_BURST_US: Final = 6
 
 
@@ -109,7 +108,7 @@ class ClassPolicy:
 
 
 UNUSED: Final = ClassPolicy()
-Policies = Mapping[PortKey, tuple[ClassPolicy, ...]]  # a policy for each of the eight classes
+Policies = Mapping[PortRef, tuple[ClassPolicy, ...]]  # a policy for each of the eight classes
 
 
 def policies_of(
@@ -122,7 +121,7 @@ def policies_of(
     """
     usual = {name: policy.queues for name, policy in fabric.policy.others.items()}
     usual[BACKEND] = queues or fabric.policy.queues
-    found: dict[PortKey, tuple[ClassPolicy, ...]] = {}
+    found: dict[PortRef, tuple[ClassPolicy, ...]] = {}
     known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes:

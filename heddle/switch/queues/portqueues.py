@@ -44,7 +44,7 @@ KICK: Final = "ff0"  # class and queue that refuse every packet: a frame sent th
 LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuepolicy.py)
 # An open gate: four times the rate of the fastest link, and room for the largest packet.
 _OPEN: Final = "rate 40gbit burst 100000b"
-_HTB_MAJOR: Final = 0x10000
+_ROOT_ID: Final = 0x0001_0000  # 1:0
 _TCA_HTB_INIT: Final = 2
 _ETS_MAJOR: Final = 2
 _PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
@@ -148,7 +148,7 @@ def _htb_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
 def _htb_priorities(queues: QueuePolicy) -> tuple[int, ...]:
     """Leaf ids as priorities: HTB takes such a priority as the packet's class (htb_classify), without any filter."""
     used = queues.numbers
-    return tuple(_HTB_MAJOR | leaf_id(number) if number in used else 0 for number in range(CLASSES))
+    return tuple(_ROOT_ID | leaf_id(number) if number in used else 0 for number in range(CLASSES))
 
 
 def bands(queues: QueuePolicy) -> tuple[int, ...]:
@@ -219,7 +219,6 @@ def chosen(queues: QueuePolicy) -> Discipline:
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
 
-_ROOT_ID: Final = 0x00010000
 _RATE_CLASS_ID: Final = 0x00010001
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
@@ -401,9 +400,8 @@ def refused_by_qdiscs(netlink: nl.RouteSocket, names: Mapping[int, str]) -> dict
     for each in nl.qdiscs(netlink):
         number = number_of(each.handle >> 16)
         statistics = nl.attributes(each.attrs.get(uapi.TCA_STATS2, b""), 0)
-        if (
-            number is not None and uapi.TCA_STATS_QUEUE in statistics
-        ):  # struct gnet_stats_queue: qlen, backlog, drops, ...
+        if number is not None and uapi.TCA_STATS_QUEUE in statistics:
+            # struct gnet_stats_queue: qlen, backlog, drops, ...
             (drops,) = struct.unpack_from("=8xI", statistics[uapi.TCA_STATS_QUEUE])
             classes = found.setdefault(names.get(each.ifindex, f"if{each.ifindex}"), {})
             classes[number] = classes.get(number, 0) + drops

@@ -17,6 +17,7 @@ from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes, format_rate, format_size
 from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
+from heddle.proof.verdict import source_words
 from heddle.runs.runrecord import unfit
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.options import RunOptions
@@ -63,8 +64,7 @@ def summary(run: StoredRun) -> Values:
 def _counted(record: RunRecord, units: str) -> list[Card]:
     cards: list[Card] = []
     if (proof := record.proof) is not None:
-        names = " and ".join(filter(None, (", ".join(proof.sources[:-1]), proof.sources[-1])))
-        said = f"{names} agree" if proof.agree else f"{proof.unproven} {units} are not proven"
+        said = f"{source_words(proof.sources)} agree" if proof.agree else f"{proof.unproven} {units} are not proven"
         cards.append(("paths", f"{proof.qps - proof.unproven} of {proof.qps} {units} proven", said))
         cards.append(
             (

@@ -79,7 +79,7 @@ def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_published_result_is_in_its_bands_with_proven_paths() -> None:
-    """In the gate: experiments live above, published ones offline in tests/unit/experiments/test_sigcomm24.py."""
+    """In the gate: experiments live above, published ones offline in tests/unit/experiments/test_shipped.py."""
     (experiment,) = load_folder("sigcomm24").only(["02-same-five-tuple"]).experiments
     result = Running(experiment, Silent(), accept_unreliable=True).run()
     assert not result.failed and all(row.proven and row.state in ("in band", "sign only") for row in result.rows)

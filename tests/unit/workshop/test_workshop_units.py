@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +16,7 @@ from heddle.base import resources, state
 from heddle.base.conditions import Condition, Fact
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
+from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.verdict import PathsResult
 from heddle_plugins.workshop import catalogue, unitlife
@@ -32,7 +36,9 @@ from heddle_plugins.workshop.unitlife import (
     write_progress,
 )
 from tests.answers import Answers
+from tests.unit import run_samples as samples
 
+FINE = FabricReading()
 LABS = resources.HERE.content(resources.LABS)
 
 
@@ -215,3 +221,11 @@ def test_a_command_names_the_lab_where_several_run(home: Path, monkeypatch: pyte
     assert typed("./inv run --qps 16", "unit02") == "./inv run --lab=unit02 --qps 16"
     assert typed("./inv status {lab}", "unit02") == "./inv status unit02"
     assert typed("./inv predict {file} --workload ring", "unit03", "my.yml") == ("./inv predict my.yml --workload ring")
+
+
+@pytest.mark.parametrize(("after", "failed"), [(FabricReading(("rtsw1:eth1  the link is down",)), True), (FINE, False)])
+def test_unit_09_sees_whether_a_link_failed_in_a_run(after: FabricReading, failed: bool) -> None:
+    through = runpy.run_path(str(LABS / "09-link-failure" / "check.py"))["through"]
+    state = FabricState(FINE, after)
+    found = through(SimpleNamespace(last_run=lambda iters: replace(samples.result(), fabric_state=state)))
+    assert (found.facts["before"], found.facts["failed"], found.facts["wrong"]) == ("converged", failed, 0)
