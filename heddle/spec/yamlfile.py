@@ -216,7 +216,7 @@ _TAGS: Final = frozenset({"!"}).union(
 
 def _scalar(node: yaml.Node) -> Any:
     word = str(node.value)
-    if not isinstance(node, yaml.ScalarNode) or node.style is not None or word in ("<<", "="):
+    if not isinstance(node, yaml.ScalarNode) or node.style or word in ("<<", "="):
         return word
     if word in _NULL:
         return None
@@ -309,5 +309,5 @@ class _YamlReader:
 
 
 def _word(node: yaml.Node) -> Word | None:
-    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    plain = isinstance(node, yaml.ScalarNode) and not node.style  # the C loader's is empty
     return None if plain and node.value in _NULL else Word(str(node.value), plain=plain)

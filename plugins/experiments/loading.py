@@ -175,30 +175,38 @@ def load_experiment(path: Path, file: str) -> Experiment:
     """Read and check an experiment. file: its name in problems."""
     from heddle.spec.wording import in_order
 
-    experiment, problems = _read(parse(read_text(path, file, READING), file, READING), path, file)
+    experiment, problems = _read(parse(read_text(path, file, READING), file, READING), path, file, _Loaded())
     if experiment is None or problems:
         raise InputError(*in_order(dict.fromkeys(problems)))
     return experiment
 
 
-def _read(document: Document, path: Path, file: str) -> tuple[Experiment | None, list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What runs of one file share. fabrics: None for one with problems; workloads: those that fit their fabric."""
+
+    fabrics: dict[str, LoadedFabric | None] = field(default_factory=dict)
+    workloads: dict[str, Workload] = field(default_factory=dict)
+
+
+def _read(document: Document, path: Path, file: str, loaded: _Loaded) -> tuple[Experiment | None, list[Problem]]:
     """The experiment of a document, and everything that is wrong with it."""
     from heddle.spec.wording import examined
 
     found = examined(document, ExperimentSpec)
     if found.value is None or found.problems:
         return None, found.problems
-    reader = _Reader(document, found.value, path, file)
+    reader = _Reader(document, found.value, path, file, loaded)
     return reader.experiment(), reader.problems.found
 
 
 class _Reader:
     """Makes the variants and checks of a file, and collects problems."""
 
-    def __init__(self, document: Document, spec: ExperimentSpec, path: Path, file: str) -> None:
+    def __init__(self, document: Document, spec: ExperimentSpec, path: Path, file: str, loaded: _Loaded) -> None:
         self._document, self._spec, self._path, self._file = document, spec, path, file
         self.problems = Problems()
-        self._fabrics: dict[str, LoadedFabric | None] = {}
+        self._loaded = loaded
 
     def experiment(self) -> Experiment:
         """The whole; with problems, only some of it."""
@@ -281,7 +289,10 @@ class _Reader:
                 repeats = 1
             variant = Variant(name, point, spec, fabric, key, text, repeats, measure=measure)
             if measure is None:
-                variant = replace(variant, workload=self._workload(name, spec, fabric))
+                one = json.dumps([name, key, spec.offline, spec.workload, spec.run], sort_keys=True, default=str)
+                if one not in self._loaded.workloads and (fits := self._workload(name, spec, fabric)) is not None:
+                    self._loaded.workloads[one] = fits
+                variant = replace(variant, workload=self._loaded.workloads.get(one))
             if len(self.problems.found) == before:
                 yield variant
 
@@ -300,11 +311,11 @@ class _Reader:
                 at[path], values[path] = nested if nested in self._document.marks else (*trail, path), value
         overrides = [f"{path}={value_text(path, value)}" for path, value in values.items()]
         key = json.dumps([use.use, *overrides])
-        if key not in self._fabrics:
+        if key not in self._loaded.fabrics:
             try:
-                self._fabrics[key] = load_fabric(self._located(use.use), overrides=overrides)
+                self._loaded.fabrics[key] = load_fabric(self._located(use.use), overrides=overrides)
             except InputError as error:
-                self._fabrics[key] = None
+                self._loaded.fabrics[key] = None
                 at_use = (*of_use[:-1], "use")
                 for each in error.problems:
                     path = each.what.partition(":")[0]
@@ -312,7 +323,7 @@ class _Reader:
                     place = self._document.where(trail)
                     self.problems.found.append(replace(each, where=place) if each.where in ("", "--set") else each)
         text = ", ".join([use.use, *(each for each in overrides)])
-        return self._fabrics[key], key, text
+        return self._loaded.fabrics[key], key, text
 
     def _measure(self, name: str, spec: RunSpec) -> Measure | None:
         if spec.measure is None:
@@ -405,7 +416,7 @@ class _Reader:
             if run not in used:
                 trail = ("checks", name, "broken_by", "runs", run)
                 self._wrong(trail, "is not a run of this check", did_you_mean(run, used))
-        broken, problems = _read(perturbed(self._document, name, used), self._path, self._file)
+        broken, problems = _read(perturbed(self._document, name, used), self._path, self._file, self._loaded)
         self.problems.found += problems
         return broken
 

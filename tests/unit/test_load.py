@@ -15,7 +15,7 @@ from heddle.fabric.wiring import Port
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec
 from heddle.spec.queuepolicy import QueuePolicy
-from heddle.spec.yamlfile import MAX_BYTES
+from heddle.spec.yamlfile import MAX_BYTES, ReadOptions, parse
 from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.portqueues import DISCIPLINES
 from tests.answers import Answers
@@ -169,3 +169,15 @@ def test_a_shaper_is_given_the_rate_that_it_can_hold(rate: int) -> None:
         text = "\n".join(DISCIPLINES[name].lines(port, queues))
         assert f"rate {held}bit" in text
         assert f"ceil {held}bit" in text
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_a_file_of_megabytes_has_the_values_of_a_small_one(words: bool) -> None:
+    text = "a: 5\nb: no\nc: '5'\nd: 1.5\ne: true\nf:\n"
+    reading = ReadOptions(max_bytes=1 << 20, words=words)
+    small, large = (parse(each, "x.yml", reading) for each in (text, text + "# more\n" * (MAX_BYTES // 6)))
+    assert small.data == large.data and small.marks == large.marks
+    if words:
+        assert [value.plain for value in large.data.values() if value is not None] == [True, True, False, True, True]
+    else:
+        assert large.data == {"a": 5, "b": "no", "c": "5", "d": 1.5, "e": True, "f": None}
