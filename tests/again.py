@@ -6,14 +6,15 @@ the session, with its reason, and does not end it:
     FLAKY tests/netns/test_incast.py::test_x: AssertionError: 3 packets lost
 
 More than MOST of these are a failure. HEDDLE_FLAKY names a file that counts them over several sessions (`.ci/run`).
-All tests run once with --pdb, and with `-p no:tests.again`. So does one that reached its time limit: the second run
-would have none. A second run that is skipped is a failure. The second run of a test without a lab still has what the
-first one left in modules, so it must pass in a process of its own, too.
+All tests run once with --pdb, and with `-p no:tests.again`. A test that reached its time limit has as much time again.
+A second run that is skipped is a failure. The second run of a test without a lab still has what the first one left in
+modules, so it must pass in a process of its own, too.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -35,10 +36,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    failed = [report for report in reports if report.failed]
-    if failed and not any("Timeout (>" in report.longreprtext for report in failed):
+    if failed := [report for report in reports if report.failed]:
+        if any("Timeout (>" in report.longreprtext for report in failed):
+            _set_timer(item)
         # Whatever the first run left in fixtures of its module or of the session is not used again.
-        with suppress(Exception):
+        with suppress(Exception, pytest.fail.Exception):
             item.session._setupstate.teardown_exact(None)
         again = runtestprotocol(item, log=False, nextitem=nextitem)
         if any(report.failed for report in again):
@@ -50,6 +52,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _set_timer(item: pytest.Item) -> None:
+    """Start the timer of pytest-timeout again: it has ended, its handler is still there, and a second run may hang."""
+    mark = item.get_closest_marker("timeout")
+    limit = mark.args[0] if mark is not None and mark.args else item.config.getini("timeout")
+    if callable(signal.getsignal(signal.SIGALRM)):
+        signal.setitimer(signal.ITIMER_REAL, float(limit))
 
 
 def _passes_alone(item: pytest.Item) -> bool:

@@ -134,7 +134,7 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
             assert nics == [(end.host, end.port) for end in alone.record.ranks]
 
 
-@pytest.mark.deep
+@pytest.mark.long("it needs two jobs that keep their pace")
 def test_iterations_after_the_other_job_ended_do_not_count(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "long.yml"
     path.write_text(TWO.format(iters=4).replace("8K:16M:x2048", "256K").replace('"0:4:2"', '"0:4:2", iters: 24'))

@@ -176,10 +176,17 @@ def test_pause():
 @pytest.mark.timeout(1)
 def test_hangs():
     time.sleep(60)
+
+@pytest.mark.timeout(1)
+def test_hangs_once():
+    mark = pathlib.Path("hung")
+    if not mark.exists():
+        mark.touch()
+        time.sleep(60)
 """
 
 
-def test_what_fails_fresh_is_skipped_then_or_hangs_is_no_flaky_test(tmp_path: Path) -> None:
+def test_what_fails_fresh_is_skipped_then_or_hangs_twice_is_no_flaky_test(tmp_path: Path) -> None:
     (tmp_path / "unit").mkdir()
     (tmp_path / "unit" / "test_some.py").write_text(ONCE)
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
@@ -188,6 +195,9 @@ def test_what_fails_fresh_is_skipped_then_or_hangs_is_no_flaky_test(tmp_path: Pa
     env |= {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     flaky = [line for line in done.stdout.splitlines() if line.startswith("FLAKY")]
-    assert flaky == ["FLAKY unit/test_some.py::test_pause: ValueError: a pause"]
-    assert done.returncode == 1 and "3 failed, 1 passed" in done.stdout, done.stdout
+    assert flaky == [
+        "FLAKY unit/test_some.py::test_pause: ValueError: a pause",
+        "FLAKY unit/test_some.py::test_hangs_once: Failed: Timeout (>1.0s) from pytest-timeout.",
+    ]
+    assert done.returncode == 1 and "3 failed, 2 passed" in done.stdout, done.stdout
     assert "ValueError: the first run" in done.stdout
