@@ -50,7 +50,7 @@ class Shown:
     help=words.PATHS,
     root=True,
     tool=Tool(
-        "Show the path of each QP of a run from three sources (prediction, kernels, counters), the use of the links, "
+        "Show the path of each QP of a run from three sources (prediction, kernels, counters), link utilization, "
         "MMR. In a large run, choose QPs by qp, host or port.",
         runs=("run",),
         without=("all",),

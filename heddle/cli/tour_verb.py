@@ -92,7 +92,7 @@ STEPS: Final = (
         "paths --lab LAB",
         "For each QP Heddle predicts the path, asks each switch's kernel for it, and compares both with the counters "
         "of the switches. Only if all three agree is a path proven.",
-        "The bars show the use of each uplink. Few uplinks carry much, others nothing: ECMP hashes the 5-tuple, "
+        "The bars show the utilization of each uplink. Few carry much, others nothing: ECMP hashes the 5-tuple, "
         "which is the same for all 16 QPs of a pair. MMR is the busiest uplink's load over the mean; 1 is ideal.",
     ),
     TourStep(

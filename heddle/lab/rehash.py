@@ -155,7 +155,7 @@ def restore_hashing(lab: Lab) -> bool:
 
 
 def reapply_hashing(lab: Lab) -> list[str]:
-    """Give switches their recorded rules where others are in force, as after a `hashing` that was killed; their names.
+    """Give switches their recorded rules where others are installed, as after a `hashing` that was killed; their names.
 
     Of an imported topology only those that were set while it ran: the others may have sysctls of their own. The caller
     holds CHANGES.
@@ -329,7 +329,7 @@ _HISTORY: Final = "changes.json"
 
 @dataclass(frozen=True, slots=True)
 class Engineered:
-    """The entries in force. by: the command. at: when they changed last, seconds since the epoch. changes: how often.
+    """The installed entries. by: the command. at: when they changed last, seconds since the epoch. changes: how often.
 
     switches: all that were changed. before: their hashing of then, as in the record; those of the file are absent.
     counts: switch -> statistics of its program (Tables.statistics) when it was changed first.
@@ -454,13 +454,13 @@ def put_in_force(
 def take_out(lab: Lab, by: str) -> tuple[str, ...]:
     """Restore the hashing from before traffic engineering; returns the switches that changed.
 
-    A switch whose mode was changed since then keeps that mode, without the entries. InputError when no entries are in
-    force; MachineError when a switch cannot be changed: then all keep their rule.
+    A switch whose mode was changed since then keeps that mode, without the entries. InputError when no entries are
+    installed; MachineError when a switch cannot be changed: then all keep their rule.
     """
     with owners.lock(lab.name, owners.CHANGES):
         found = engineered(lab.name)
         if found is None:
-            why = "has no entries of traffic engineering in force"
+            why = "has no installed entries of traffic engineering"
             raise InputError(Problem("", f"lab {lab.name}", why, "./inv te apply sets some"))
         live = live_hashing(lab)
         mine = [name for name in found.switches if name in live]

@@ -177,7 +177,7 @@ def threshold_differences(fabric: Fabric, live: LabQueues, policies: Policies) -
 
 @spread(any)
 def reapply_queues(lab: Lab) -> bool:
-    """Set the recorded thresholds again where others are in force, as after a `queues set` that was killed.
+    """Set the recorded thresholds again where others are set, as after a `queues set` that was killed.
 
     False when nothing was to do. The caller holds CHANGES.
     """

@@ -1,8 +1,8 @@
-"""The use of links: flows, packets, bytes and time of every switch port, and how even it is.
+"""Link utilization: flows, packets, bytes and time of every switch port, and how even it is.
 
 In:  a fabric, and Evidence of a run; or ports with flows that are only planned.
 Out: LinkUse, a row for each egress port of each switch, at all levels; Mmr.
-The use of a link is a time: bytes * 8 / its rate. `predict` has the same rule (heddle/offline/result.py).
+The utilization of a link is a time: bytes * 8 / its rate. `predict` has the same rule (heddle/offline/result.py).
 Divided by the seconds of the run it is the utilisation, a mean over the run.
 """
 

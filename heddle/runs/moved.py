@@ -75,7 +75,7 @@ class Moved:
         if self.spread:
             lines.append(f"  {self.spread} more are spread and have no single path")
         for name, (count, gone) in self.by_rule.items():
-            mark = f", {gone} had to{' (in force)' if name == self.in_force else ''}"
+            mark = f", {gone} had to{' (active)' if name == self.in_force else ''}"
             words = f"{name} hashing" if name == RESILIENT else name
             lines.append(f"  by {words:<18} {count:>6} {self.share(count):>6.1%}{mark}")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Paths as text of at most 100 columns: verdict, use of the links, QPs."""
+"""Paths as text of at most 100 columns: verdict, link utilization, QPs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _BAR: Final = 30
 _BARS: Final = "share of the busiest, by time"
-_HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'use':>5}  {_BARS}"
+_HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'seconds':>9} {'util':>5}  {_BARS}"
 _PORTS: Final = 8  # rows of each direction other than uplinks
 _ROWS: Final = 16
 _END: Final = 9  # least width of a host's name
@@ -34,7 +34,7 @@ _MOVED: Final = 8
 def paths_text(result: PathsResult, chosen: QpSelection | None = None, rows: int | None = _ROWS) -> str:
     """Verdict, bars of links, then QPs: at most `rows` that are not proven, then at most `rows` that are.
 
-    chosen: show the verdict and the QPs of this selection, without the use of links. rows: None for all.
+    chosen: show the verdict and the QPs of this selection, without link utilization. rows: None for all.
     """
     if chosen:
         return "\n".join([*_verdict(result), "", *_chosen(result, chosen)])

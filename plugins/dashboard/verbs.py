@@ -31,8 +31,9 @@ def dashboard(
 ) -> None:
     """Serve a live page of the running labs, and their metrics for Prometheus at /metrics, until Ctrl-C.
 
-    The page shows use, queues, pauses and BGP of every link, runs and events; it runs collectives and takes links down
-    and up. ./inv dashboard --port 8080 prints its address. Others reach it with --bind 0.0.0.0 and the token.
+    The page shows utilization, queues, pauses and BGP of every link, runs and events; it runs collectives and takes
+    links down and up. ./inv dashboard --port 8080 prints its address. Others reach it with --bind 0.0.0.0 and the
+    token.
     """
     from heddle.base import state
     from heddle.lab.opening import open_lab

@@ -1,9 +1,9 @@
-"""Traffic engineering of a running lab: from what its switches know now and a demand to exact-match entries.
+"""Traffic engineering of a running lab: from what its switches know now and a traffic matrix to exact-match entries.
 
 In:  a snapshot (routes, hashing, carrier: the topology is what BGP and the links say, not what the fabric file says);
-     a demand: flows and their bytes (of_run, of_workload, of_interval).
-Out: TePlan: the tables of all switches, how they differ from those in force, the bytes of each link before and after.
-The plan has no state: the same snapshot and demand give the same plan. The algorithm is predict/cspf.py.
+     a traffic matrix: flows and their bytes (of_run, of_workload, of_interval).
+Out: TePlan: the tables of all switches, how they differ from those installed, the bytes of each link before and after.
+The plan has no state: the same snapshot and matrix give the same plan. The algorithm is predict/cspf.py.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _add(traffic: Traffic, flows: list[Flow], sizes: list[float]) -> None:
 def _checked(demand: TeDemand) -> TeDemand:
     if not demand.flows:
         hint = "start ./inv run in another terminal, or use --run or --workload"
-        raise InputError(Problem("", f"demand: {demand.source}", "no RoCEv2 flow carries bytes", hint))
+        raise InputError(Problem("", f"traffic matrix: {demand.source}", "no RoCEv2 flow carries bytes", hint))
     return demand
 
 
@@ -168,7 +168,7 @@ class TeSpread:
 
 @dataclass(frozen=True, slots=True)
 class TeChange:
-    """An entry that differs from what is in force. before, after: port and backup; empty: no entry."""
+    """An entry that differs from what is installed. before, after: port and backup; empty: no entry."""
 
     switch: str
     sport: int
@@ -216,7 +216,7 @@ class TePlan:
 
     @cached_property
     def changes(self) -> tuple[TeChange, ...]:
-        """How the entries in force change, in the order of switches, prefixes and source ports."""
+        """How the installed entries change, in the order of switches, prefixes and source ports."""
         found = []
         for switch in dict.fromkeys([*self.tables, *self.in_force]):
             old, new = self.in_force.get(switch, {}), self.tables.get(switch, {})
@@ -352,7 +352,7 @@ def _demands(
 
 
 def _before(fabric: Fabric, now: Snapshot, flows: Sequence[Flow], sizes: F64) -> tuple[dict[str, float], str]:
-    """Port -> bytes with the hashing in force; and why this is not known, if it is not."""
+    """Port -> bytes with the present hashing; and why this is not known, if it is not."""
     try:
         forwarding, hops = walk_of(fabric, now.fibs, now.hashing, flows)
     except CheckError as error:
@@ -413,7 +413,7 @@ def _tables(fabric: Fabric, forwarding: Forwarding, edges: Sequence[str], routes
 def _links(
     wires: Wires, now: Snapshot, flows: Sequence[Flow], before: Mapping[str, float], after: Mapping[str, float]
 ) -> Iterator[TeLink]:
-    """Live links between switches with NICs of the demand below them."""
+    """Live links between switches with NICs of the traffic matrix below them."""
     fabric = wires.fabric
     nics = {fabric.nic_at[ip].ref for flow in flows for ip in (flow.src_ip, flow.dst_ip)}
     above, dead = ports_above(fabric, nics), now.down
@@ -454,7 +454,7 @@ class TeRound:
 
     @property
     def spread(self) -> tuple[TeSpread | None, TeSpread] | None:
-        """Use of the links of the direction with the busiest link, before and after."""
+        """Utilization of the links of the direction with the busiest link, before and after."""
         found = self.plan.spreads().values() if self.plan is not None else ()
         return max(found, key=lambda each: (each[0] or each[1]).most, default=None)
 
@@ -485,8 +485,8 @@ def worth(plan: TePlan) -> bool:
 def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
     """Recompute until the lab is gone. by: the command, for the record.
 
-    The demand is what the switches counted in the last interval. After a change of a link or a route it is the same
-    demand again, or what was counted so far. A plan for a new interval is put in force if it is worth it.
+    The traffic matrix is what the switches counted in the last interval. After a change of a link or a route it is the
+    same again, or what was counted so far. A plan for a new interval is installed if it is worth it.
     """
     owner = owners.owner_of(lab.name)
 

@@ -1,7 +1,7 @@
 """`./inv te plan`, `apply`, `show`, `watch` and `off`: entries of traffic engineering for a running lab.
 
-In:  TeWords. Out: a plan for the demand of the user's words, changed switches (heddle/lab/rehash.py), what is in
-force, as text or JSON; a file with the entries of a plan.
+In:  TeWords. Out: a plan for the traffic matrix of the user's words, changed switches (heddle/lab/rehash.py), what is
+installed, as text or JSON; a file with the entries of a plan.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TeWords:
 
 
 def apply(out: Console, asked: TeWords) -> None:
-    """Put a plan in force. Exit 1 when a flow has no path."""
+    """Install a plan. Exit 1 when a flow has no path."""
     _refuse(asked, "out")
     where = open_lab(asked.lab)
     with owners.lock(where.name, CONTROLLER, work="te apply"):
@@ -54,7 +54,7 @@ def apply(out: Console, asked: TeWords) -> None:
         began = time.monotonic()
         changed = put_in_force(where, found.tables, "te apply", now.hashing)
         seconds = time.monotonic() - began
-    said = _changed(changed, seconds) if changed else "no entry changed: these are in force"
+    said = _changed(changed, seconds) if changed else "no entry changed: these are installed"
     text = plan_text(found, **({"rows": None} if asked.all else {}))
     out.result({**found.to_json(), "switches_changed": list(changed), "seconds": seconds}, f"{text}\n\n{said}")
     out.exit_code = 1 if found.without else 0
@@ -68,8 +68,8 @@ def off(out: Console, asked: TeWords) -> None:
     with owners.lock(where.name, CONTROLLER, work="te off", seconds=_PATIENCE_S):
         changed = () if engineered(where.name) is None else take_out(where, "te off")
     text = [f"ended te watch (process {ended})"] if ended is not None else []
-    back = f"; the hashing from before is in force on {many(len(changed), 'switch')}" if changed else ""
-    text.append(f"{where.name}: no entries of te in force{back}")
+    back = f"; the hashing from before is restored on {many(len(changed), 'switch')}" if changed else ""
+    text.append(f"{where.name}: no entries of te are installed{back}")
     out.result({"lab": where.name, "ended": ended, "switches_changed": list(changed)}, "\n".join(text))
 
 
@@ -98,7 +98,7 @@ def watch(out: Console, asked: TeWords) -> None:
             out.show(f"lab {where.name} is gone")
             return
     found = engineered(where.name)
-    left = "no entries are in force" if found is None else "the entries stay in force: ./inv te off removes them"
+    left = "no entries are installed" if found is None else "the entries stay installed: ./inv te off removes them"
     out.show(f"ended; {left}")
 
 
@@ -123,7 +123,7 @@ def _changed(switches: tuple[str, ...], seconds: float) -> str:
 
 
 def show(out: Console, asked: TeWords) -> None:
-    """Print the entries in force, who set them and when, and what became of packets since."""
+    """Print the installed entries, who set them and when, and what became of packets since."""
     _refuse(asked, "out", "run", "interval", "workload")
     where = open_lab(asked.lab)
     found, holder = engineered(where.name), owners.working_on(where.name, CONTROLLER)
@@ -138,7 +138,7 @@ def show(out: Console, asked: TeWords) -> None:
     }
     controller = "no controller runs" if holder is None else f"{holder.work} runs (process {holder.pid})"
     if found is None:
-        out.result(data, f"{where.name}: no entries of te in force; {controller}")
+        out.result(data, f"{where.name}: no entries of te are installed; {controller}")
         return
     head = f"{where.name}: {_head(found)}; {controller}"
     if unfinished := [row.switch for row in rows if not row.as_recorded]:
@@ -201,7 +201,7 @@ def plan(out: Console, asked: TeWords) -> None:
 
 
 def demand_of(where: Lab, asked: TeWords) -> TeDemand:
-    """The demand that the words name: of the last run, if they name none."""
+    """The traffic matrix that the words name: of the last run, if they name none."""
     given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
     if len(given) > 1:
         raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
@@ -239,7 +239,7 @@ def plan_text(plan: TePlan, rows: int | None = _ROWS) -> str:
 def _plan_head(plan: TePlan) -> Iterator[str]:
     demand = plan.demand
     size = format_bytes(sum(demand.bytes))
-    yield f"plan for {plan.lab}, demand: {demand.source}: {many(len(demand.flows), 'flow')}, {size}"
+    yield f"plan for {plan.lab}, traffic matrix: {demand.source}: {many(len(demand.flows), 'flow')}, {size}"
     found = plan.counts()
     words = ", ".join(f"{found[what]} {what}" for what in ("added", "changed", "removed", "unchanged"))
     yield f"{plan.entries} entries in {many(len([*filter(None, plan.tables.values())]), 'switch')}: {words}"

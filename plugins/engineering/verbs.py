@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _ACTIONS: Final = ("plan", "apply", "watch", "off", "show")  # functions of te_live.py
 _TE_HELP: Final[Options] = {
     "action": Option(
-        "plan: entries for a demand, and their effect; apply: put them in force; watch: do so repeatedly; off; show",
+        "plan: entries for a traffic matrix; apply: install them; watch: do so repeatedly; off; show",
         _ACTIONS,
     ),
-    "run": "the demand is what this run sent: an ID or number that ./inv runs lists (default: last)",
+    "run": "the traffic matrix is what this run sent: an ID or number that ./inv runs lists (default: last)",
     "interval": Option(
-        "the demand is what switches count in this time from now on: 2s; with watch: time between two plans (30s)",
+        "the traffic matrix is what switches count from now on: 2s; with watch: time between two plans (30s)",
         value="TIME",
     ),
     "workload": Option(
-        "the demand is one iteration of a workload: a file, a name of traffic/, or a word, as in predict",
+        "the traffic matrix is one iteration of a workload: a file, a name of traffic/, or a word, as in predict",
         completion.workloads,
     ),
     "out": Option("write all entries to this file, for hashing exact-match --table", value="FILE"),
@@ -57,7 +57,7 @@ def _files_of_te(typed: Mapping[str, Any]) -> Sequence[str]:
     files_in=_files_of_te,
     files_out=["out_"],
     tool=Tool(
-        "Show the entries of traffic engineering in force; with a run, a workload or an interval, plan entries for it.",
+        "Show the installed entries of traffic engineering; with a run, a workload or an interval, plan entries.",
         without=("action", "all"),
         runs=("run",),
     ),
@@ -74,10 +74,10 @@ def te(
 ) -> None:
     """Choose paths for the flows of a running lab centrally: exact-match entries, with BGP's ECMP as fall-back.
 
-    ./inv te plan shows the entries for the flows of the last run, and the use of links before and after. The topology
-    is what BGP and the links say now. --interval 2s takes the flows from the switches' counters. --workload takes them
-    from a file. apply puts the plan in force, without loss. watch does so at an interval, and when a link or a route
-    changes. off restores the hashing from before. show, the default, prints what is in force. docs/te.md has more.
+    ./inv te plan shows the entries for the flows of the last run, and the utilization of links. The topology is what
+    BGP and the links say now. --interval 2s takes the flows from the switches' counters. --workload takes them
+    from a file. apply installs the plan, without loss. watch does so at an interval, and when a link or a route
+    changes. off restores the hashing from before. show, the default, prints what is installed. docs/te.md has more.
     """
     action = action or ("plan" if run or interval or workload else "show")
     if action not in _ACTIONS:

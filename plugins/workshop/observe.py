@@ -165,7 +165,7 @@ def _run(where: UnitLab, step: StepSpec) -> Seen:
 
 
 def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
-    """The use of links by a run. uplinks: those of switches with ranks below that could be used; 0 for an MMR when none
+    """Link utilization by a run. uplinks: those of switches with ranks below that could be used; 0 for an MMR when none
     carried any.
 
     upper_uplinks: links that lead up from a switch above the edge, where ranks are below.

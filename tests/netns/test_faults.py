@@ -298,7 +298,7 @@ def test_after_a_fault_prediction_is_what_the_kernels_do_and_resilient_hashing_m
     rows = found.to_json()["flows"]
     assert sum(row["moved"] for row in rows) == moved.moved
     assert all((row["was"] != row["predicted"]) == row["moved"] for row in rows)
-    assert f"{moved.moved} of 96 QPs" in now_text(found) and "(in force)" in now_text(found)
+    assert f"{moved.moved} of 96 QPs" in now_text(found) and "(active)" in now_text(found)
 
 
 @pytest.mark.deep

@@ -86,7 +86,8 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path, answers: Answers)
     run = keep(tmp_path, record=samples.having(record, admission=use))
     assert run.record[AdmissionUse] == use
     text = report_html([run])
-    for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
+    cts = "761 sent, 5 of them retransmitted, 756 received"
+    for words in (cts, "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text
     off = replace(use, on=False, waits=None)
     answers({"with admission": "\n".join(use.lines()), "without": "\n".join(off.lines())})

@@ -135,11 +135,11 @@ def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: Inst
 
 def test_a_page_that_a_hint_names_can_be_read(installed: InstalledWheel, tmp_path: Path) -> None:
     wrong = installed.heddle("explain", "MMR", cwd=tmp_path)
-    assert "more  heddle explain docs/paths.md#the-use-of-links\n" in wrong.stdout
+    assert "more  heddle explain docs/paths.md#utilization\n" in wrong.stdout
     words = wrong.stdout.rpartition("heddle ")[2].split()
     shown = installed.heddle(*words, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith("## The use of links\n")
+    assert shown.stdout.startswith("## Utilization\n")
     (tmp_path / "empty.clab.yml").write_text("name: empty\ntopology: {}\n")
     hinted = installed.heddle("up", "empty.clab.yml", cwd=tmp_path).stderr
     assert "heddle explain docs/bring-your-own.md has an example" in hinted

@@ -5,7 +5,7 @@ state of a connection (PSNs, go-back-N), without frames.
 
 | mode | the receiver, at a gap | the sender, after a NAK or a timeout |
 |---|---|---|
-| go-back-n (rcstate.py) | discards later packets, NAKs the first missing one | sends again from that packet on |
+| go-back-n (rcstate.py) | discards later packets, NAKs the first missing one | retransmits from that packet on |
 | go-back-0 | also discards what it has of the message, NAKs its first packet | sends the whole message again |
 | selective-repeat | keeps later packets, NAKs each missing one | sends only the requested packets again |
 
@@ -48,7 +48,7 @@ _ASK_AGAIN: Final = 4  # a missing packet is requested again after this part of 
 
 
 class RestartRequester(Requester):
-    """go-back-0: sends the incomplete message again from its first packet on."""
+    """go-back-0: retransmits the incomplete message from its first packet on."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class SelectiveRequester(Requester):
 
     def __init__(self, params: RcParams, psn: int) -> None:
         super().__init__(params, psn)
-        self._again: dict[int, None] = {}  # PSNs to send again, in order
+        self._again: dict[int, None] = {}  # PSNs to retransmit, in order
 
     @property
     def ready(self) -> int:
@@ -370,7 +370,7 @@ class RcOptions:
     """What users choose of `rc` alone."""
 
     recovery: Annotated[Recovery, Declared(
-        "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat", "Transport",
+        "what rc retransmits after a loss: go-back-n, go-back-0 (the whole message), selective-repeat", "Transport",
         unlike="is not a recovery from loss",
     )] = "go-back-n"  # fmt: skip
 

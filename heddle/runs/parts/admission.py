@@ -91,7 +91,7 @@ class AdmissionUse(RunPart):
     def lines(self) -> list[str]:
         lines = []
         if self.on and self.waits is not None:
-            again = f", {self.cts_resent:,} of them again" if self.cts_resent else ""
+            again = f", {self.cts_resent:,} of them retransmitted" if self.cts_resent else ""
             cts = f"{self.cts_sent:,} CTS sent{again}, {self.cts_received:,} received, in the {self.cts_class} class"
             acks = f"{self.cts_acks:,} ACKs of CTS are counted with the data, and not predicted"
             lines += [self.text, f"{cts}; their paths are not proven", acks, self.waits.text()]
@@ -108,7 +108,7 @@ class AdmissionUse(RunPart):
         """Parameters, CTS packets and waits; a share for each slow host."""
         rows = [(name, value_text(value)) for name, value in self.parameters.items()]
         if (waits := self.waits) is not None:
-            sent = f"{self.cts_sent:,} sent, {self.cts_resent:,} of them again, {self.cts_received:,} received"
+            sent = f"{self.cts_sent:,} sent, {self.cts_resent:,} of them retransmitted, {self.cts_received:,} received"
             rows += [
                 ("class of CTS packets", self.cts_class),
                 ("CTS packets", sent),

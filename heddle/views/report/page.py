@@ -40,7 +40,7 @@ SECTIONS: Final[Registry[Section]] = Registry(
         each.key: each
         for each in (
             Section("summary", "At a glance", "summary", runparts.summary),
-            Section("fabric", "Fabric and use of links", "fabric", runparts.fabric),
+            Section("fabric", "Fabric and link utilization", "fabric", runparts.fabric),
             Section("results", "Results", "tables", runparts.results),
             Section("bandwidth", "Bandwidth and iterations", "charts", runparts.bandwidth),
             Section("queues", "Queues and pauses over time", "queues", runparts.queues),

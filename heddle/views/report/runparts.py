@@ -1,6 +1,6 @@
 """Sections of a run's part of the report, in the order of the page (page.py).
 
-Its figures at a glance; the use of links; its table in nccl-tests' form, its bandwidth; queues over time; the proof of
+Its figures at a glance; link utilization; its table in nccl-tests' form, its bandwidth; queues over time; the proof of
 paths; every parameter and version, and the commands that make it again. And the part that compares two runs.
 """
 
@@ -337,7 +337,7 @@ def loads_of(run: StoredRun) -> Sequence[LinkLoad]:
 
 
 def fabric(run: StoredRun) -> Values:
-    """The drawing with the use of links, and the same as a table."""
+    """The drawing with link utilization, and the same as a table."""
     built = run.fabric.value
     if built is None:
         raise NotCarriedError(run.fabric.why)
@@ -469,7 +469,8 @@ def _uplinks(proof: PathsResult) -> Table | None:
     )  # fmt: skip
     over = proof.uplinks.text(links[0].direction.partition(" to ")[0] or "switch")
     note = f"MMR ({over}): flows {figure(proof.mmr.flows, 3)}, bytes {figure(proof.mmr.bytes, 3)}."
-    return Table("Uplinks", ("uplink", ">QPs", ">packets", ">bytes", ">seconds at its rate", ">use"), rows, note)
+    heads = ("uplink", ">QPs", ">packets", ">bytes", ">seconds at its rate", ">utilization")
+    return Table("Uplinks", heads, rows, note)
 
 
 def _flow(proof: PathsResult, each: FlowProof) -> tuple[str, ...]:

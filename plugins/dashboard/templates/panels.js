@@ -56,7 +56,7 @@ export function chart(history, scale) { // use above, queue below, pauses as a b
   const use = history.use.map((value, at) => `${x(history.when[at]).toFixed(1)},${(22 + high - Math.min(1050, value) / 1050 * high).toFixed(1)}`);
   const base = 48 + 2 * high;
   const depth = history.depth.map((value, at) => `${x(history.when[at]).toFixed(1)},${(base - value / most * high).toFixed(1)}`);
-  top.append(svg("text", { x: 2, y: 16 }, "use of the link, 0 to 100 %"), svg("rect", { class: "frame", x: 0, y: 22, width: wide, height: high }));
+  top.append(svg("text", { x: 2, y: 16 }, "utilization, 0 to 100 %"), svg("rect", { class: "frame", x: 0, y: 22, width: wide, height: high }));
   top.append(svg("polyline", { class: "value", points: use.join(" ") }));
   top.append(svg("text", { x: 2, y: 42 + high }, `queue, 0 to ${bytes(most)}; dashed: its threshold`), svg("rect", { class: "frame", x: 0, y: 48 + high, width: wide, height: high }));
   if (depth.length) top.append(svg("polygon", { class: "area", points: `${x(history.when[0]).toFixed(1)},${base} ${depth.join(" ")} ${wide},${base}` }));
@@ -68,7 +68,7 @@ export function chart(history, scale) { // use above, queue below, pauses as a b
   top.append(svg("text", { x: 2, y: base + 18 }, "2 min ago"), svg("text", { class: "end", x: wide - 2, y: base + 18 }, "now; red: paused"));
   const last = history.use.length - 1;
   top.setAttribute("aria-label", last < 0 ? "nothing read yet" :
-    `Last two minutes: use now ${(history.use[last] / 10).toFixed(0)} %, highest ${(Math.max(...history.use) / 10).toFixed(0)} %; queue now ${bytes(history.depth[last])}, deepest ${bytes(Math.max(...history.depth))}`);
+    `Last two minutes: utilization now ${(history.use[last] / 10).toFixed(0)} %, highest ${(Math.max(...history.use) / 10).toFixed(0)} %; queue now ${bytes(history.depth[last])}, deepest ${bytes(Math.max(...history.depth))}`);
   return top;
 }
 
@@ -101,7 +101,7 @@ export function busiest(ports, rows, show) {
     .sort((a, b) => b[1][0] - a[1][0] || b[1][1] - a[1][1]).slice(0, BUSIEST);
   const cells = sorted.map(([id, [use, depth, high, flags]]) => [button(ports[id - 1].ref, () => show(ports[id - 1].ref)),
     flags & DOWN ? "down" : `${(use / 10).toFixed(0)} %`, bytes(depth), bytes(high)]);
-  box.replaceChildren(...table(["port", "use", "queue", "highest queue"], cells.length ? cells : [["all links are idle", "", "", ""]]));
+  box.replaceChildren(...table(["port", "util", "queue", "highest queue"], cells.length ? cells : [["all links are idle", "", "", ""]]));
 }
 
 export function te(found) {

@@ -1,4 +1,4 @@
-"""Entries of traffic engineering in a running lab: put in force and taken out under load, without a loss, proven."""
+"""Entries of traffic engineering in a running lab: installed and removed under load, without a loss, proven."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_entries_are_put_in_force_counted_and_taken_out_again(lab: Lab, flows: l
     take_out(lab, "te off")
     assert {name: read_hashing(lab.name, lab.handle(name)) for name in before} == before
     assert engineered(lab.name) is None
-    with pytest.raises(InputError, match="has no entries of traffic engineering in force"):
+    with pytest.raises(InputError, match="has no installed entries of traffic engineering"):
         take_out(lab, "te off")
     put_in_force(lab, tables, "te apply")
     rehash.set_hashing(lab, "spray", switches=["rtsw2"])
@@ -167,7 +167,7 @@ def test_show_names_switches_that_a_killed_change_did_not_reach(
     assert "not as recorded on rtsw2: that change did not complete" in capsys.readouterr().out
     for _ in range(2):  # also where nothing is left to remove
         te_live.off(Console(), TeWords(lab.name))
-        assert f"{lab.name}: no entries of te in force" in capsys.readouterr().out
+        assert f"{lab.name}: no entries of te are installed" in capsys.readouterr().out
 
 
 @pytest.mark.deep

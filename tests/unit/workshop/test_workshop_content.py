@@ -26,7 +26,6 @@ HEADINGS = [
 ]  # fmt: skip
 VERBS = verbs()
 UNITS = unit_ids()
-FIRST_UNITS = ("01", "02", "03")  # of the first hour; labs/README.md
 MINUTES = 240  # of the whole workshop
 
 
@@ -49,6 +48,28 @@ def commands_in(text: str) -> Iterator[str]:
 def part(unit: WorkshopUnit, heading: str) -> str:
     """The text below a heading."""
     return text_of(unit).partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def list_of(tasks: str) -> list[str]:
+    """The names of the tasks, when they are the items of one list, in order, also for Python-Markdown: lists and blocks
+    inside an item are indented by four spaces. Otherwise the lines that end the list.
+    """
+    found = list(re.finditer(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks, re.MULTILINE))
+    lines = tasks[found[0].start() : found[-1].start()].splitlines()
+    wrong = [line for line in lines if re.match(r" {0,3}(?:[-*] |```)|(?![0-9]+\. \*\*)\S", line)]
+    return wrong or [each[1] for at, each in enumerate(found, 1) if each[0].startswith(f"{at}. ")]
+
+
+def test_tasks_that_a_block_divides_are_no_list() -> None:
+    whole = (
+        "Before.\n\n1. **one.** Do\n   this:\n\n    ```sh\n    ls\n    ```\n\n2. **two.** And:\n    - a\n"
+        "3. **last.** End.\n\nAfter."
+    )
+    assert list_of(whole) == ["one", "two", "last"]
+    assert list_of(whole.replace("    - a", "   - a")) == ["   - a"]
+    assert list_of(whole.replace("    ```", "   ```")) == ["   ```sh", "   ```"]
+    assert list_of(whole.replace("   this", "this")) == ["this:"]
+    assert list_of(whole.replace("2.", "1.")) == ["one", "last"]
 
 
 def mistakes_in(command: str) -> str:
@@ -86,8 +107,8 @@ def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) ->
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
         assert target.startswith("https://") or (unit.folder / target).exists(), target
     # Tasks name every step in order.
-    tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
-    assert re.findall(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks_part, re.MULTILINE) == list(unit.spec.steps)
+    tasks_part = part(unit, "Tasks")
+    assert list_of(tasks_part) == list(unit.spec.steps)
     # The solution is not in the tasks.
     answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv workshop answer")]
     assert not [each for each in answers if each in tasks_part]
@@ -133,6 +154,7 @@ def test_sentences_beside_the_text_are_short(unit: WorkshopUnit) -> None:
 def test_the_pages_beside_the_units_have_commands_and_units(name: str) -> None:
     text = (LABS / name).read_text(encoding="utf-8")
     assert not (wrong := [said for each in commands_in(text) if (said := mistakes_in(each))]), "\n".join(wrong)
+    assert ("`./inv tour`" in text) == (name == "START.md")
     rows = re.findall(r"^\| (?:[^|]*\| )+([^|]*) \|$", text, re.MULTILINE) if name != "README.md" else []
     assert {each for row in rows for each in re.findall(r"(?<![-0-9])[0-9]{2}(?![-0-9])", row)} <= {
         each[:2] for each in UNITS
@@ -164,13 +186,11 @@ def test_steps_have_hints_and_files_and_start_leads_to_the_glossary(unit: Worksh
     solution = unit.solution()
     assert not solution.file or (unit.folder / solution.file).is_file()
     assert not solution.file or unit.spec.file
-    # Start ends with terms of the glossary and first units lead to the tour.
-    start = text_of(unit).partition("## Start")[2].partition("\n## ")[0]
-    terms = re.findall(r"`\./inv explain ([^`]+)`", start.rpartition("Terms of this unit: ")[2])
+    # Start ends with terms of the glossary.
+    terms = re.findall(r"`([^`]+)`", part(unit, "Start").rpartition("Terms for `./inv explain`: ")[2])
     assert len(terms) >= 3
     for term in terms:
         find_term(term.split())  # InputError for one that is not there
-    assert ("`./inv tour`" in start) == (unit.number in FIRST_UNITS)
 
 
 def test_a_check_needs_no_pytest() -> None:
