@@ -85,11 +85,11 @@ def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, i
 
 
 def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str], still: bool) -> Problem:
-    """What a rank waits for. still: no packet moves any more, and the transport does not send packets again."""
+    """What a rank waits for. still: no packet moves any more, and the transport does not retransmit."""
     what, why = f"rank {rank} on {plan.endpoints[rank].nic}:", waiting_text(plan, rank, waits, ends)
     if not still:
         return Problem("", what, why)
-    lost = f"packets were lost, and {plan.options.transport} does not send them again"
+    lost = f"packets were lost, and {plan.options.transport} does not retransmit them"
     return Problem("", what, f"{why}, but no packet moves any more: {lost}", NOT_SENT_AGAIN)
 
 

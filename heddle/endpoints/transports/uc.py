@@ -175,7 +175,7 @@ class UcReceiver(QpEnd):
             last, missing = self.state.first_gap
             first, end = (last + 1) & wire.PSN_MASK, (last + missing) & wire.PSN_MASK
             which = f"packet {first:#x} is" if missing == 1 else f"{missing} packets, {first:#x} to {end:#x}, are"
-            return f"{which} lost (last good PSN {last:#x}), and uc does not send packets again"
+            return f"{which} lost (last good PSN {last:#x}), and uc does not retransmit"
         if self.state.refused:
             return f"a write has {self.state.refused} (last good PSN {self.state.last_good:#x})"
         return ""
