@@ -117,9 +117,7 @@ def test_its_frames_are_those_of_uc_and_a_lost_one_is_named() -> None:
     assert memory.arrivals == [10] and bytes(memory.data[1024:1027]) == b"abc"
     assert not receiver.answering
     assert receiver.counters() == {"lost": 2, "dropped_messages": 1, "late": 0}
-    assert receiver.error == (
-        "2 packets, 0x0 to 0x1, are lost (last good PSN 0xffffff), and uc does not retransmit"
-    )
+    assert receiver.error == "2 packets, 0x0 to 0x1, are lost (last good PSN 0xffffff), and uc does not retransmit"
     assert receiver.standing == "last good PSN 0x3"
 
 
