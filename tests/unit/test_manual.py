@@ -175,20 +175,17 @@ def test_the_readme_has_the_ratios_of_the_picture() -> None:
 LONGEST = 850
 LONGER = {
     "README.md": 700,
-    "docs/architecture.md": 2520,
-    "docs/kubernetes.md": 1250,
-    "docs/queues.md": 1250,
-    "docs/hashing.md": 1150,
-    "docs/experiments.md": 1100,
-    "docs/bring-your-own.md": 1000,
-    "docs/workloads.md": 1000,
-    "docs/congestion-control.md": 1000,
-    "docs/paths.md": 950,
-    "docs/trust.md": 900,
-    "docs/run-table.md": 900,
+    "docs/architecture.md": 1370,
+    "docs/kubernetes.md": 1000,
+    "docs/queues.md": 1100,
+    "docs/hashing.md": 970,
+    "docs/experiments.md": 950,
+    "docs/bring-your-own.md": 900,
+    "docs/workloads.md": 880,
+    "docs/congestion-control.md": 870,
     "labs/06-pfc/README.md": 1050,
 }
-ALL_WORDS = 43_980
+ALL_WORDS = 41_600
 
 
 def test_pages_keep_to_their_budgets_of_words() -> None:
