@@ -1,7 +1,7 @@
 """An OpenSSH server of a test's own, on loopback: its host key, its settings, its users' keys, and a client's home.
 
     with ssh_server(tmp_path) as server:
-        server.inv("status")                 # ./inv status --place ssh:root@127.0.0.1:PORT
+        server.inv("status")                 # ./inv status --on ssh:root@127.0.0.1:PORT
         server.inv("status", place="here")
 
 Nothing of the machine's own ~/.ssh or sshd is read or changed. It ends, with all of its sessions, with the block.
@@ -65,7 +65,7 @@ class SshServer:
 
     @property
     def place(self) -> str:
-        """The argument of --place."""
+        """The argument of --on."""
         return f"ssh:{self.user}@{self.address}:{self.port}"
 
     @property
@@ -89,8 +89,8 @@ class SshServer:
         return found
 
     def words(self, *typed: str, place: str | None = None) -> list[str]:
-        """The command line of a verb with --place."""
-        return [str(self.project / "inv"), typed[0], f"--place={place or self.place}", *typed[1:]]
+        """The command line of a verb with --on."""
+        return [str(self.project / "inv"), typed[0], f"--on={place or self.place}", *typed[1:]]
 
     def inv(
         self, *typed: str, place: str | None = None, stdin: str | None = None, cwd: Path | None = None,

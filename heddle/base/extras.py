@@ -174,7 +174,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
             "pictures and reports (plot, graph, report, --heatmap)",
             ("python3-matplotlib",),
         ),
-        Extra(SSH, "paramiko", "paramiko", "lab servers (--place ssh:...)", ("python3-paramiko",)),
+        Extra(SSH, "paramiko", "paramiko", "lab servers (--on ssh:...)", ("python3-paramiko",)),
         Extra(TEST, "pytest", "pytest", "tests of fabrics (pytest)", _TEST),
     )
 }

@@ -126,9 +126,9 @@ def short_path(path: Path) -> str:
 
 
 def place_flag() -> str:
-    """` --place ssh:lab`, for commands that the user types on another machine; empty if the user is on this one."""
+    """` --on ssh:lab`, for commands that the user types on another machine; empty if the user is on this one."""
     place = os.environ.get(PLACE)
-    return f" --place {shlex.quote(place)}" if place else ""
+    return f" --on {shlex.quote(place)}" if place else ""
 
 
 def _sent_files() -> dict[str, Any]:

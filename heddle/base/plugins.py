@@ -75,7 +75,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
         "a kind of cluster: heddle.runtimes.clusterkind.ClusterKind", "heddle.runtimes.clusterkind:CLUSTERS"
     ),
     "shardcall": PartKind("a function that agents of shards may call"),
-    "place": PartKind("a kind of place: a function of the text of --place", "heddle.places.choice:KINDS"),
+    "place": PartKind("a kind of place: a function of the text of --on", "heddle.places.choice:KINDS"),
     "doctor": PartKind("a row of `doctor`: a function that returns heddle.host.doctor.Check"),
     "call": PartKind("a function that other parts call by its name"),
     "module": PartKind("a module under a name of `heddle`"),

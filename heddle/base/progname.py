@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-VARIABLE: Final = "HEDDLE_PROGRAM"  # of child processes, and of the verb that --place runs on a lab server
+VARIABLE: Final = "HEDDLE_PROGRAM"  # of child processes, and of the verb that --on runs on a lab server
 CHECKOUT: Final = "./inv"
 INSTALLED: Final = "heddle"
 # As a word: not `x./inv`, `./inventory`, or `./inv/x`. A full stop may follow it at the end of a sentence.

@@ -33,8 +33,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
     width: columns of the terminal; None: the terminal's width, or no limit if stdout is not a terminal.
     """
-    if width is None:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 16
+    width = width or _columns()
     cells = [list(header), *[[str(c) for c in row] for row in rows]]
     sizes = [max(len(row[i]) for row in cells) for i in range(len(header))]
     left = sum(sizes[:-1]) + 2 * (len(sizes) - 1)
@@ -46,6 +45,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         lines.append((f"{head}  {parts[0]}" if head else parts[0]).rstrip())
         lines += [" " * left + part for part in parts[1:]]
     return "\n".join(lines)
+
+
+def wrapped(text: str) -> str:
+    """The paragraphs of a text, filled to the width of a terminal that is too narrow for its lines."""
+    width = _columns()
+    if max(map(len, text.splitlines()), default=0) <= width:
+        return text
+    fill = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join(fill.fill(paragraph) for paragraph in text.split("\n\n"))
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 16
 
 
 def written(text: str = "", *, verbatim: bool = False) -> None:

@@ -12,13 +12,16 @@ import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from heddle.base.declared import OptionField
-from heddle.base.problems import InputError, Problem, Problems, nearest
+from heddle.base.problems import HeddleError, InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
 from heddle.cli import nccltests
+from heddle.cli.oldnames import present_name
 
 
 def _whole(text: str) -> int:
@@ -181,9 +184,18 @@ class Verb:
         return [p for p in self.parameters if p.positional and p.name != self.rest]
 
     @property
+    def lab(self) -> Parameter | None:
+        """The parameter of a lab that its name alone also sets, after or between the other words.
+
+        None for a verb whose words are a program's.
+        """
+        found = (p for p in self.parameters if p.word == "lab" and not p.positional)
+        return None if self.rest_after_positionals else next(found, None)
+
+    @property
     def usage(self) -> str:
         """`./inv up FABRIC [flags]`; flags come before `rest`."""
-        placed = [_placed(p) for p in self.positionals]
+        placed = [_placed(p) for p in self.positionals] + ["[LAB]"] * (self.lab is not None)
         words = ["[flags]", *placed] if self.rest_after_positionals else [*placed, "[flags]"]
         if self.rest:
             words.append(f"{self.rest.upper()}..." if self.rest_after_positionals else f"[-- {self.rest.upper()}...]")
@@ -268,6 +280,8 @@ class _Parse:
                 break
             if word.startswith("-") and word != "-":
                 self._flag(word, words)
+            elif (lab := self.verb.lab) is not None and self._is_lab(lab, word, waiting):
+                self._set(lab, word, word)
             elif waiting:
                 # A list takes all remaining words.
                 self._set(waiting[0] if waiting[0].kind == "list" else waiting.pop(0), word, word)
@@ -282,6 +296,21 @@ class _Parse:
         self._check_excluded()
         self.problems.raise_if_any()
         return self.values
+
+    def _is_lab(self, lab: Parameter, word: str, waiting: Sequence[Parameter]) -> bool:
+        """Whether the word names a lab: one that exists; or any, where the word can mean nothing else.
+
+        A value of the next parameter is no lab, and neither is a file where that parameter can name one.
+        """
+        if lab.name in self.values or not _LAB.fullmatch(word) or any(p.required for p in waiting):
+            return False
+        with suppress(HeddleError):  # the verb reports a directory of labs that cannot be read
+            if word in lab.option.offered(Typed(self.verb, lab)):
+                a_file = Path(word).exists()
+                return not any(
+                    (a_file and p.word in _FILES) or word in p.option.offered(Typed(self.verb, p)) for p in waiting[:1]
+                )
+        return not waiting and not _PORT.fullmatch(word) and "--fabric" not in self.verb.flags
 
     def _check_excluded(self) -> None:
         """One problem for each parameter that was typed with others that stand in its place."""
@@ -304,9 +333,16 @@ class _Parse:
 
     def _flag(self, word: str, words: list[str]) -> None:
         flag, equals, value = word.partition("=")
+        flag = present_name(flag, self.verb.flags)
         parameter = self.verb.flags.get(flag)
         if parameter is None:
-            near = twin if (twin := _TWINS.get(flag, "")) in self.verb.flags else nearest(flag, self.verb.flags)
+            near = nearest(flag, self.verb.flags)
+            if near and not nearest(flag.strip("-"), [near.strip("-")]):
+                near = ""  # --link is like --on only by its hyphens
+            if (twin := _TWINS.get(flag, "")) in self.verb.flags:
+                near = twin
+            if key := self._key(flag):
+                near = f"--set {key}={value or (words[0] if words and not words[0].startswith('-') else 'VALUE')}"
             hint = f"did you mean {near}?" if near else f"flags: {', '.join(self.verb.flags)}"
             if not near and self.verb.rest and not self.verb.rest_after_positionals:
                 hint += f"; {self.verb.rest} come after --"
@@ -328,6 +364,15 @@ class _Parse:
         else:
             value = words.pop(0)
             self._set(parameter, value, f"{flag} {value}")
+
+    def _key(self, flag: str) -> str:
+        """The key that --set takes and this flag names, wholly or by its last word; empty for none, or several."""
+        name, setting = flag.removeprefix("--").replace("-", "_"), self.verb.flags.get("--set")
+        if setting is None:
+            return ""
+        keys = [each.rstrip("=") for each in setting.option.offered(Typed(self.verb, setting))]
+        ending = [key for key in keys if key.endswith(f".{name}")]
+        return name if name in keys else ending[0] if len(ending) == 1 else ""
 
     def _set(self, parameter: Parameter, text: str, shown: str) -> None:
         if not text:  # most likely an unset shell variable; no parameter accepts an empty word
@@ -392,6 +437,8 @@ def check_format(text: str) -> str:
 # Words of containerlab, and their counterparts here; without one a hint says so: a wrong guess is worse than none.
 # Source: `containerlab --help` (0.79). Those of nccl-tests are in nccltests.py.
 _NEAR: Final = 0.75  # similarity of two verbs: `start` is not a misspelt `status`, but `dwon` is `down`
+_FILES: Final = ("fabric", "run", "runs")  # parameters that can name files, too
+_LAB: Final = re.compile(r"[a-z][a-z0-9]{0,11}")  # as in a fabric file
 _PORT: Final = re.compile(r"(eth|lo|ens|enp)[0-9a-z]*")
 
 _VERBS: Final[Mapping[str, str]] = {

@@ -65,7 +65,7 @@ _INSTRUCTIONS: Final = (
 
 
 # Parameters that every verb has; a tool's format and place are fixed.
-_COMMON: Final = ("format", "place", "yes")
+_COMMON: Final = ("format", "on", "yes")
 _TYPES: Final[Mapping[str, tuple[dict[str, Any], type | tuple[type, ...]]]] = {
     "int": ({"type": "integer"}, int),
     "float": ({"type": "number"}, (int, float)),

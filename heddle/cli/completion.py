@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import resources
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
+from heddle.cli import nccltests
 from heddle.cli.argv import Parameter, Typed, Verb
+from heddle.cli.oldnames import present_name
 from heddle.spec.impairments import OUTAGES
 
 if TYPE_CHECKING:
@@ -44,16 +46,16 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         return list(core) if last.startswith("-") else list(verbs)
     verb = None
     with suppress(HeddleError):  # of a plugin that cannot be used
-        verb = verbs.get(before[0])
-    if verb is None:
-        return []
+        verb = verbs.get(present_name(before[0], verbs, noted=False))
+    if verb is None or before[-1] in ("--help", "-h"):
+        return ["all"] if verb is not None and verb.name in nccltests.VERBS else []
     waiting = verb.positionals
     value_of: Parameter | None = None
     for word in before[1:]:
         if value_of is not None:
             value_of = None
         elif word.startswith("-") and word != "--":
-            flag = verb.flags.get(word)
+            flag = verb.flags.get(present_name(word, verb.flags, noted=False))
             value_of = flag if flag is not None and flag.kind != "bool" else None
         elif not waiting or waiting[0].kind != "list":
             waiting = waiting[1:]
@@ -64,8 +66,8 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         return [f"{name}={each}" for each in _values(verb, verb.flags[name], before[1:], text)]
     if value_of is None and last.startswith("-"):
         return sorted(verb.flags)
-    wanted = value_of or next(iter(waiting), None)
-    return _values(verb, wanted, before[1:], last) if wanted is not None else []
+    wanted = [value_of] if value_of is not None else [*waiting[:1], *([verb.lab] if verb.lab is not None else [])]
+    return [each for parameter in wanted for each in _values(verb, parameter, before[1:], last)]
 
 
 def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> list[str]:
@@ -88,7 +90,7 @@ def _labs_named(typed: Typed) -> list[str]:
 
     known = list(labs())
     words = typed.before
-    takes_word = any(parameter.word == "lab" for parameter in typed.verb.positionals)
+    takes_word = any(parameter.word == "lab" for parameter in typed.verb.parameters)
     for before, word in zip(["", *words], words, strict=False):
         name = word.removeprefix("--lab=")
         if name in known and (before == "--lab" or name != word or (takes_word and not before.startswith("-"))):

@@ -192,14 +192,14 @@ def launch(
     Each rank has the environment of torchrun, and of mpirun. Host names are known: host1, rank0. Each line that it
     prints begins with its rank and host. The first rank that fails ends the others and gives the exit code; no process
     stays behind. Its TCP and UDP flows are counted at every port, and ./inv paths proves them. docs/programs.md has
-    programs to start with. With --rdma each rank's NIC has a soft-RoCE device, and UCX is set up to use it: --place vm
+    programs to start with. With --rdma each rank's NIC has a soft-RoCE device, and UCX is set up to use it: --on vm
     has the kernel for that.
     With two hosts instead of --ranks: an RDMA program between them, with soft-RoCE: ./inv launch host1 host3 --
     ib_write_bw --tclass=98. Heddle makes a device in both hosts, starts the server, and adds the device, the address
     index and the server's address to the flags. Data flows from the first host to the second with ib_write_bw and
     ib_send_bw, and from the second to the first with ib_read_lat. Traffic class 98 puts the data into the lossless
     class with ECN; without --tclass they are best effort, and the fabric may drop them. The kernel needs soft-RoCE in
-    namespaces: ./inv doctor shows whether it has it, and --place vm has it.
+    namespaces: ./inv doctor shows whether it has it, and --on vm has it.
     """
     if ranks is None:
         return _rdma(out, client, server, cmd, lab, (per_host, time_limit, rdma or None))

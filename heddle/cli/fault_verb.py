@@ -80,9 +80,9 @@ def fault(
 ) -> None:
     """Set a fault on purpose; list or clear what is set.
 
-    ./inv fault KIND PLACE sets one: down, drain, bgp-down, slow-link, ...; docs/fault-kinds.md lists all kinds.
+    ./inv fault KIND WHERE sets one: down, drain, bgp-down, slow-link, ...; docs/fault-kinds.md lists all kinds.
     Each is verified by its effect before the command returns. Otherwise it is undone, and the exit code is 1.
-    ./inv fault list shows what is set, ./inv fault clear [PLACE] ends it. up and undrain end down and drain.
+    ./inv fault list shows what is set, ./inv fault clear [WHERE] ends it. up and undrain end down and drain.
     ./inv fault rtsw1:eth1 --loss 1/256 lets a link lose, corrupt, duplicate, delay or reorder packets. This concerns
     packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact. Setting a fault
     replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
@@ -113,7 +113,7 @@ def fault(
     if "rate" in given or set(given) - set(KINDS):
         _check_kind(action, port, legal, a_word=False)
         flag = next(key for key in given if key not in KINDS)
-        hint = f"write ./inv fault KIND PLACE --{flag} {SETTINGS[flag].example}"
+        hint = f"write ./inv fault KIND WHERE --{flag} {SETTINGS[flag].example}"
         raise InputError(Problem("", f"--{flag}", "is for a kind of fault", hint))
     if action is not None and (problem := missing("fault", action)) is not None:
         raise InputError(problem)

@@ -5,12 +5,12 @@ A name in the verb's signature says the rest: kind and default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from heddle.base import extras
 from heddle.base.declared import OUTPUT
-from heddle.cli import completion
+from heddle.cli import completion, nccltests
 from heddle.cli.argv import Option, Options, group
 
 # Names of nodes of the presets, for examples in hints and in the texts below.
@@ -277,28 +277,18 @@ RUN: Final[Options] = {
         group="What runs",
     ),
     "interference": Option("measure each job of --workload alone, too, and compare", group="What runs"),
-    "run_cycles": Option(
-        "measure all sizes N times, each time from a common start of all ranks",
-        value="N",
-        short="-N",
-        group="What runs",
-    ),
-    "check": Option(
-        "as in nccl-tests; every result is checked here, also with 0", value="N", short="-c", group="What runs"
-    ),
     **group(
-        "Sizes",
+        nccltests.GROUP,
         {
-            "minbytes": Option(
-                "as in nccl-tests, in place of --size: smallest size (default: 32M)", short="-b", excludes="size"
+            "minbytes": Option("in place of --size: smallest size (default: 32M)", short="-b", excludes="size"),
+            "maxbytes": Option("largest size (default: 32M)", short="-e", excludes="size"),
+            "stepfactor": Option("factor between sizes (default: 1, which is none)", short="-f", excludes="size"),
+            "stepbytes": Option("bytes between sizes, without -f (default: 1M)", short="-i", excludes="size"),
+            "check": Option("every result is checked here, also with 0", value="N", short="-c"),
+            "run_cycles": Option(
+                "measure all sizes N times, each time from a common start of all ranks", value="N", short="-N"
             ),
-            "maxbytes": Option("as in nccl-tests: largest size (default: 32M)", short="-e", excludes="size"),
-            "stepfactor": Option(
-                "as in nccl-tests: factor between sizes (default: 1, which is none)", short="-f", excludes="size"
-            ),
-            "stepbytes": Option(
-                "as in nccl-tests: bytes between sizes, without -f (default: 1M)", short="-i", excludes="size"
-            ),
+            **{key: each for key, each in OUTPUTS.items() if key.startswith("per_iter")},
         },
     ),
     **group(
@@ -312,6 +302,7 @@ RUN: Final[Options] = {
     ),
 }
 
+_NCCL: Final = [name for name, each in RUN.items() if isinstance(each, Option) and each.group == nccltests.GROUP]
 PERF: Final[Options] = {
     "program": Option(
         "all_reduce, all_gather, alltoall, ..., also with _perf",
@@ -320,6 +311,18 @@ PERF: Final[Options] = {
     ),
     **{name: option for name, option in RUN.items() if name not in ("workload", "interference")},
 }
+
+# Verb -> the parameters that its `--help` lists; `--help all` lists all.
+USUAL: Final[Mapping[str, Sequence[str]]] = {
+    "run": (
+        "collective", "algorithm", "iters", "workload", "ranks", "placement", "size", "qps", "sport", "transport", "cc",
+        "admission", "fault", "lab", "fabric", "json", "format", "on", "yes",
+    ),
+    "perf": (
+        "program", "iters", "warmup", "average", "datatype", "op", "root", *_NCCL, "ranks", "placement", "lab",
+        "fabric", "json", "format", "on", "yes",
+    ),
+}  # fmt: skip
 
 TUNER: Final[Options] = {
     "collective": Option("what to measure", "heddle.runs.tuning:COLLECTIVES", listed="one of", group="What runs"),

@@ -16,6 +16,8 @@ from typing import Final
 from heddle.base.problems import InputError, Problem
 
 VERBS: Final = ("run", "perf")  # that take these flags
+EXPLAINING: Final = "perf"  # the one whose help explains the flags below this heading
+GROUP: Final = "Flags of nccl-tests"
 # Long forms that `run` does not have itself.
 _LONG: Final[Mapping[str, str]] = {
     "--nthreads": "t", "--ngpus": "g", "--warmup_iters": "w", "--agg_iters": "m", "--run_cycles": "N",
@@ -130,7 +132,7 @@ class NcclFlags:
             typed = f"-{letter} {value}".strip()
             if not value.isdecimal():
                 why = "is not a whole number" if value else "is a flag of nccl-tests without its value"
-                self.problems.append(Problem("", typed, why, "./inv run --help lists our flags"))
+                self.problems.append(Problem("", typed, why, "./inv run --help all lists our flags"))
             elif letter not in _RANKS and value not in _WITHOUT[letter][0]:
                 self.notes.append(f"note: {typed} has no effect here: {_WITHOUT[letter][1]}")
         if (ranks := _ranks(values)) > 1:

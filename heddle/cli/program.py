@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,14 +26,19 @@ from heddle.base.plugins import Registry, folder, own_plugins, parts
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
-from heddle.base.tables import table, written
+from heddle.base.tables import table, wrapped, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
+from heddle.cli.helptexts import USUAL
+from heddle.cli.oldnames import present_name
 from heddle.cli.verbs import GROUPS, Command
 
 Commands = Registry[Command]  # by the verb's name: those of tasks.py in its order, then those of plugins
 _EXAMPLES: Final = "examples.txt"
+_UNGROUPED: Final = "Arguments and flags"
+_WHOLE: Final = "all"  # after --help
+_EXAMPLES_SHOWN: Final = 2  # where `--help all` shows more
 _COMPLETION: Final = "--print-completion-script"
 _COMPLETE: Final = ["--complete", "--"]  # what the script types, before the words
 # Flags without a verb, and their short forms.
@@ -111,7 +117,7 @@ def _run(commands: Commands, words: Sequence[str]) -> None:
     flags = {_flag(word, verbs) for word in words[:at] if word != "--"}
     typed = list(words[at:])
     if typed[:1] == ["help"]:
-        flags, typed = flags | {"--help"}, typed[1:2]
+        flags, typed = flags | {"--help"}, typed[1:3]
     if "--version" in flags:
         return written(f"Heddle {VERSION}\n")
     if "--list" in flags or not typed:
@@ -119,12 +125,14 @@ def _run(commands: Commands, words: Sequence[str]) -> None:
     return _run_verb(commands, *typed, explain="--help" in flags)
 
 
-def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None:
+def _run_verb(commands: Commands, typed: str, *words: str, explain: bool) -> None:
+    name = present_name(typed, commands)
     if name not in commands:
         raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
     command = commands[name]
-    if explain or _asks_help(command.verb, words):
-        return written(_help_of(command))
+    after = after_help(command.verb, ["--help", *words] if explain else words)
+    if after is not None:
+        return written(_help_of(command, whole=after == _WHOLE))
     for note in nccltests.NcclFlags.of(words, command.verb.flags).notes if name in nccltests.VERBS else []:
         print(as_started(note), file=sys.stderr)
     command.run(**parse(command.verb, words))
@@ -162,14 +170,14 @@ def _usable(verbs: Mapping[str, Verb], name: str) -> Verb | None:
     return None
 
 
-def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
-    """Whether --help is among Heddle's words; not among the words of a command for `exec`."""
-    for word in words:
+def after_help(verb: Verb, words: Sequence[str]) -> str | None:
+    """The word after --help among Heddle's words, empty without one; None without --help, or in a command of `exec`."""
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
         if word in ("--help", "-h"):
-            return True
+            return after
         if word == "--" or (verb.rest_after_positionals and not word.startswith("-")):
-            return False
-    return False
+            return None
+    return None
 
 
 def _help(commands: Commands) -> str:
@@ -191,22 +199,39 @@ def _listed(commands: Commands) -> str:
     return table(rows[0], rows[1:]) + "\n"
 
 
-def _help_of(command: Command) -> str:
-    """A verb's usage, its docstring, its words and flags below the headings of their groups, and examples."""
-    rows = []
-    for heading, found in help_rows(command.verb).items():
+def _help_of(command: Command, *, whole: bool) -> str:
+    """A verb's usage, its docstring, its words and flags below the headings of their groups, and examples.
+
+    whole: all of them, also where most users need only some.
+    """
+    verb, rows = command.verb, []
+    whole = whole or verb.name not in USUAL
+    for heading, found in help_rows(verb, whole=whole).items():
         rows += [(heading, ""), *((f"  {word}", what) for word, what in found)]
     flags = table(rows[0], rows[1:])
-    return f"Usage: {command.verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(command)}"
+    more = "" if whole else f"\n./inv {verb.name} --help {_WHOLE} lists all flags and says more.\n"
+    shown = examples_text(command, None if whole else _EXAMPLES_SHOWN)
+    text = command.text if whole else command.text.partition("\n\n")[0]
+    return f"Usage: {verb.usage}\n\n{wrapped(text)}\n\n{flags}\n{shown}{more}"
 
 
-def help_rows(verb: Verb) -> dict[str, list[tuple[str, str]]]:
-    """Heading -> each argument and flag below it as it is typed, and what it does."""
-    grouped = any(p.option.group not in ("", OUTPUT) for p in verb.parameters)
+def help_rows(verb: Verb, *, whole: bool = True) -> dict[str, list[tuple[str, str]]]:
+    """Heading -> each argument and flag below it as it is typed, and what it does. whole: not only the usual ones.
+
+    Flags of nccl-tests that several verbs take have one row, which names the verb that explains them.
+    """
+    grouped = whole and any(p.option.group not in ("", OUTPUT) for p in verb.parameters)
     rows: dict[str, list[tuple[str, str]]] = {}
+    elsewhere = []
     for p in verb.parameters:
-        heading = p.option.group if grouped else "Arguments and flags"
-        rows.setdefault(heading, []).append((_shown(verb, p), _explained(verb, p)))
+        if p.option.group == nccltests.GROUP and verb.name != nccltests.EXPLAINING:
+            elsewhere.append(p.option.short)
+        elif whole or p.name in USUAL[verb.name]:
+            heading = (grouped and p.option.group) or _UNGROUPED
+            rows.setdefault(heading, []).append((_shown(verb, p), _explained(verb, p)))
+    if elsewhere:
+        does = f"./inv {nccltests.EXPLAINING} --help explains them"
+        rows.setdefault(nccltests.GROUP if grouped else _UNGROUPED, []).append((" ".join(elsewhere), does))
     return rows
 
 
@@ -244,8 +269,8 @@ def _examples_in(files: Sequence[Path]) -> dict[str, dict[str, str]]:
     return found
 
 
-def examples_text(command: Command) -> str:
-    """The part of a verb's help with its examples; empty for a verb without any. Fits into 80 columns.
+def examples_text(command: Command, most: int | None = None) -> str:
+    """The part of a verb's help with its first examples; empty for a verb without any. Fits into 80 columns.
 
     A plugin of someone else has them in examples.txt beside the module of its verb.
     """
@@ -255,7 +280,7 @@ def examples_text(command: Command) -> str:
         beside = Path(inspect.getfile(command.function)).with_name(_EXAMPLES)
         with suppress(OSError, ValueError):
             rows = _examples_in([beside]).get(verb, {})
-    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in rows.items()]
+    lines = [f"  {example_line(verb, words)}\n      {does}" for words, does in [*rows.items()][:most]]
     return "\n".join(["", "Examples", *lines, ""]) if lines else ""
 
 

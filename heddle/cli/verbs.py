@@ -1,6 +1,6 @@
 """`@verb`: make a verb of a function, with the common behaviour of all verbs.
 
-A verb's function gets a Console first, then the typed values. The decorator adds `--format` and `--place`. If the
+A verb's function gets a Console first, then the typed values. The decorator adds `--format` and `--on`. If the
 verb needs them, it also gets root (through sudo), system packages, and extras (`--yes` installs both). A verb for
 another place is sent there as it was typed; then nothing of this machine is checked. `Command.task` is the same for
 invoke.
@@ -55,8 +55,10 @@ _FORMAT: Final = Parameter(
     positional=False,
     option=Option("output format: text or json", ("text", "json"), group=OUTPUT),
 )
-_WHERE: Final = Option("where to run the verb: here, vm, or ssh:user@host[:port]", ("here",), group=OUTPUT)
-_PLACE: Final = Parameter("place", "str", None, positional=False, option=_WHERE)
+WHERE: Final = Option(
+    "where to run the verb: here, vm, or ssh:user@host[:port]", ("here",), value="PLACE", group=OUTPUT
+)
+_ON: Final = Parameter("on", "str", None, positional=False, option=WHERE)
 _YES: Final = Parameter(
     "yes",
     "bool",
@@ -85,12 +87,16 @@ class LateParameters(Sequence[Parameter]):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb and the function that runs it with the values of its words, by name. root: whether these need root."""
+    """A verb and the function that runs it with the values of its words, by name.
+
+    root, packages: whether these need root, and which parts of the system (host/packages.py).
+    """
 
     verb: Verb
     run: Callable[..., None]
     function: Callable[..., None]
     root: Callable[[Arguments], bool]
+    packages: Callable[[Arguments], Sequence[str]]
 
     @property
     def text(self) -> str:
@@ -142,7 +148,8 @@ def verb(
     """Make a verb of a function `(console, **typed)`.
 
     group: the heading above it in the list of verbs (GROUPS). help: the option of each parameter, or only its help,
-    where it is not that of SHARED. options: `module:name` of a function that lists declared options: the verb takes
+    where it is not that of SHARED. A verb has `--on` itself where it accepts further places, the values of its option:
+    for these it runs here. options: `module:name` of a function that lists declared options: the verb takes
     them, too, as `**options` by their words. positional: parameters with a default that can be typed without their
     flag. rest: the parameter that gets all other words. root, packages, extras: what the verb needs on this machine;
     packages are names of packages.py, extras those of base/extras.py. checkout: it works on Heddle's own source, which
@@ -158,7 +165,8 @@ def verb(
         called = name or function.__name__
         own = parameters_of(function, positional, help or {}, SHARED)
         asks = bool(packages or extras)
-        common = [_FORMAT, _PLACE, *([_YES_EXTRAS] if extras else [_YES] if packages else [])]
+        on = next((p.option.values for p in own if p.name == "on" and isinstance(p.option.values, tuple)), None)
+        common = [_FORMAT, *([_ON] if on is None else []), *([_YES_EXTRAS] if extras else [_YES] if packages else [])]
         defaults = {p.name: p.default for p in own if not p.required}
 
         def with_options() -> list[Parameter]:
@@ -171,6 +179,9 @@ def verb(
         def needs_root(typed: Mapping[str, Any]) -> bool:
             return root({**defaults, **typed}) if callable(root) else root
 
+        def needed(typed: Mapping[str, Any]) -> Sequence[str]:
+            return packages({**defaults, **typed}) if callable(packages) else packages
+
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
             if checkout and how_installed().prefix == HERE.root / ".venv":  # others are the user's
@@ -181,17 +192,16 @@ def verb(
                 require(extra)
             if needs_root(typed):
                 become_root(called)
-            needed = packages(full) if callable(packages) else packages
-            if needed:
+            if parts := needed(typed):
                 from heddle.host.packages import ensure
 
-                ensure(needed, yes=yes, ask=out.confirm, say=out.say)
+                ensure(parts, yes=yes, ask=out.confirm, say=out.say)
             function(out, **typed)
 
         def call_of(typed: Mapping[str, Any]) -> Call:
             full = {**defaults, **typed}
             return Call(
-                words_of(spec, {**typed, "place": choice.HERE}),
+                words_of(spec, {**typed, "on": choice.HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
                 directory_out=directory_out,
@@ -208,7 +218,8 @@ def verb(
                 if checkout:
                     HERE.checkout(f"./inv {called}")
                 with provided_by(_installer(out, yes, parameters)):
-                    place = choice.place_for(typed.pop("place", None))
+                    within = on is not None and typed.get("on") in on
+                    place = None if within else choice.place_for(typed.pop("on", None))
                     if place is not None:
                         out.exit_code = place.run(call_of(typed), out)
                     else:
@@ -221,7 +232,7 @@ def verb(
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        return Command(spec, run, function, needs_root)
+        return Command(spec, run, function, needs_root, needed)
 
     return decorate
 

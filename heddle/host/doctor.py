@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -55,24 +55,34 @@ class Report:
         return {"ok": self.ok, "checks": [asdict(c) for c in self.checks]}
 
     def text(self) -> str:
-        """A table with the fix below each failed check, and the verdict."""
+        """The verdict, what a fabric needs, and what only some features need."""
         absent = [c.name for c in self.checks if c.required and not c.ok]
         verdict = f"Missing on this machine: {', '.join(absent)}." if absent else "This machine can run fabrics."
         if packages.PARTS.keys() & absent:
             verdict += " ./inv setup fabric installs missing packages after you confirm."
-        return self.table() + "\n\n" + verdict
+        needed, optional = ([c for c in self.checks if c.required is required] for required in (True, False))
+        apart = [("", "", ""), ("optional", "", "")] if optional else []
+        return f"{verdict}\n\n{_table('needed', [*_rows(needed), *apart, *_rows(optional)])}"
 
     def table(self) -> str:
         """One row for each check, with the fix below each failed one."""
-        from heddle.base.tables import table
+        return _table("check", _rows(self.checks))
 
-        rows = []
-        for check in self.checks:
-            state = "ok" if check.ok else "MISSING" if check.required else "no"
-            rows.append((check.name, state, check.detail))
-            if not check.ok and check.fix:
-                rows.append(("", "", f"-> {check.fix}"))
-        return table(("check", "state", "details"), rows)
+
+def _table(heading: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    from heddle.base.tables import table
+
+    return table((heading, "state", "details"), rows)
+
+
+def _rows(checks: Iterable[Check]) -> list[tuple[str, str, str]]:
+    rows = []
+    for check in checks:
+        state = "ok" if check.ok else "MISSING" if check.required else "no"
+        rows.append((check.name, state, check.detail))
+        if not check.ok and check.fix:
+            rows.append(("", "", f"-> {check.fix}"))
+    return rows
 
 
 def examine(more: Mapping[str, Callable[[], Check]] | None = None) -> Report:
@@ -323,7 +333,7 @@ def _images() -> Check:
     return Check("images", not absent, f"not built: {names}" if absent else names, fix, required=False)
 
 
-_VM: Final = "use --place vm: Debian's full kernel in a VM (docs/kernels.md)"
+_VM: Final = "use --on vm: Debian's full kernel in a VM (docs/kernels.md)"
 _FULL: Final = f"use a kernel that has it (Debian's and Ubuntu's own do), or {_VM}"
 _NO_RED: Final = f"not needed: Heddle's BPF program marks by the exact depth. For queues.ecn.marker: red, {_VM}"
 _NO_ETS: Final = f"not needed: HTB serves classes by the same weights. For queues.scheduler: ets, {_VM}"

@@ -20,7 +20,7 @@ from heddle.kernel.namespace import THIS_NAMESPACE, nameless
 from heddle.kernel.netlink import NLM_F_CREATE, RTM_NEWLINK, NetlinkError, RouteSocket, attribute
 from heddle.kernel.uapi import IFINFOMSG, IFLA_INFO_KIND, IFLA_LINKINFO
 
-HINT: Final = "run it with --place vm: that kernel has it (docs/kernels.md)"
+HINT: Final = "run it with --on vm: that kernel has it (docs/kernels.md)"
 # Where the module has another name than its type.
 _MODULES: Final[Mapping[str, str]] = {
     "vlan": "8021q", "bond": "bonding", "gre": "ip_gre", "gretap": "ip_gre", "erspan": "ip_gre", "vti": "ip_vti",

@@ -23,8 +23,8 @@ from heddle.base.process import Done, find_program, run
 from heddle.kernel.namespace import NETNS_DIR
 
 _SBIN: Final = ("/usr/sbin", "/sbin")
-_IN_VM: Final = "run the verb in the VM, whose kernel has it: --place vm"
-_SHARED: Final = "run rdma system set netns shared, while no other network namespace exists, or use --place vm"
+_IN_VM: Final = "run the verb in the VM, whose kernel has it: --on vm"
+_SHARED: Final = "run rdma system set netns shared, while no other network namespace exists, or use --on vm"
 _MODULE: Final = Path("/sys/module/rdma_rxe")
 # Functions of the module, and the release of Linux that has them: a UDP port in each namespace; devices that move.
 _PORTS: Final = ("rxe_ns_init", (7, 1))

@@ -1,4 +1,4 @@
-"""Where a verb runs: here, in a virtual machine (`--place vm`), or on a lab server (`--place ssh:user@host[:port]`).
+"""Where a verb runs: here, in a virtual machine (`--on vm`), or on a lab server (`--on ssh:user@host[:port]`).
 
 In:  what was typed, and the user's config file.
 Out: None (here), or a Place that runs the same verb elsewhere and returns its exit code.

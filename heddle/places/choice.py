@@ -1,8 +1,8 @@
-"""Places, and the one that the user chose: `--place`, else that of the config file, else this machine.
+"""Places, and the one that the user chose: `--on`, else that of the config file, else this machine.
 
 The config file is ~/.config/heddle/config.yml, or $HEDDLE_CONFIG. Unknown keys are errors, as in a fabric file.
 
-    place: ssh:me@lab.example.org    # where verbs run without --place
+    place: ssh:me@lab.example.org    # where verbs run without --on
 
 Kinds of places are parts of plugins.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from heddle.base.events import Observer
+from heddle.base.extras import KUBERNETES
 from heddle.base.files import expanded
 from heddle.base.plugins import Registry, having
 from heddle.base.problems import InputError, Problem, printable
@@ -27,7 +28,7 @@ EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual mach
 class Call:
     """One verb to run in another place.
 
-    words:     the verb and its words, without --place.
+    words:     the verb and its words, without --on.
     files_in:  files that the verb reads, as typed. files_out: those that it writes.
     directory_out: files_out are directories, else they are files.
     endings_here: suffixes of a file that it may write to its working directory under a name of its choice.
@@ -78,7 +79,7 @@ class Place(Protocol):
 
 def place_error(text: str, where: str, why: str, hint: str = EXAMPLE) -> InputError:
     """The error for a place as it stands in the config file (`where`) or was typed."""
-    return InputError(Problem(where, ("place: " if where else "--place ") + foreign(text), why, hint))
+    return InputError(Problem(where, ("place: " if where else "--on ") + foreign(text), why, hint))
 
 
 def foreign(text: str) -> str:
@@ -113,6 +114,8 @@ def _place_named(text: str, where: str) -> Place | None:
         return None
     if kind in KINDS:
         return KINDS[kind](text, where)
+    if text == KUBERNETES:
+        raise place_error(text, where, "is only for experiment", "use --runtime kubernetes for a lab in pods")
     raise place_error(text, where, "is not a place")
 
 

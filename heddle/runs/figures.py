@@ -1,10 +1,9 @@
 """The figures of a run, each once: its unit, its meaning, where it is observed, and how a run or a prediction gives it.
 
 In:  a run, stored or just made; a prediction; links with their use.
-Out: FIGURES by the name that users write. Experiments and their benchmark report, `check`, units of the workshop, tests
-and comparisons name them. A plugin adds one as a part of kind `figure`. UnknownValueError has the reason where a run
-has no value.
-Units: GB/s emulated, seconds, packets, bytes; shares of links in percent of the run.
+Out: FIGURES by the name that users write. Experiments and their benchmark report, `impact`, units of the workshop,
+tests and comparisons name them. A plugin adds one as a part of kind `figure`. UnknownValueError has the reason where a
+run has no value. Units: GB/s emulated, seconds, packets, bytes; shares of links in percent of the run.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ class RunOptions(AdmissionOptions):
     """
 
     collective: Annotated[str, Declared(
-        "the collective", _WHAT, words=_collectives, listed="one of",
+        "the collective", _WHAT, words=_collectives, listed="one of", value="NAME",
     )] = "all-reduce"  # fmt: skip
     # Empty: the collective's default.
     algorithm: Annotated[str, Declared(
-        "the algorithm (default: the collective's first)", _WHAT, words=_algorithms, listed="one of",
+        "the algorithm (default: the collective's first)", _WHAT, words=_algorithms, listed="one of", value="NAME",
     )] = ""  # fmt: skip
     # Default: every NIC of the fabric.
     ranks: Annotated[int | None, Declared(
@@ -104,7 +104,7 @@ class RunOptions(AdmissionOptions):
     # See placement.py.
     placement: Annotated[str, Declared(
         "block, cyclic, interleaved, random[:SEED], fragmented:RACKS:HOSTS[:SEED], hosts or NICs with commas, or a "
-        "file with a line for each rank", _PLACES,
+        "file with a line for each rank", _PLACES, value="ORDER",
     )] = "block"  # fmt: skip
     source_ports: Annotated[readers.SourcePorts, Declared(
         "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C", _TRANSPORT, word="sport",
@@ -137,7 +137,7 @@ class RunOptions(AdmissionOptions):
         reads=readers.parse_bucket, typed="10ms", writes=lambda ns: [f"{ns / 1e6:g}ms"],
     )] = 10_000_000  # fmt: skip
     transport: Annotated[str, Declared(
-        "protocol of the queue pairs (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of",
+        "protocol of the queue pairs (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of", value="NAME",
     )] = TRANSPORT  # fmt: skip
     # The compiled loop of the NICs: if possible, always, or never.
     fastpath: Annotated[FastPath, Declared(
@@ -161,11 +161,11 @@ class RunOptions(AdmissionOptions):
         _TRANSPORT, value="THREADS", reads=parse_posting, typed="", words=POSTING_WORDS,
         writes=lambda posting: [posting.text] if posting is not None else [],
     )] = None  # fmt: skip
-    congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc")] = NO_CONTROL
+    congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc", value="NAME")] = NO_CONTROL
     # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
     faults: Annotated[tuple[str, ...], Declared(
         "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
-        "kinds as in fault; can be repeated", _FAULTS, word="fault", value="PORT,KIND=VALUE", assistants=False,
+        "kinds as in fault; can be repeated", _FAULTS, word="fault", value="FAULT", assistants=False,
         gathers=readers.check_faults, writes=list,
     )] = ()  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The verbs of engineering: `te`, central traffic engineering, whose actions te_live.py has; `place`, where a job
+"""The verbs of engineering: `te`, central traffic engineering, whose actions te_live.py has; `schedule`, where a job
 belongs by the predicted loads of links, offline; `diagnose`, the cause of a slow or failed run.
 """
 
@@ -90,7 +90,7 @@ def te(
 
 _RING: Final = "ring"
 _LAB: Final = words.SHARED["lab"].help
-_PLACE_HELP: Final[Options] = {
+_SCHEDULE_HELP: Final[Options] = {
     "fabric": Option("preset name or fabric file; without it, a running lab", excludes="lab"),
     "ranks": Option("number of ranks (default: of the job, else all free NICs)", value="N", least=2),
     "workload": Option(
@@ -122,7 +122,7 @@ def _placed_files(typed: Mapping[str, Any]) -> Sequence[str]:
 
 @verb(
     group="Paths",
-    help=_PLACE_HELP,
+    help=_SCHEDULE_HELP,
     positional=["fabric"],
     root=lambda typed: typed["fabric"] is None,
     files_in=_placed_files,
@@ -133,7 +133,7 @@ def _placed_files(typed: Mapping[str, Any]) -> Sequence[str]:
         without=("fabric", "workload", "job", "set", "nccl", "export"),
     ),
 )
-def place(
+def schedule(
     out: Console,
     fabric: str | None = None,
     ranks: int | None = None,
@@ -218,7 +218,7 @@ def _fabric(
 
         return load_fabric(fabric, overrides=settings).fabric, (), ()
     if settings:
-        raise InputError(Problem("", "--set", "needs a fabric", "./inv place FABRIC --set PATH=VALUE"))
+        raise InputError(Problem("", "--set", "needs a fabric", "./inv schedule FABRIC --set PATH=VALUE"))
     from heddle.lab.linkstate import state_of
     from heddle.lab.opening import open_lab
 
@@ -248,7 +248,7 @@ def _written(ranking: Ranking, chosen: Candidate, name: str | None) -> list[str]
 
     if name is None:
         return []
-    head = f"# {len(chosen.nics)} ranks placed {chosen.name} by ./inv place, fabric {ranking.fabric.name}"
+    head = f"# {len(chosen.nics)} ranks placed {chosen.name} by ./inv schedule, fabric {ranking.fabric.name}"
     write_file(real(name), "\n".join([head, *chosen.nics, ""]).encode(), name)
     use = f"./inv run --placement {name} --ranks {len(chosen.nics)}"
     if ranking.job.name:

@@ -1,4 +1,4 @@
-"""Experiments as text: the table of checks, and the claim above it; `./inv check` as text and as JUnit XML."""
+"""Experiments as text: the table of checks, and the claim above it; `./inv impact` as text and as JUnit XML."""
 
 from __future__ import annotations
 

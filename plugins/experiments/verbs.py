@@ -1,4 +1,4 @@
-"""The verbs `experiment` and `reproduce`, files of runs and comparisons, one or a folder of them; and `check`, what a
+"""The verbs `experiment` and `reproduce`, files of runs and comparisons, one or a folder of them; and `impact`, what a
 change of fabric files does.
 """
 
@@ -18,7 +18,7 @@ from heddle.cli.console import Console
 from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import KUBERNETES as KUBERNETES_OPTIONS
 from heddle.cli.helptexts import target_of
-from heddle.cli.verbs import verb
+from heddle.cli.verbs import WHERE, verb
 from heddle.host import packages
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ _EXPERIMENT: Final[Options] = {
     "out": Option("directory for JSON, CSV, pictures and the stored runs", value="DIR"),
     "break": "make the runs that must break each check (`broken_by`); exit 1 where one does not fail",
     "accept_unreliable": "verdicts may rest on runs that the host CPU limited; their rows say UNRELIABLE",
-    "on": Option("kubernetes: bring each fabric up in a pod of a cluster", (KUBERNETES,), value="CLUSTER", closed=True),
+    "on": Option(
+        f"{WHERE.help}; or kubernetes: bring each fabric up in a pod of a cluster", (KUBERNETES,), value="PLACE"
+    ),
     "parallel": Option(
-        "with --on: at most N fabrics at the same time (default: one on each node that is free)", value="N"
+        "with --on kubernetes: at most N fabrics at the same time (default: one on each node that is free)", value="N"
     ),
     **{key: each for key, each in KUBERNETES_OPTIONS.items() if key != "tunnel_port"},
     "image": replace(KUBERNETES_OPTIONS["image"], help="image of the pods (default: heddle-fabric:latest)"),
@@ -221,7 +223,7 @@ def _check(repeats: int | None, *, alone: str | bool | None) -> None:
 
     if alone:
         hint = "leave them out; --format json has everything"
-        raise InputError(Problem("", "--break", "excludes --on and --out", hint))
+        raise InputError(Problem("", "--break", "excludes --on kubernetes and --out", hint))
     if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
         raise InputError(Problem("", f"--repeats {repeats}", f"is outside 1 to {MOST_REPEATS}"))
 
@@ -239,7 +241,6 @@ class _Place:
 
 
 def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _Place:
-    from heddle.base.problems import did_you_mean
     from heddle.runtimes.clusterkind import CLUSTERS
     from heddle_plugins.experiments.running import Pods
 
@@ -249,8 +250,6 @@ def _place(on: str | None, parallel: int | None, target: Mapping[str, str]) -> _
             flag = f"--{given[0].replace('_', '-')}"
             raise InputError(Problem("", flag, "is for --on kubernetes", "write --on kubernetes, too"))
         return _Place()
-    if on != KUBERNETES:
-        raise InputError(Problem("", f"--on {on}", "is not a kind of cluster", did_you_mean(on, [KUBERNETES])))
     if parallel is not None and parallel < 1:
         raise InputError(Problem("", f"--parallel {parallel}", "is not a number of pods", "use --parallel 1 or more"))
     CLUSTERS[on].check(target)
@@ -308,7 +307,7 @@ def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderRe
 
 
 _USUAL: Final = "ring,qps=4"
-_CHECK: Final[Options] = {
+_IMPACT: Final[Options] = {
     "base": Option("before: a preset, a fabric file, a folder of them, or REV:path of git", value="A"),
     "head": Option("after: the same", value="B"),
     "workload": Option(
@@ -331,8 +330,8 @@ def _changed_files(typed: Mapping[str, Any]) -> Sequence[str]:
     return [*files, *(name for each in typed["workload"] for name in files_of(each))]
 
 
-@verb(group="Paths", help=_CHECK, files_in=_changed_files, files_out=["junit"])
-def check(
+@verb(group="Paths", help=_IMPACT, files_in=_changed_files, files_out=["junit"])
+def impact(
     out: Console,
     base: str | None = None,
     head: str | None = None,
@@ -356,7 +355,7 @@ def check(
 
     if base is None or head is None:
         missing = "--base" if base is None else "--head"
-        hint = "./inv check --base main:topologies/zone.yml --head topologies/zone.yml"
+        hint = "./inv impact --base main:topologies/zone.yml --head topologies/zone.yml"
         raise InputError(Problem("", missing, "is missing", hint))
     typed = dict(zip(LIMITED, (max_worst_link, max_moved, max_mmr, max_completion), strict=True))
     limits = {name: ChangeLimit.parse(name, text) for name, text in typed.items() if text}

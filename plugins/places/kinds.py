@@ -1,4 +1,4 @@
-"""The kinds of places, as `--place` and the config file name them: `ssh:[user@]host[:port]`, `vm` and `vm:KERNEL`."""
+"""The kinds of places, as `--on` and the config file name them: `ssh:[user@]host[:port]`, `vm` and `vm:KERNEL`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vm(text: str, where: str) -> Place:
     """The VM of a kernel. InputError for an unknown kernel, MachineError without the packages of the extra."""
     from heddle_plugins.places.vm.recipe import DEFAULT, kernel_named
 
-    kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--place vm:")
+    kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--on vm:")
     require(SSH)
     from heddle_plugins.places.vm.place import VmPlace
 

@@ -177,7 +177,7 @@ class SshPlace:
                 session = Session(self.address, call, out, transport)
                 session.copy(manifest, files)
                 after = "continues there" if call.lasting else "was ended there"
-                why, hint = f"during {call.verb}", f"{call.verb} {after}; ./inv status --place {self.address} shows it"
+                why, hint = f"during {call.verb}", f"{call.verb} {after}; ./inv status --on {self.address} shows it"
                 return session.run()
             except Broken:
                 raise MachineError(Problem("", str(self.address), f"lost the connection {why}", hint)) from None
@@ -234,7 +234,7 @@ class Session:
     def run(self) -> int:
         """Show the verb's output, and copy back what it wrote; its exit code."""
         self.out.close()
-        where = progname.as_started(f"./inv status --place {self.address}")
+        where = progname.as_started(f"./inv status --on {self.address}")
         left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
         with noted_signals(left) as signals, _raw_terminal() if self.at_terminal else nullcontext():
             code = self._follow(signals)

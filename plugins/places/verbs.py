@@ -1,4 +1,4 @@
-"""The verb `vm`: the virtual machine in which `--place vm` runs verbs."""
+"""The verb `vm`: the virtual machine in which `--on vm` runs verbs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def vm(
     rebuild: bool = False,
     command: Sequence[str] = (),
 ) -> None:
-    """Start, show, enter or end the VM: Debian's full kernel in QEMU, for verbs with --place vm.
+    """Start, show, enter or end the VM: Debian's full kernel in QEMU, for verbs with --on vm.
 
     The first start makes an image; this takes a few minutes, and the image is kept. Starting the VM needs no root.
     """
@@ -115,7 +115,7 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
         ensure_image(chosen, out.observer, fresh=True)
     found = guests.ensure_guest(chosen, out.observer, guests.default_hardware(memory, cpus, idle))
     said = ["it ran already, so its hardware is unchanged"] if running is not None else []
-    more = f"next: ./inv up tiny --place {place_name(found.kernel)}; ./inv vm ssh; ./inv vm down"
+    more = f"next: ./inv up tiny --on {place_name(found.kernel)}; ./inv vm ssh; ./inv vm down"
     out.result({"guest": found.to_json()}, "\n".join([_line(found), *said, more]))
 
 
@@ -127,7 +127,7 @@ def _status(out: Console) -> None:
 
     running, cached = guests(), images()
     needed = {image_name(kernel) for kernel in KERNELS.values()}
-    lines = [_line(each) for each in running] or ["no VM runs; ./inv vm up starts one, and so does --place vm"]
+    lines = [_line(each) for each in running] or ["no VM runs; ./inv vm up starts one, and so does --on vm"]
     other = ("", " (of another version of Heddle)")
     lines += [_image_line(each) + other[each.name not in needed] for each in cached]
     lines += [] if cached else ["no image is cached; the first start makes one"]

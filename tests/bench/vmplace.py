@@ -1,4 +1,4 @@
-"""The VM of --place vm: how soon it is ready, how long an unchanged project takes to sync, memory, and its image.
+"""The VM of --on vm: how soon it is ready, how long an unchanged project takes to sync, memory, and its image.
 
 The limits are those of the accelerator with which the guest boots here: KVM where it works, else TCG.
 """
@@ -65,8 +65,8 @@ def _ready(env: dict[str, str]) -> Iterator[Figure]:
     _took(env, "vm", "down")
     up = _took(env, "vm", "up")
     guest = _guest()
-    first = _took(env, "status", "--place", "vm")
-    second = _took(env, "status", "--place", "vm")
+    first = _took(env, "status", "--on", "vm")
+    second = _took(env, "status", "--on", "vm")
     how, limit = guest.accelerator.upper(), _READY_S[guest.accelerator]
     yield at_most(f"vm up until ready for a verb, {how}", up, "s", limit)
     yield Figure("of that: the guest boots", guest.seconds, "s")
@@ -88,7 +88,7 @@ def _unchanged() -> Figure:
 
 def _memory(env: dict[str, str], observer: Observer) -> Iterator[Figure]:
     observer.say("bringing zone up in the VM; this takes minutes under TCG")
-    yield Figure("up zone in the VM", _took(env, "up", "zone", "--place", "vm"), "s")
+    yield Figure("up zone in the VM", _took(env, "up", "zone", "--on", "vm"), "s")
     lines = _inv(env, "vm", "ssh", "--", "cat", "/proc/meminfo").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     yield Figure("zone is up: memory in use in the VM", (kib["MemTotal"] - kib["MemAvailable"]) / 1024, "MiB")

@@ -149,5 +149,5 @@ def test_without_netem_a_delay_ends_with_exit_code_3_and_the_place_that_has_it(t
     done = typed("fault", "rtsw1:eth1", "--delay", "10us", "--lab", tiny.name)
     assert (done.returncode, done.stdout) == (3, "")
     assert "a delay on a link is not possible: this kernel has no sch_netem" in done.stderr
-    assert "--place vm" in done.stderr
+    assert "--on vm" in done.stderr
     assert rows_after(tiny) == []

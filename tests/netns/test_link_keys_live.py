@@ -76,7 +76,7 @@ def test_without_netem_up_with_delays_on_links_is_refused_and_makes_nothing(name
     done = typed("up", "tiny", "--name", name, *words)
     assert (done.returncode, done.stdout) == (3, "")
     assert "link.delay_at: link is not possible: this kernel has no sch_netem" in done.stderr
-    assert "--place vm" in done.stderr
+    assert "--on vm" in done.stderr
     assert state.read_record(name) is None
 
 

@@ -1,4 +1,4 @@
-"""The MCP server over stdio, with the SDK's own client, beside a live lab and on another machine (--place ssh:)."""
+"""The MCP server over stdio, with the SDK's own client, beside a live lab and on another machine (--on ssh:)."""
 
 from __future__ import annotations
 

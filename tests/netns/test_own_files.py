@@ -155,7 +155,7 @@ def test_without_overlayfs_nodes_see_files_read_only_and_new_paths_are_refused(
     paths = ["/conf", "/setup.sh", "/opt/no/such/setup.sh", "/mnt/setup.sh"]
     why = "which this machine does not have; nodes cannot create it, since it has no overlayfs"
     assert [problem.why for problem in refused.value.problems] == [f"needs {each}, {why}" for each in paths]
-    assert all("--place vm" in problem.hint for problem in refused.value.problems)
+    assert all("--on vm" in problem.hint for problem in refused.value.problems)
 
     node = "{kind: linux, binds: ['daemons:/etc/frr/daemons']}"
     path.write_text(f"name: x\ntopology: {{nodes: {{r1: {node}}}}}\n")
@@ -259,7 +259,7 @@ def test_it_is_named_before_anything_starts(tmp_path: Path, name: str, leftovers
     assert str(caught.value) == (
         f"{path}:5  exec: ip link add x0 type nosuchtype id 7 is not possible here: this kernel has no nosuchtype; "
         "nodes: a, b\n"
-        f"{' ' * len(str(path))}    hint: run it with --place vm: that kernel has it (docs/kernels.md)"
+        f"{' ' * len(str(path))}    hint: run it with --on vm: that kernel has it (docs/kernels.md)"
     )
     assert "create" not in listener.begun
     assert leftovers(name) == []
@@ -272,11 +272,11 @@ def test_inside_a_shell_it_is_a_warning_and_the_reason_if_it_fails(tmp_path: Pat
     life.up(import_topology(path, "netns", name), observer=listener)
     assert [line for line in listener.warnings if "nosuchtype ||" not in line] == [
         "exec: ip link add x0 type nosuchtype is not possible here: this kernel has no nosuchtype; nodes: a, b; "
-        "run it with --place vm: that kernel has it (docs/kernels.md)"
+        "run it with --on vm: that kernel has it (docs/kernels.md)"
     ]
     life.down(name)
     fails = with_commands(tmp_path, "sh -c 'ip link set lo up && ip link add x0 type nosuchtype'")
-    reason = r"Unknown device type\.: this kernel has no nosuchtype\n +hint: run it with --place vm"
+    reason = r"Unknown device type\.: this kernel has no nosuchtype\n +hint: run it with --on vm"
     life.up(import_topology(fails, "netns", name), observer=listener)
     assert re.search(reason, "\n".join(listener.warnings))
     life.down(name)

@@ -146,7 +146,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
     with ssh_server(tmp_path / "a server", project=installed.packages / "heddle/_content") as server:
 
         def there(*words: str) -> subprocess.CompletedProcess[str]:
-            return installed.heddle(*words, "--place", server.place, cwd=empty, env=server.env)
+            return installed.heddle(*words, "--on", server.place, cwd=empty, env=server.env)
 
         up = there("up", "tiny", "--name", name)
         assert (up.returncode, up.stdout.split()[0]) == (0, name), up.stderr

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READS, ALL = Assistant(verbs(), changing=False), Assistant(verbs(), changing=True)
 # What changes a lab or writes a file, of the verbs that are tools.
 NEVER = {"action", "setting", "remove", "mode", "set", "table", "entry", "clear", "csv", "heatmap", "out", "fabric",
-         "place", "format", "yes", "watch"}  # fmt: skip
+         "on", "format", "yes", "watch"}  # fmt: skip
 
 
 def test_tools_are_offered_as_allowed_and_change_nothing() -> None:

@@ -8,10 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from heddle.cli import baremachine
+from heddle.host import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -162,3 +166,63 @@ def test_a_python_that_is_too_old_or_has_no_venv_is_named(
     done = inv(clone, PATH=f"{programs}:/usr/bin:/bin")
     assert done.returncode == 3
     assert why in done.stderr and hint in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("demo", packages.FABRIC),
+        ("up tiny --runtime containerlab", packages.LAB),
+        ("run --fabric tiny", packages.FABRIC),
+        ("capture rtsw1:eth1", packages.CAPTURE),
+        ("up tiny --dry-run", ()),
+        ("up tiny --on vm", ()),
+        ("up tiny --place here", packages.FABRIC),
+        ("demo --help", ()),
+        ("up --nosuch", ()),
+        ("status", ()),
+        ("check --base tiny --head tiny", ()),
+        ("nosuch", ()),
+        ("--list", ()),
+        ("", ()),
+    ],
+)
+def test_system_packages_of_a_line_are_known_before_the_setup(line: str, parts: Sequence[str]) -> None:
+    assert tuple(baremachine.needed(line.split())) == tuple(parts)
+
+
+def test_they_are_known_without_any_package_of_the_lock() -> None:
+    """A Python in isolated mode, without site-packages: `run` declares its options with numpy, so its flags decide."""
+    lines = [
+        "demo",
+        "up tiny",
+        "run --fabric tiny",
+        "run",
+        "run --fabric tiny --runtime containerlab",
+        "experiment x.yml",
+    ]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from heddle.cli.baremachine import needed\n"
+        "print([list(needed(line.split())) for line in sys.argv[2:]])\n"
+        "assert not {'numpy', 'pydantic', 'yaml'} & set(sys.modules)\n"
+    )
+    argv = [sys.executable, "-I", "-S", "-B", "-c", code, str(ROOT), *lines]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=own_env(HEDDLE_CONFIG=""))
+    fabric = list(packages.FABRIC)
+    assert done.stdout == f"{[fabric, fabric, fabric, [], [], []]}\n", done.stderr
+
+
+def test_all_that_is_missing_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packages, "FRR_DIRS", (Path("/nowhere"),))
+    monkeypatch.setattr(packages, "LIBBPF", ("libnosuch.so",))
+    assert baremachine.main(["up", "my fabric.yml"], ["python3-venv"]) == 3
+    assert capsys.readouterr().err == (
+        "frr is missing: the switches' control plane: zebra and bgpd\n"
+        "libbpf1 is missing: loads the hashing and counting programs\n"
+        "  hint: run ./inv up 'my fabric.yml' --yes: it installs python3-venv, frr, libbpf1 by apt-get, "
+        "and Heddle's Python packages in .venv\n"
+    )
+    assert baremachine.main(["up", "tiny", "--dry-run"], ["python3-venv"]) == 0

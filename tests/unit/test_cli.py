@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base import plugins
+from heddle.base import plugins, state
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.cli.argv import Option, Verb, parameters_of, parse, wants_json, words_of
 from heddle.cli.console import Console
-from heddle.cli.program import main
+from heddle.cli.program import commands_in, main
 from heddle.cli.verbs import verb
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
+from heddle.spec.plain import dump_spec
 from tests.answers import Answers
 from tests.machine import child
 
@@ -56,7 +58,7 @@ def test_words_become_arguments(answers: Answers) -> None:
 
 def test_a_positional_list_takes_all_words_that_are_left() -> None:
     assert parse(SET, ["x", "a=1", "--lab", "zone", "b=2"]) == {"what": "x", "setting": ["a=1", "b=2"], "lab": "zone"}
-    assert SET.usage == "./inv set [WHAT] [SETTING...] [flags]"
+    assert SET.usage == "./inv set [WHAT] [SETTING...] [LAB] [flags]"
     again = words_of(SET, {"what": "x", "setting": ["a=1", "b=2"]})
     assert parse(SET, again[1:]) == {"what": "x", "setting": ["a=1", "b=2"]}
 
@@ -153,7 +155,7 @@ def test_help_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) 
     [
         ([""], ["fail", "work", *plugins.parts("verb")]),
         (["--"], ["--help", "--list", "--version"]),
-        (["work", "--"], ["--format", "--place", "--word"]),
+        (["work", "--"], ["--format", "--on", "--word"]),
         (["work", "--format", ""], ["text", "json"]),
         (["work", "--word", ""], []),
         (["nothing", ""], []),
@@ -164,14 +166,61 @@ def test_shells_can_complete(typed: list[str], offered: list[str], capsys: pytes
     assert capsys.readouterr().out.split() == offered
 
 
-def test_a_spare_word_may_be_a_lab() -> None:
+def a_lab(name: str) -> None:
+    """The record of a lab, as `up` writes it before it makes anything."""
+    spec = dump_spec(load_fabric("tiny", name=name).spec)
+    state.write_record(state.Record(name, "netns", "running", spec, "tiny"))
+
+
+def test_every_verb_takes_its_lab_with_the_flag_and_as_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tasks
 
-    for verb_, said in ((tasks.paths, "--lab zone"), (tasks.run, "--lab zone or --fabric zone")):
-        with pytest.raises(InputError, match=f"did you mean {said}"):
-            parse(verb_.verb, ["zone"])
-    for words in (["zone"], ["--lab", "zone"]):
-        assert parse(tasks.validate.verb, words)["lab"] == "zone"
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    a_lab("mine")
+    verbs = {name: each.verb for name, each in commands_in(vars(tasks)).items()}
+    of_labs = {name: verb_ for name, verb_ in verbs.items() if "--lab" in verb_.flags}
+    assert len(of_labs) > 20
+    first = {"perf": ["all_reduce"], "compare": ["1", "2"]}
+    for name, verb_ in of_labs.items():
+        words = first.get(name, [])
+        with_flag = parse(verb_, [*words, "--lab", "mine"] + ["rtsw1", "ls"] * (name == "exec"))
+        assert with_flag["lab"] == "mine", name
+        if name != "exec":  # whose words are those of the command
+            assert parse(verb_, [*words, "mine"]) == with_flag, name
+            assert "[LAB]" in verb_.usage, name
+    # Between and after other words; and a word with another meaning keeps it.
+    assert parse(verbs["te"], ["plan", "mine"]) == {"action": "plan", "lab": "mine"}
+    assert parse(verbs["queues"], ["mine", "set", "ecn.kmin=4KB"])["lab"] == "mine"
+    assert parse(verbs["report"], ["3", "mine", "5"]) == {"runs": ["3", "5"], "lab": "mine"}
+    for name in ("plan", "last"):
+        a_lab(name)
+    assert parse(verbs["te"], ["plan"]) == {"action": "plan"}
+    (tmp_path / "mine").mkdir()
+    assert parse(verbs["report"], ["mine"]) == {"runs": ["mine"]}, "a directory of a run"
+    assert parse(verbs["te"], ["mine"]) == {"lab": "mine"}, "an action is never a file"
+
+
+def test_a_spare_word_is_a_lab_where_it_can_mean_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tasks
+
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    with pytest.raises(InputError, match="did you mean --lab zone or --fabric zone"):
+        parse(tasks.run.verb, ["zone"])
+    for word in ("64K", "rtsw1:eth1"):
+        with pytest.raises(InputError, match=f"{word} is an unexpected word for paths"):
+            parse(tasks.paths.verb, [word])
+    for each in (tasks.validate.verb, tasks.paths.verb):
+        assert parse(each, ["zone"]) == parse(each, ["--lab", "zone"]) == {"lab": "zone"}
+    with pytest.raises(InputError, match="zone is an unexpected word"):
+        parse(tasks.paths.verb, ["--lab", "tiny", "zone"])
+
+
+def test_an_option_that_is_a_key_of_the_fabric_file_is_hinted(answers: Answers) -> None:
+    import tasks
+
+    verbs = {"up": tasks.up.verb, "run": tasks.run.verb, "hashing": tasks.hashing.verb, "status": tasks.status.verb}
+    answers(lambda line: parse(verbs[line.split()[0]], line.split()[1:]))
 
 
 def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:

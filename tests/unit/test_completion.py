@@ -27,6 +27,7 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("run", "--collective", "") == list(dict.fromkeys(name for name, _ in patterns(of_files=True)))
     assert offered("run", "--collective", "incast", "--algorithm", "") == ["direct"]
     assert offered("run", "--qp-mode", "") == ["split", "round-robin"]
+    assert (offered("run", "--help", ""), offered("status", "--help", "")) == (["all"], [])
     assert offered("run", "--fabric", "") == presets()
     assert offered("run", "--fabric", "tiny", "--placement", "block,") == [
         *(f"block,{word}" for word in ("block", "cyclic", "interleaved", "random", "fragmented:")),

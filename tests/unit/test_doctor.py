@@ -26,6 +26,22 @@ def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
     assert optional == set(doctor._OPTIONAL) if os.geteuid() == 0 else optional >= set(doctor._OPTIONAL)
 
 
+def test_the_verdict_is_the_first_line_then_comes_what_is_needed_then_what_is_optional() -> None:
+    here = doctor.Check("frr", True, "FRR 10")
+    more, absent = (
+        doctor.Check("tshark", False, "a dissector", "get it", required=False),
+        doctor.Check("tc", False, "-"),
+    )
+    lines = doctor.Report((more, here)).text().splitlines()
+    assert lines == [
+        "This machine can run fabrics.", "",
+        "needed    state  details", "frr       ok     FRR 10", "",
+        "optional", "tshark    no     a dissector", "                 -> get it",
+    ]  # fmt: skip
+    assert doctor.Report((more, absent)).text().startswith("Missing on this machine: tc.\n\nneeded  ")
+    assert "optional" not in doctor.Report((here, absent)).text()
+
+
 def test_a_check_that_raises_fails_and_without_unshare_the_probes_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -84,7 +84,7 @@ def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch
     with pytest.raises(MachineError) as caught:
         plan_run(TINY, RunOptions(transport="rxe"))
     assert "soft-RoCE" in caught.value.problems[0].what
-    assert "--place vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
+    assert "--on vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
 
 
 def test_names_of_devices_are_short_enough_for_ucx_and_differ() -> None:

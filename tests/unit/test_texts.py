@@ -91,7 +91,7 @@ WRITTEN: Final = {
     ("fault", "--timeout"): f"{linkstate.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
-    ("check", "--workload"): experiment_verbs._USUAL,
+    ("impact", "--workload"): experiment_verbs._USUAL,
 }
 
 

@@ -139,8 +139,8 @@ def test_a_tilde_of_no_user_stays_and_only_one_place_replaces_it(monkeypatch: py
     [
         ["predict", "tiny", "--workload", "NAME"], ["compare", "NAME", "NAME"], ["capture", "--read", "NAME"],
         ["experiment", "NAME"], ["reproduce", "NAME"],
-        ["check", "--base", "tiny", "--head", "tiny", "--workload", "NAME"],
-        ["check", "--base", "tiny", "--head", "tiny", "--workload", "ring", "--junit", "NAME"],
+        ["impact", "--base", "tiny", "--head", "tiny", "--workload", "NAME"],
+        ["impact", "--base", "tiny", "--head", "tiny", "--workload", "ring", "--junit", "NAME"],
         ["predict", "tiny", "--workload", "ring", "--csv", "NAME"],
         ["predict", "tiny", "--workload", "ring", "--heatmap", "NAME.svg"],
     ],

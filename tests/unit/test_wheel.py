@@ -96,7 +96,7 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
         deep(["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
         deep(["predict", "tiny", "--workload", "ring", "--heatmap", "x.svg"], "plot"),
         (["dashboard"], "dashboard"),
-        (["status", "--place", "ssh:lab.example.org"], "ssh"),
+        (["status", "--on", "ssh:lab.example.org"], "ssh"),
     ],
 )
 def test_a_verb_that_needs_a_missing_extra_says_which(

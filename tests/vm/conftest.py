@@ -1,7 +1,7 @@
 """Fixtures of suite vm: one guest for the whole suite, and small images whose guests end at once.
 
     def test_a_verb_runs_there(machine: Machine) -> None:
-        done = machine.inv("status")                # ./inv status --place vm
+        done = machine.inv("status")                # ./inv status --on vm
         assert machine.inv("status", place="here").stdout != done.stdout
 
 The image comes from the cache of the user ($HEDDLE_CACHE_DIR); it is made if it is not there, which takes minutes.
@@ -46,7 +46,7 @@ class Machine:
         return {**os.environ, **self.env, "HEDDLE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
 
     def words(self, *typed: str, place: str = "vm") -> list[str]:
-        return [sys.executable, str(ROOT / "tasks.py"), typed[0], f"--place={place}", *typed[1:]]
+        return [sys.executable, str(ROOT / "tasks.py"), typed[0], f"--on={place}", *typed[1:]]
 
     def inv(self, *typed: str, place: str = "vm", timeout: float = 600, cwd: Path | None = None) -> Done:
         """Run a verb there."""

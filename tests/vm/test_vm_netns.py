@@ -1,6 +1,6 @@
 """Suite netns on the full kernel: tests that need it run in the guest (`./inv test vm -- -m deep`).
 
-None guards a commit: by TCG they take minutes, and a guest that hangs would end the gate. `./inv test netns --place vm`
+None guards a commit: by TCG they take minutes, and a guest that hangs would end the gate. `./inv test netns --on vm`
 runs the whole suite there, which takes hours by TCG.
 """
 

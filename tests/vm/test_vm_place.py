@@ -1,4 +1,4 @@
-"""--place vm: verbs run in the guest as they do here."""
+"""--on vm: verbs run in the guest as they do here."""
 
 from __future__ import annotations
 

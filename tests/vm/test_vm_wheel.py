@@ -40,10 +40,10 @@ def test_an_ordinary_user_runs_a_lab_in_the_vm_from_a_wheel(image: VmImage, whee
     with ordinary_user() as user:
         shop = Shop(user, install(wheel, user.spot / "an environment", python=python))
         try:
-            shop.heddle("up", "tiny", "--place", "vm")
-            run = json.loads(shop.heddle("run", "--place", "vm", "--size", "64K", "--format", "json"))
+            shop.heddle("up", "tiny", "--on", "vm")
+            run = json.loads(shop.heddle("run", "--on", "vm", "--size", "64K", "--format", "json"))
             assert [row["wrong"] for row in run["results"]] == [0]
-            assert json.loads(shop.heddle("paths", "--place", "vm", "--format", "json"))["agree"] is True
+            assert json.loads(shop.heddle("paths", "--on", "vm", "--format", "json"))["agree"] is True
             (guest,) = json.loads(shop.heddle("vm", "status", "--format", "json"))["guests"]
             assert Path("/proc", str(guest["pid"])).stat().st_uid == ID, "no process of root"
         finally:

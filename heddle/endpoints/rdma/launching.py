@@ -76,7 +76,7 @@ def launch(
         raise InputError(Problem("", taken[0], "is set by launch itself: the device of each host", "leave it out"))
     if find_program(argv[0], "/usr/sbin", "/sbin") is None:
         why = "is not installed"
-        raise MachineError(Problem("", argv[0], why, "run apt-get install perftest, or use --place vm"))
+        raise MachineError(Problem("", argv[0], why, "run apt-get install perftest, or use --on vm"))
     rdma.require()
     with owners.lock(lab.name), _devices(lab, ports) as (source, target):
         for number in range(1, _RUNS + 1):

@@ -22,4 +22,4 @@ def verbs_check() -> Check:
         return Check("verbs", True, "libibverbs for --transport rxe, perftest for launch", required=False)
     detail = "; ".join(f"no {part.name} ({part.why})" for part in absent)
     names = " ".join(part.packages[0] for part in absent)
-    return Check("verbs", False, detail, f"{APT} {names}; --place vm has them", required=False)
+    return Check("verbs", False, detail, f"{APT} {names}; --on vm has them", required=False)

@@ -188,7 +188,7 @@ def load_verbs() -> ctypes.CDLL:
     """The library with the types of its functions; MachineError when it is not installed."""
     code = native.load(Path("libibverbs.so.1"), _SIGNATURES)
     if isinstance(code, str):
-        hint = "run apt-get install libibverbs1 ibverbs-providers, or use --place vm"
+        hint = "run apt-get install libibverbs1 ibverbs-providers, or use --on vm"
         raise MachineError(Problem("", "libibverbs.so.1", "is not installed, and verbs need it", hint))
     return code
 

@@ -48,7 +48,7 @@ def no_view(source: Path, target: str, read_only: str) -> tuple[str, str] | None
         return why, f"bind at another path, or {engine}"
     if not there.exists() and read_only:
         why = f"needs {target}, which this machine does not have; nodes cannot create it, since {read_only}"
-        return why, f"load the kernel module overlay, use --place vm, or {engine}"
+        return why, f"load the kernel module overlay, use --on vm, or {engine}"
     return None
 
 

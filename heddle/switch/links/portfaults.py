@@ -101,7 +101,7 @@ def require(what: str) -> None:
     """MachineError when this kernel has no netem. what: the setting that needs it."""
     if why := missing():
         others = ", ".join(kind.key for kind in PROGRAM_KINDS)
-        hint = f"use a kernel with netem, as that of --place vm; on any kernel: {others}"
+        hint = f"use a kernel with netem, as that of --on vm; on any kernel: {others}"
         raise MachineError(Problem("kernel", what, f"is not possible: {why}", hint))
 
 

@@ -392,11 +392,11 @@ def _boot_id() -> str:
 def vm_check() -> Check:
     """The row `vm` of doctor: QEMU and the SSH extra decide; KVM and the image are details. No VM is started."""
     if packages.missing(packages.VM):
-        return Check("vm", False, "no QEMU for --place vm", "./inv vm up --yes", required=False)
+        return Check("vm", False, "no QEMU for --on vm", "./inv vm up --yes", required=False)
     if not EXTRAS[SSH].present:
-        return Check("vm", False, f"no {EXTRAS[SSH].package} for --place vm", EXTRAS[SSH].hint, required=False)
+        return Check("vm", False, f"no {EXTRAS[SSH].package} for --on vm", EXTRAS[SSH].hint, required=False)
     found = find_image(KERNELS[DEFAULT])
     image = f"Linux {found.release}" if found else "its image is not made yet: a few minutes, 1 GB"
     slow = qemu.kvm_problem() or kvm_failure()
     speed = f"slow, because {slow}" if slow else "with KVM, if it boots a guest here"
-    return Check("vm", True, f"a full kernel with --place vm ({image}; {speed})", required=False)
+    return Check("vm", True, f"a full kernel with --on vm ({image}; {speed})", required=False)

@@ -24,7 +24,7 @@ MODULES: Final = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "qemu_fw_cfg
 # ext4 asks for these by the name of an algorithm, which modules.dep does not show. Newer kernels have it built in.
 EARLIER: Final = ("crc32c_generic",)
 _ALIGNED: Final = 4
-_OTHER: Final = "use another kernel: --place vm:NAME; ./inv vm --help lists them"
+_OTHER: Final = "use another kernel: --on vm:NAME; ./inv vm --help lists them"
 
 
 @dataclass(frozen=True, slots=True)

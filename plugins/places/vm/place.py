@@ -26,7 +26,7 @@ class GuestAddress(Address):
     kernel: str = DEFAULT
 
     def __str__(self) -> str:
-        """As `--place` takes it."""
+        """As `--on` takes it."""
         return place_name(self.kernel)
 
 
@@ -68,7 +68,7 @@ def _cause(guest: Guest, call: Call) -> MachineError | None:
         return MachineError(Problem("", what, f"ended while {call.verb} ran there; its labs are gone", hint))
     if qemu.status(directory) == qemu.IO_ERROR:
         why = f"is paused: the disk of {directory} is full, and the VM writes there"
-        return MachineError(Problem("", what, why, "free some space there; the next verb with --place resumes the VM"))
+        return MachineError(Problem("", what, why, "free some space there; the next verb with --on resumes the VM"))
     return None
 
 

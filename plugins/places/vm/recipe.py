@@ -3,7 +3,7 @@
 The guest's own scripts (templates/vm/) are not part of an image: each boot adds them. So a change of a script needs no
 new image; a change of a command here, or of initramfs.py, does.
 The kernels that a guest can boot are Debian's, by pocket of the archive. A kernel's name is also the guest's name:
-`--place vm:stable` and `--place vm` are two guests.
+`--on vm:stable` and `--on vm` are two guests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def kernel_named(name: str, where: str = "", what: str = "--kernel") -> Kernel:
 
 
 def place_name(kernel: str) -> str:
-    """`vm`, or `vm:stable`: the guest of a kernel as `--place` takes it."""
+    """`vm`, or `vm:stable`: the guest of a kernel as `--on` takes it."""
     return "vm" if kernel == DEFAULT else f"vm:{kernel}"
 
 
@@ -71,7 +71,7 @@ def debian_machine() -> str:
     machine = platform.machine()
     if machine not in _MACHINES:
         why = f"runs on {', '.join(_MACHINES)} only, and this machine is {machine}"
-        raise MachineError(Problem("", "the VM", why, "use a lab server: --place ssh:user@host"))
+        raise MachineError(Problem("", "the VM", why, "use a lab server: --on ssh:user@host"))
     return _MACHINES[machine]
 
 

@@ -1,4 +1,4 @@
-"""--place ssh: through jump hosts: real OpenSSH servers in a row of network namespaces, each reaches only the next."""
+"""--on ssh: through jump hosts: real OpenSSH servers in a row of network namespaces, each reaches only the next."""
 
 from __future__ import annotations
 

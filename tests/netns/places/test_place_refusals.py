@@ -1,4 +1,4 @@
-"""--place ssh: refusals, each with its reason and a hint, against a real OpenSSH server on loopback."""
+"""--on ssh: refusals, each with its reason and a hint, against a real OpenSSH server on loopback."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp
     own.write_text("place: ssh:lab\n")
     env, before = {**server.env, "HEDDLE_CONFIG": str(own)}, server.log.count("Accepted")
     try:
-        for words in (["status"], ["status", "--place=here"]):
+        for words in (["status"], ["status", "--on=here"]):
             subprocess.run([str(server.project / "inv"), *words], env=env, capture_output=True, check=True)
             assert server.log.count("Accepted") == before + 1
     finally:

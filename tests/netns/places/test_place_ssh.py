@@ -1,4 +1,4 @@
-"""--place ssh: against a real OpenSSH server on loopback: the same verb, over there, as if it were here."""
+"""--on ssh: against a real OpenSSH server on loopback: the same verb, over there, as if it were here."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def left_at_once(server: SshServer, name: str) -> None:
     line_with(inv, "press Ctrl-C again to leave at once")
     inv.send_signal(signal.SIGINT)
     _, said = inv.communicate(timeout=patience(60))
-    assert (inv.returncode, f"./inv status --place {server.place} shows the labs" in said) == (130, True)
+    assert (inv.returncode, f"./inv status --on {server.place} shows the labs" in said) == (130, True)
     assert until(lambda: not sleepers("4321"), 20)
 
 
@@ -115,7 +115,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     document, said = inv.communicate(timeout=patience(60))
     assert (inv.returncode, json.loads(document)["error"]["exit_code"]) == (3, 3)
     assert "lost the connection during up" in said
-    assert f"./inv status --place {server.place} shows" in said
+    assert f"./inv status --on {server.place} shows" in said
 
     def is_up() -> bool:
         labs = json.loads(server.inv("status", "--format=json").stdout)["labs"]

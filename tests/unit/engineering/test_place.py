@@ -1,4 +1,4 @@
-"""`./inv place`: candidates, the search, other jobs and failures, the rank file, and the mistakes of users."""
+"""`./inv schedule`: candidates, the search, other jobs and failures, the rank file, and the mistakes of users."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ def test_more_ranks_than_free_nics_are_an_error() -> None:
 
 def test_mistakes_are_named(inv: Inv, answers: Answers) -> None:
     def said(line: str) -> str:
-        code, text = inv("place", *line.split())
+        code, text = inv("schedule", *line.split())
         return "\n".join([f"exit code {code}", *(row for row in text.splitlines() if ": done (" not in row)])
 
     answers(said)
 
 
 def test_the_rank_file_is_taken_by_predict(inv: Inv, tmp_path: Path) -> None:
-    code, text = inv("place", "zone", "--ranks", "6", "--choose", "spread", "--out", "ranks.txt")
+    code, text = inv("schedule", "zone", "--ranks", "6", "--choose", "spread", "--out", "ranks.txt")
     assert code == 0
     assert "wrote ranks.txt: ./inv run --placement ranks.txt --ranks 6" in text
     code, text = inv("predict", "zone", "--workload", "ring,placement=./ranks.txt", "--format", "json")
@@ -159,14 +159,14 @@ def test_the_rank_file_is_taken_by_predict(inv: Inv, tmp_path: Path) -> None:
 
 
 def test_a_document_has_the_nics_of_every_candidate(inv: Inv) -> None:
-    code, text = inv("place", "rail", "--ranks", "8", "--format", "json")
+    code, text = inv("schedule", "rail", "--ranks", "8", "--format", "json")
     said: dict[str, Any] = json.loads(text)
     assert (code, said["fabric"], said["choice"]) == (0, "rail", said["candidates"][0]["name"])
     assert all(len({*each["nics"]}) == 8 for each in said["candidates"])
 
 
 def test_a_job_without_a_path_comes_last_and_gives_exit_code_1(inv: Inv) -> None:
-    code, text = inv("place", "tiny", "--ranks", "4", "--down", "rtsw1:eth1,rtsw1:eth2")
+    code, text = inv("schedule", "tiny", "--ranks", "4", "--down", "rtsw1:eth1,rtsw1:eth2")
     assert (code, text.splitlines()[0]) == (
         1, "choice: packed, but 2 flows of it have no path: 4 ranks in 2 racks",
     )  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_job_without_a_path_comes_last_and_gives_exit_code_1(inv: Inv) -> None
     ],
 )  # fmt: skip
 def test_a_scheduler_gets_the_tree_of_switches(inv: Inv, fabric: str, kind: str, lines: list[str]) -> None:
-    code, text = inv("place", fabric, "--export", kind)
+    code, text = inv("schedule", fabric, "--export", kind)
     assert code == 0
     assert set(lines) <= {*text.splitlines()}
 
@@ -215,11 +215,11 @@ def test_names_that_yaml_would_read_as_values_stay_names() -> None:
 
 
 def test_slurms_yaml_and_the_labels_are_yaml(inv: Inv, tmp_path: Path) -> None:
-    assert inv("place", "zone", "--export", "slurm-yaml", "--out", "topology.yaml")[0] == 0
+    assert inv("schedule", "zone", "--export", "slurm-yaml", "--out", "topology.yaml")[0] == 0
     (topology,) = yaml.safe_load((tmp_path / "topology.yaml").read_text())
     assert topology["tree"]["switches"][-1] == {"switch": "fabric", "children": "rtsw[1-8]"}
     assert len(topology["tree"]["switches"]) == 9
-    nodes = [*yaml.safe_load_all(inv("place", "rail", "--export", "topograph")[1])]
+    nodes = [*yaml.safe_load_all(inv("schedule", "rail", "--export", "topograph")[1])]
     labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in nodes}
     assert labels["host3"] == {"fabric.topograph.run/tier-0": "pod2", "fabric.topograph.run/tier-1": "fabric"}
 
@@ -235,9 +235,9 @@ def test_the_order_of_a_real_job_is_a_candidate(inv: Inv, tmp_path: Path) -> Non
         channels = channel.format(1, first, first + 1) + channel.format(0, first + 1, first)
         (tmp_path / f"n{first}.xml").write_text(f'<graphs version="1"><graph id="0">{channels}</graph></graphs>')
     words = ["rail", "--nccl", "n0.xml,n2.xml", "--choose", "nccl", "--out", "ranks.txt"]
-    code, text = inv("place", *words)
+    code, text = inv("schedule", *words)
     assert code == 0
     assert "ranks of nccl" in text
     lines = (tmp_path / "ranks.txt").read_text().splitlines()
-    assert lines == ["# 4 ranks placed nccl by ./inv place, fabric rail",
+    assert lines == ["# 4 ranks placed nccl by ./inv schedule, fabric rail",
                      "host1:eth2", "host1:eth1", "host2:eth2", "host2:eth1"]  # fmt: skip

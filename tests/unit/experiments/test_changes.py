@@ -1,4 +1,4 @@
-"""`./inv check`: what a change of a fabric file does to a workload, and when it is beyond a limit."""
+"""`./inv impact`: what a change of a fabric file does to a workload, and when it is beyond a limit."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_verb_writes_junit_and_needs_both_sides(tmp_path: Path, capsys: pyte
     import tasks
 
     file = tmp_path / "check.xml"
-    assert main(vars(tasks), ["inv", "check", "--base", "tiny", "--head", "tiny", "--junit", str(file)]) == 0
+    assert main(vars(tasks), ["inv", "impact", "--base", "tiny", "--head", "tiny", "--junit", str(file)]) == 0
     assert file.read_text().count("<testcase") == 1 and "0 of 16 (0.0%)" in capsys.readouterr().out
-    assert main(vars(tasks), ["inv", "check", "--head", "tiny"]) == 2
+    assert main(vars(tasks), ["inv", "impact", "--head", "tiny"]) == 2
     assert "--base is missing" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from paramiko import HostKeys
 from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
+from heddle.cli.program import main
 from heddle.lab.imported.choose import files_of
 from heddle.places.choice import place_for
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS
@@ -49,6 +50,21 @@ def test_places_are_read_and_written_alike(answers: Answers) -> None:
 
 def test_a_place_that_is_none_is_hinted(answers: Answers) -> None:
     answers(place_for)
+
+
+def test_the_place_of_an_experiment_can_be_a_cluster_which_is_reached_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tasks
+
+    (tmp_path / "config.yml").write_text("place: there\n")
+    monkeypatch.setenv("HEDDLE_CONFIG", str(tmp_path / "config.yml"))
+    for on, said in ((["--on", "kubernetes"], ""), (["--on", "here"], ""), (["--on", "there"], "--on there is not a"),
+                     ([], "place: there is not a place")):  # fmt: skip
+        assert main(vars(tasks), ["inv", "experiment", "queue-pairs", "--list", *on]) == (2 if said else 0)
+        assert said in capsys.readouterr().err
+    assert main(vars(tasks), ["inv", "status", "--on", "kubernetes"]) == 2
+    assert "use --runtime kubernetes" in capsys.readouterr().err
 
 
 def test_a_password_is_refused_and_not_shown_again() -> None:
@@ -98,7 +114,7 @@ def test_a_verb_is_sent_in_words_that_mean_the_same() -> None:
         Parameter("warm", "bool", default=True, positional=False),
         Parameter("all_", "bool", default=False, positional=False),
         Parameter("timeout", "float", None, positional=False),
-        Parameter("place", "str", None, positional=False),
+        Parameter("on", "str", None, positional=False),
         Parameter("args", "list", (), positional=False),
     ]
     verb = Verb("up", parameters, rest="args")
@@ -108,7 +124,7 @@ def test_a_verb_is_sent_in_words_that_mean_the_same() -> None:
         ["x", "--qp-mode=round-robin", "--", "-k", "--", "y z"],
     ):
         values = parse(verb, typed)
-        assert parse(verb, words_of(verb, {**values, "place": "here"})[1:]) == {**values, "place": "here"}
+        assert parse(verb, words_of(verb, {**values, "on": "here"})[1:]) == {**values, "on": "here"}
 
 
 def test_a_command_in_a_node_is_sent_unchanged() -> None:
@@ -140,7 +156,7 @@ def test_lines_to_be_typed_say_where_when_the_user_sits_elsewhere(monkeypatch: p
     monkeypatch.delenv("HEDDLE_PLACE", raising=False)
     assert place_flag() == ""
     monkeypatch.setenv("HEDDLE_PLACE", "ssh:me@[2001:db8::7]:22")
-    assert place_flag() == " --place 'ssh:me@[2001:db8::7]:22'"
+    assert place_flag() == " --on 'ssh:me@[2001:db8::7]:22'"
 
 
 @pytest.fixture

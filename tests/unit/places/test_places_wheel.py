@@ -13,7 +13,7 @@ from tests.wheels import ROOT, install
 
 
 def test_a_lab_server_gets_a_checkout_from_a_wheel(wheel: Path, tmp_path: Path) -> None:
-    """What --place brings over from a wheel is what it brings from this checkout, but for tests."""
+    """What --on brings over from a wheel is what it brings from this checkout, but for tests."""
     installed = install(wheel, tmp_path / "an environment")
     asked = (
         "import json, sys; from heddle_plugins.places import sync; m = sync.manifest_of(sync.project());"

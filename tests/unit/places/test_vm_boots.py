@@ -69,7 +69,7 @@ def test_without_qemu_the_line_that_installs_it_is_shown(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError) as error:
         guest.ensure_guest(KERNELS["stable"], Console("text").observer)
-    assert "qemu-system-x86 is not installed: it runs the VM of --place vm" in str(error.value)
+    assert "qemu-system-x86 is not installed: it runs the VM of --on vm" in str(error.value)
     assert "apt-get install --no-install-recommends qemu-system-x86, or ./inv vm up --yes" in str(error.value)
     assert not (tmp_path / "cache").exists(), "an image is not made for nothing"
 
@@ -179,7 +179,7 @@ def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
 
 def test_wrong_words_are_named_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
-    answers(lambda typed: vm.run(place="here", **typed))
+    answers(lambda typed: vm.run(on="here", **typed))
 
 
 def test_each_action_asks_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_any_verb_with_place_vm_installs_qemu_after_consent(
     with pytest.raises(MachineError) as caught:
         VmPlace(KERNELS["backports"]).run(Call(["status"], yes=how == "yes"), Console())
     said = capfd.readouterr().err
-    assert "missing: qemu-system-x86 (runs the VM of --place vm)" in said
+    assert "missing: qemu-system-x86 (runs the VM of --on vm)" in said
     if how == "nothing":
         assert caught.value.problems[0].what == "qemu-system-x86"
         assert "or let Heddle install it: run ./inv vm up --kernel backports --yes" in caught.value.problems[0].hint

@@ -1,0 +1,48 @@
+"""`./inv` on a machine without Heddle's Python packages and FRR, where it can neither ask nor install."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from heddle.base.resources import HERE
+from heddle.host.packages import FRR_DIRS
+from tests.netns.test_wheel_job import hidden
+
+TREE = ("inv", "tasks.py", "pyproject.toml", "requirements.lock", "heddle", "heddle_plugins", "plugins", "templates")
+SECONDS = 15.0  # the setup of the packages takes longer, and needs a network
+
+
+def test_what_is_missing_is_said_before_the_python_packages_are_set_up(tmp_path: Path) -> None:
+    root = HERE.checkout("this test")
+    for name in TREE:
+        (tmp_path / name).symlink_to(root / name) if name != "inv" else shutil.copy(root / name, tmp_path / name)
+    env = {key: value for key, value in os.environ.items() if key not in ("CI", "HEDDLE_PYTHON", "HEDDLE_VENV")}
+
+    def inv(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*hidden(*FRR_DIRS), str(tmp_path / "inv"), *words], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, env=env | more, check=False, cwd="/", timeout=60,
+        )  # fmt: skip
+
+    for words in (["demo"], ["up", "tiny"], ["run", "--fabric", "tiny"], ["tour"]):
+        began = time.monotonic()
+        done = inv(*words)
+        assert time.monotonic() - began < SECONDS
+        assert (done.returncode, done.stdout) == (3, ""), done.stderr
+        assert done.stderr == (
+            "frr is missing: the switches' control plane: zebra and bgpd\n"
+            f"  hint: run ./inv {' '.join(words)} --yes: it installs frr by apt-get, and Heddle's Python packages in"
+            " .venv\n"
+        )
+    (problem,) = json.loads(inv("demo", "--format", "json").stdout)["error"]["problems"]
+    assert problem["what"] == "frr"
+    assert not (tmp_path / ".venv").exists(), "nothing was made"
+    # What needs no system package goes on to the setup, and so does what may be installed.
+    for words, more in ((["up", "tiny", "--dry-run"], {}), (["demo", "--help"], {}), (["demo"], {"CI": "true"})):
+        done = inv(*words, HEDDLE_PYTHON="/bin/false" if "CI" in more else "", PIP_NO_INDEX="1", **more)
+        assert done.returncode == 3 and "frr" not in done.stderr, done.stderr
