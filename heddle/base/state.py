@@ -45,7 +45,7 @@ class Record:
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
-    engineering: Mapping[str, Any] = field(default_factory=dict)  # entries of `te` in force: see lab/rehash.py
+    engineering: Mapping[str, Any] = field(default_factory=dict)  # installed entries of `te`: see lab/rehash.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
     before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/thresholds.py
     version: str = "of unknown version"  # of the Heddle that started the lab

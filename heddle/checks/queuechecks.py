@@ -238,7 +238,7 @@ def headroom(subject: Subject) -> Found:
 
 
 def pauses(subject: Subject) -> Found:
-    """Agent and keeper run, and every closed gate belongs to a pause in force."""
+    """Agent and keeper run, and every closed gate belongs to an active pause."""
     lab = subject.lab
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")

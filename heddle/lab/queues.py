@@ -41,7 +41,7 @@ class QueueRow:
     """One class of one port: its egress queue; `occupancy...`, `xoffs` and `headroom_high` of its ingress side.
 
     marks: packets marked CE here. ce_in: admitted packets that arrived with CE, from an earlier queue. paused_ms: total
-    time that the gate was closed, including a pause in force. occupancy: bytes that arrived by this port and have not
+    time that the gate was closed, including an active pause. occupancy: bytes that arrived by this port and have not
     left the switch. headroom_high: maximum of them above Xoff, including `short`: bytes dropped in one pause because
     the headroom was full. watchdog: empty where there is none, as at hosts.
     """

@@ -131,7 +131,7 @@ class Snapshot:
 
     @cached_property
     def hashing(self) -> Mapping[str, SwitchHashing]:
-        """Switch -> mode, seed, options and tables in force."""
+        """Switch -> mode, seed, options and installed tables."""
         self._check(LabPart.HASHING)
         return {name: each.hashing for name, each in self.nodes.items() if each.hashing is not None}
 

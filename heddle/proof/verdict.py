@@ -434,7 +434,7 @@ def _paths_by(
 ) -> tuple[Sequence[Path | None], Sequence[Path]]:
     """For each flow its path by prediction (None on a kernel for which that is wrong), and by kernel lookup.
 
-    The kernels were asked when the last rules were in force. If they agree with the prediction for these, the lookup
+    The kernels were asked when the last rules were installed. If they agree with the prediction for these, the lookup
     has the ports of the earlier rules too.
     """
     if trusted.differs:

@@ -155,7 +155,7 @@ def close_here(lab: str) -> None:
 
 
 def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
-    """The label of each row of a series, with the thresholds in force when the run ended."""
+    """The label of each row of a series, with the thresholds that were set when the run ended."""
     ports = dict(numbered_ports(fabric))
     found = []
     for row in rows:

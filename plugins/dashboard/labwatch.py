@@ -54,7 +54,7 @@ class LiveView:
     totals: Mapping[str, float] | None = None
     missing: tuple[str, ...] = ()  # BGP sessions, in words
     runs: Mapping[str, Any] | None = None
-    te: Mapping[str, Any] | None = None  # entries of traffic engineering, or none are in force
+    te: Mapping[str, Any] | None = None  # installed entries of traffic engineering, if any
     when: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class OpenedLab:
 
 
 class EntriesWatch:
-    """The entries of traffic engineering in force. The lab is opened again when they change; counts are read rarely."""
+    """Installed entries of traffic engineering. The lab is opened again when they change; counts are read rarely."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab, self._found = lab, engineered(lab.name)

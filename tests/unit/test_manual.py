@@ -90,6 +90,10 @@ def test_every_page_has_its_place_in_the_site() -> None:
     apart = config.partition("\nnot_in_nav: |\n")[2].split()
     home = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     assert apart and all(f"({page})" in home for page in apart)
+    assert re.search(r"^```sh\n\./inv ", home, re.MULTILINE) and "](demo.svg)" in home  # a command, and its result
+    # The search works on pages that are opened as files.
+    found = re.search(r"^plugins: \[search, offline\].*\n.*polyfills: \[([^]]*)\]", config, re.MULTILINE)
+    assert found is not None and (ROOT / "docs" / found[1]).is_file()
     pages = [name.removeprefix("docs/") for name in page_names()]
     units = [path.relative_to(ROOT).as_posix() for path in (ROOT / "labs").rglob("*.md")]
     assert sorted([*placed, *apart]) == sorted([*pages, *units])

@@ -104,7 +104,7 @@ class QpEnd:
 
     @property
     def in_flight(self) -> int:
-        """Packets of a sending end that are not acknowledged, without those that it will send again."""
+        """Packets of a sending end that are not acknowledged, without those that it will retransmit."""
         return 0
 
     @property

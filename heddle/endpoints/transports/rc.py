@@ -114,7 +114,7 @@ class SelectiveRequester(Requester):
 
     @property
     def requested(self) -> int:
-        """Packets to send again; a timeout counts as a request, too."""
+        """Packets to retransmit; a timeout counts as a request, too."""
         return len(self._again)
 
     def take(self, limit: int, now: float) -> list[Burst]:
@@ -144,7 +144,7 @@ class SelectiveRequester(Requester):
             self._again[at] = None
 
     def _retry(self, now: float) -> None:
-        """After a timeout, send the oldest packet again, and the latest one, which reveals all gaps."""
+        """After a timeout, retransmit the oldest packet and the latest one, which reveals all gaps."""
         self._again |= dict.fromkeys((self.una, self.next - 1))
         self.deadline = now + self.params.timeout_s
 

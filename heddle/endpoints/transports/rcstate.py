@@ -2,7 +2,7 @@
 
 In:  messages to write (`Requester.post`), packets and acknowledgements that arrived, the time.
 Out: bursts of packets to send (`Requester.take`), the answers to send (`Responder.receive`).
-Go-back-N: after a NAK or a timeout, the requester sends again from the oldest packet not acknowledged.
+Go-back-N: after a NAK or a timeout, the requester retransmits from the oldest packet not acknowledged.
 PSNs are 24 bits on the wire, and unbounded integers in this module (IBTA vol. 1, section 9.7).
 """
 
@@ -173,7 +173,7 @@ class Requester:
             self._fail(why_failed(self.params, syndrome, self.una))
 
     def expire(self, now: float) -> None:
-        """If the timer has expired at `now`, send again, or give up."""
+        """If the timer has expired at `now`, retransmit, or give up."""
         if now < self.deadline:
             return
         self.counters.timeouts += 1

@@ -262,7 +262,7 @@ def text_of(lab: Lab, fault: SetFault) -> str:
 
 
 def fault_rows(lab: Lab) -> list[dict[str, Any]]:
-    """The faults in force, with the evidence that is seen now: rows of `./inv fault list --format json`.
+    """The active faults, with the evidence that is seen now: rows of `./inv fault list --format json`.
 
     Without those that have tables of their own: faults of packets, links that are down, and drains.
     """
@@ -276,7 +276,7 @@ def fault_rows(lab: Lab) -> list[dict[str, Any]]:
 
 
 def all_rows(lab: Lab) -> list[dict[str, Any]]:
-    """The same rows for every fault in force."""
+    """The same rows for every active fault."""
     found, by_others = fault_rows(lab), places_of(lab, "link", listed=True)
     for kind in (each for each in KINDS.values() if not each.listed):
         some = [each for each in present(lab, kind) if kind.at == "port" or each.where not in by_others]
