@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,11 +20,12 @@ from heddle.runs.compare import compare
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import open_runs
+from heddle.traffic.collectives.pattern import InPlace
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import report_html, sections
-from heddle.views.report.runparts import run_commands
+from heddle.views.report.runparts import results, run_commands
 from heddle.views.style import ON_DARK
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, LABELS, keep, refused, row, with_rows
@@ -98,6 +100,26 @@ def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: Run
     assert said in text
     assert "so it has no paths" in text
     assert "This run did not finish" in text
+
+
+@pytest.mark.parametrize(
+    ("in_place", "said"), [("auto", ["in place"]), ("off", ["out of place"]), ("both", ["out of place", "in place"])]
+)
+def test_results_are_in_place_where_an_export_has_them_in_place(
+    tmp_path: Path, in_place: InPlace, said: list[str]
+) -> None:
+    options = RunOptions(sizes=(1 << 16, 1 << 22), in_place=in_place)
+    rows = samples.record(options).rows
+    if in_place == "both":
+        rows = tuple(replace(row, in_place=replace(row.first, busbw=0.25)) for row in rows)
+    run = keep(tmp_path, record=replace(samples.record(options), rows=rows))
+    assert [*dict.fromkeys(re.findall(r"Results, ([a-z ]+)\.", report_html([run])))] == said
+    tables: Any = results(run)["tables"]
+    columns = [[line[7] for line in table.rows] for table in tables if table.caption.startswith("Results")]
+    assert columns[-1] == (["0.25"] * 2 if in_place == "both" else ["0.015", "0.03"])
+    by_chunk = RunOptions(collective="all-gather", sizes=(1 << 16,))
+    tables = results(keep(tmp_path, 2, samples.record(by_chunk)))["tables"]
+    assert tables[0].rows[0][1] == "4,096", "elements of a chunk, as the table of the run counts them"
 
 
 def test_a_run_with_wrong_elements_says_that_no_verdict_rests_on_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
 from heddle.proof.verdict import source_words
 from heddle.runs.runrecord import unfit
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import Figures
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
 from heddle.views import queuepicture, runpicture
@@ -92,7 +92,7 @@ def _doubts(run: StoredRun) -> list[str]:
 
 
 def results(run: StoredRun) -> Values:
-    """The table of nccl-tests, with the range of single iterations; the transport's counters."""
+    """The tables of nccl-tests, a table for each buffer mode that was measured; the transport's counters."""
     rows, options = run.record.rows, run.record.options
     if not rows:
         raise NotCarriedError("no size was measured")
@@ -109,28 +109,32 @@ def results(run: StoredRun) -> Values:
         ">busbw (GB/s)",
         ">#wrong",
     )
-    lines = []
-    for row in rows:
-        common = (
-            counted(row.size), counted(row.size // pattern.element_bytes), pattern.printed_type, pattern.redop,
-            str(pattern.printed_root),
-            figure(row.time_us, 6), figure(row.algbw), figure(row.busbw), counted(row.wrong),
-        )  # fmt: skip
-        lines.append((*common, _range(row)) if spread else common)
-    k = run.record.k
-    table = Table(
-        f"Results, out of place. Bandwidths are emulated: rates are 1/{k} of the hardware's (k = {k}).",
-        (*columns, ">iterations (us)") if spread else columns, tuple(lines),
-        "time is the mean over ranks and iterations. algbw = size / time; busbw = algbw x the factor of nccl-tests "
-        f"for this collective. Average busbw: {figure(sum(row.busbw for row in rows) / len(rows))} GB/s, emulated.",
-    )  # fmt: skip
-    return {"tables": [table, *_transport(run)]}
+    note = "time is the mean over ranks and iterations. algbw = size / time; busbw = algbw x the factor of nccl-tests"
+    k, tables = run.record.k, []
+    for at, which in enumerate(("out of place", "in place")):
+        measured = [(row, found) for row in rows if (found := run.record.sides(row)[at]) is not None]
+        lines = []
+        for row, found in measured:
+            common = (
+                counted(row.size), counted(run.record.count(row)), pattern.printed_type, pattern.redop,
+                str(pattern.printed_root),
+                figure(found.time_us, 6), figure(found.algbw), figure(found.busbw), counted(found.wrong),
+            )  # fmt: skip
+            lines.append((*common, _range(found)) if spread else common)
+        if measured:
+            mean = figure(sum(found.busbw for _, found in measured) / len(measured))
+            tables.append(Table(
+                f"Results, {which}. Bandwidths are emulated: rates are 1/{k} of the hardware's (k = {k}).",
+                (*columns, ">iterations (us)") if spread else columns, tuple(lines),
+                f"{note} for this collective. Average busbw: {mean} GB/s, emulated.",
+            ))  # fmt: skip
+    return {"tables": [*tables, *_transport(run)]}
 
 
-def _range(row: SizeRow) -> str:
-    if not row.iteration_us:
+def _range(found: Figures) -> str:
+    if not found.iteration_us:
         return "-"
-    return f"{figure(min(row.iteration_us), 6)} to {figure(max(row.iteration_us), 6)} ({len(row.iteration_us)})"
+    return f"{figure(min(found.iteration_us), 6)} to {figure(max(found.iteration_us), 6)} ({len(found.iteration_us)})"
 
 
 def _transport(run: StoredRun) -> list[Table]:
