@@ -7,14 +7,17 @@ and a bar for each timed iteration; below it is the queue where packets waited l
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from heddle.base.tables import many
 from heddle.base.units import format_bytes, format_size
 from heddle.runs.parts.slowest import Slowest
 from heddle.runs.stored import StoredRun
@@ -50,8 +53,8 @@ class Drawn:
     def name(self) -> str:
         """`run 0003: ECMP flow, 1 QP`."""
         record = self.run.record
-        job, qps = f"{record.job}, " if record.job else "", record.options.qps
-        return f"run {self.label}: {job}ECMP {record.ecmp}, {qps} QP{'' if qps == 1 else 's'}"
+        job = f"{record.job}, " if record.job else ""
+        return f"run {self.label}: {job}ECMP {record.ecmp}, {many(record.options.qps, 'QP')}"
 
     @cached_property
     def uplinks(self) -> tuple[LinkUse, ...]:
@@ -108,7 +111,10 @@ def _figure(shown: Sequence[Drawn]) -> Figure:
     top = 0.62 + 0.19 * len(heads) + 0.5
     rows = [_ranks_height(each) for each in shown]
     depths = [0.0 if each.hottest is None else _DEPTH + 0.34 for each in shown]
-    tall = top + _CHART + sum(row + depth + _GAP for row, depth in zip(rows, depths, strict=True)) + _BOTTOM + 0.4
+    down = top + _CHART + _GAP + 0.45
+    if len(shown) > 1:  # bars of several runs side by side need the whole width
+        down += 0.19 * len(shown) + 0.1 + _CHART + _GAP
+    tall = down + sum(row + depth + _GAP for row, depth in zip(rows, depths, strict=True)) + _BOTTOM - 0.77
     figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
 
     def axes(left: float, down: float, width: float, height: float) -> Axes:
@@ -122,10 +128,14 @@ def _figure(shown: Sequence[Drawn]) -> Figure:
         if mark:
             figure.text(0.3 / _WIDTH, at, "\N{BLACK SQUARE}", fontsize=8.5, color=mark, va="center")
         figure.text((0.48 if mark else 0.3) / _WIDTH, at, text, fontsize=8.5, color=colour, va="center")
-    _bandwidth(axes(_LEFT, top, 3.9, _CHART), shown)
-    left = _LEFT + 3.9 + 0.8
-    _uplinks(axes(left, top, _WIDTH - left - _RIGHT, _CHART), shown)
-    down, inner = top + _CHART + _GAP + 0.45, _WIDTH - _LEFT - _RIGHT
+    inner, part = _WIDTH - _LEFT - _RIGHT, 3.9
+    if len(shown) > 1:
+        _bandwidth(axes(_LEFT, top, inner, _CHART), shown)
+        _uplinks(axes(_LEFT, down - _GAP - 0.45 - _CHART, inner, _CHART), shown, inner)
+    else:
+        _bandwidth(axes(_LEFT, top, part, _CHART), shown)
+        left = _LEFT + part + 0.8
+        _uplinks(axes(left, top, _WIDTH - left - _RIGHT, _CHART), shown, _WIDTH - left - _RIGHT)
     last_s = max(each.end_s for each in shown) or 1.0
     for each, row, depth in zip(shown, rows, depths, strict=True):
         lowest = _timeline(axes(_LEFT, down, inner, row), each)
@@ -192,35 +202,66 @@ def _bandwidth(axes: Axes, shown: Sequence[Drawn]) -> None:
         axes.legend(fontsize=7, frameon=False, loc="lower right", labelcolor=INK)
 
 
-def _uplinks(axes: Axes, shown: Sequence[Drawn]) -> None:
-    """A bar for each uplink and run; a line at the mean of each run, and the worst in words."""
+def _uplinks(axes: Axes, shown: Sequence[Drawn], width: float) -> None:
+    """A group of bars for each uplink, with a bar for each run; a line at the mean of each run, the worst in words.
+
+    width: of the axes, inches.
+    """
+    from matplotlib.patches import Patch
+
     ports = list(dict.fromkeys(link.port for each in shown for link in each.uplinks))
     place = {port: at for at, port in enumerate(ports)}
-    width = 0.84 / len(shown)
+    bar = 0.84 / len(shown)
     in_time = all(link.utilisation is not None for each in shown for link in each.uplinks)
     said = []
     for number, each in enumerate(shown):
         loads = [(link.utilisation or 0.0) * 100 if in_time else link.bytes / 1e6 for link in each.uplinks]
+        which = f"run {each.label}: " if len(shown) > 1 else ""
         if not loads:
-            said.append(f"run {each.label}: {each.run.proof.why or 'no uplink has ranks below it'}")
+            said.append(f"{which}{each.run.proof.why or 'no uplink has ranks below it'}")
             continue
-        at = [place[link.port] - 0.42 + width * (number + 0.5) for link in each.uplinks]
-        axes.bar(at, loads, width=width, color=each.colour, linewidth=0, zorder=2)
+        at = [place[link.port] - 0.42 + bar * (number + 0.5) for link in each.uplinks]
+        axes.bar(at, loads, width=bar, color=each.colour, linewidth=0, zorder=2)
         mean, worst = float(np.mean(loads)), int(np.argmax(loads))
         axes.axhline(mean, color=each.colour, linewidth=1.1, linestyle="--", zorder=3)
         unit = " %" if in_time else " MB"
         ratio = f", max/mean {loads[worst] / mean:.2f}" if mean else ""
-        which = f"run {each.label}: " if len(shown) > 1 else ""
         most = f"{loads[worst]:.3g}{unit} at {each.uplinks[worst].port}"
         said.append(f"{which}worst {most}, mean {mean:.3g}{unit} (dashed){ratio}")
-    step = max(1, -(-len(ports) // _LABELLED))
-    axes.set_xticks(range(0, len(ports), step), ports[::step], rotation=90 if len(ports) > 4 else 0)
-    axes.set_xlim(-0.6, max(1, len(ports)) - 0.4)
+    _name_ports(axes, ports, width)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     axes.set_ylabel("load, % of line rate (mean of the run)" if in_time else "MB sent", fontsize=8.5, color=INK)
     axes.grid(axis="y", color=QUIET, linewidth=0.4, zorder=0)
-    lines = (textwrap.shorten(text, 78, placeholder="...") for text in said)
-    _look(axes, "\n".join(["Load of each uplink", *lines]), font=8.5)
+    lines = [textwrap.shorten(text, 17 * int(width), placeholder="...") for text in said]
+    if len(shown) == 1:
+        _look(axes, "\n".join(["Load of each uplink", *lines]), font=8.5)
+        return
+    keys = [Patch(color=each.colour, label=line) for each, line in zip(shown, lines, strict=True)]
+    axes.legend(handles=keys, fontsize=8.5, frameon=False, loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderpad=0,
+                labelspacing=0.3, labelcolor=INK, handlelength=0.8, handleheight=0.8)  # fmt: skip
+    _look(axes, "Load of each uplink", pad=5 + 13 * len(shown))
+
+
+def _name_ports(axes: Axes, ports: Sequence[str], width: float) -> None:
+    """The names of ports below their bars, and below those the names of their switches, every other one shaded."""
+    axes.set_xlim(-0.6, max(1, len(ports)) - 0.4)
+    step = max(1, -(-len(ports) // _LABELLED))
+    upright = len(ports) > 2.6 * width  # else a name is as wide as its group
+    names = [port.partition(":")[2] if step == 1 else "" for port in ports]
+    axes.set_xticks(range(len(ports)), names, rotation=90 if upright else 0)
+    groups = [[*group] for _, group in groupby(range(len(ports)), key=lambda at: ports[at].partition(":")[0])]
+    longest = max((len(ports[first].partition(":")[0]) for first, *_ in groups), default=0)
+    every = max(1, math.ceil(len(groups) * (0.07 * longest + 0.08) / width))
+    for number, group in enumerate(groups):
+        if number % 2:
+            axes.axvspan(group[0] - 0.5, group[-1] + 0.5, color=QUIET, alpha=0.2, linewidth=0, zorder=0)
+        if number % every == 0:
+            below = -8 if step > 1 else -34 if upright else -20  # points
+            axes.annotate(
+                ports[group[0]].partition(":")[0], ((group[0] + group[-1]) / 2, 0), (0, below),
+                xycoords=axes.get_xaxis_transform(), textcoords="offset points", ha="center", va="top", fontsize=8,
+                color=INK, annotation_clip=False,
+            )  # fmt: skip
 
 
 def _timeline(axes: Axes, each: Drawn) -> Axes:
