@@ -86,8 +86,11 @@ class HowInstalled:
             return f"run ./{FRONT_DOOR} setup extras: it installs all extras in .venv"
         if not self.pip:
             return f"start {shlex.quote(str(checkout / FRONT_DOOR))}: it makes .venv, and installs extras there"
-        lock = shlex.quote(str(checkout / EXTRAS_LOCK))
-        return f"{self._pip()} install --no-deps --require-hashes -r {lock}"
+        return self.add_locked(checkout / EXTRAS_LOCK)
+
+    def add_locked(self, lock: Path) -> str:
+        """The command that adds what a lock file pins to an environment of the user."""
+        return f"{self._pip()} install --no-deps --require-hashes -r {shlex.quote(str(lock))}"
 
     def _pip(self) -> str:
         """`pip` of the environment: by its path, because another one may come first in PATH."""

@@ -40,7 +40,7 @@ VARIABLES: Final = (
     ),
     Variable(
         "HEDDLE_VENV",
-        "an environment with the packages of `requirements.lock`: `./inv` uses it; packages of extras are added",
+        "an environment with the packages of `requirements.lock`: `./inv` uses it, and never changes it",
         "`.venv` in the checkout",
     ),
     Variable("HEDDLE_CONTAINERLAB", "path of the program containerlab", "the one that `setup` installed, or in `PATH`"),

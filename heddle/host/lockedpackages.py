@@ -69,10 +69,15 @@ def absent(wanted: Sequence[Pin]) -> list[str]:
 def ensure_locked(lock: Path, what: str, say: Say) -> None:
     """Return when the environment has all packages of a lock file as it pins them; install the file where it has not.
 
-    what: what the file has, for a sentence ("the linters"). MachineError when pip fails.
+    what: what the file has, for a sentence ("the linters"). MachineError when pip fails, and with the command when the
+    environment is not .venv of this checkout.
     """
     wanted = pins(lock)
-    if absent(wanted):
+    if words := absent(wanted):
+        how = how_installed()
+        if how.checkout is None or how.prefix != how.checkout / ".venv":
+            why = f"not there as {lock.name} pins them, and Heddle does not change this environment: {', '.join(words)}"
+            raise MachineError(Problem("", f"{what} in {how.prefix}", f"are {why}", how.add_locked(lock)))
         say(f"installing {what} of {lock.name}")
         _install(wanted, lock.name, say)
 

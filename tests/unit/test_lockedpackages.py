@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.extras import HowInstalled
 from heddle.base.problems import MachineError
 from heddle.base.resources import EXTRAS_LOCK, HERE
+from heddle.host import lockedpackages
 from heddle.host.lockedpackages import absent, closure, ensure_locked, pins
 from tests.wheels import ROOT, InstalledWheel, environment_without, install, small_wheel
 
@@ -58,6 +60,8 @@ def test_another_version_or_none_is_installed_and_a_failure_is_named(
     tmp_path: Path, pin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    # The environment of the tests may be one that HEDDLE_VENV names: nothing is installed in it, either.
+    monkeypatch.setattr(lockedpackages, "how_installed", lambda: HowInstalled(ROOT / ".venv", ROOT, pip=True))
     lock = tmp_path / "requirements-some.lock"
     lock.write_text(f"iniconfig=={version('iniconfig')} --hash=sha256:00\n{pin}")
     said: list[str] = []
@@ -222,6 +226,14 @@ def test_an_environment_of_the_user_is_not_changed(clone: Clone, tmp_path: Path)
     line = f"'{theirs.python}' -m pip install --no-deps --require-hashes -r '{lock}'"
     assert done.stderr == f"{NEEDED}\n  hint: {line}\n"
     assert clone.installed == set()
+    # Verbs of a checkout, which install what they need without a question.
+    (clone.root / "requirements-docs.lock").write_text((clone.root / EXTRAS_LOCK).read_text())
+    done = clone.inv("docs", "--yes", HEDDLE_VENV=str(theirs.place))
+    assert done.returncode == 3
+    why = "are not there as requirements-docs.lock pins them, and Heddle does not change this environment"
+    named = f"mkdocs in {theirs.place} {why}: cycler, kiwisolver, matplotlib\n"
+    assert done.stderr == f"{named}  hint: {line.replace(EXTRAS_LOCK, 'requirements-docs.lock')}\n"
+    assert not [path for path in theirs.packages.iterdir() if path.name.startswith(NAMES)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
