@@ -90,35 +90,49 @@ def lint(out: Console) -> None:
     out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")
 
 
+def _browsing(typed: Mapping[str, Any]) -> bool:
+    """Whether a browser makes pictures of labs."""
+    return typed["screenshots"] is not None or bool(typed["pictures"])
+
+
 @verb(
     group="Heddle",
     help={
         "out": Option("directory to write (default: site, in the checkout)", value="DIR"),
-        "check": Option("only compare the generated pages with the code: exit code 1 if one is stale"),
+        "check": Option("only compare generated pages and pictures with the code: exit code 1 if one is stale"),
         "write": Option("only write the generated pages"),
+        "pictures": Option("only make the pictures of the pages again, from labs of their own"),
         "screenshots": Option("also write pictures of everything that a person sees, to look at", value="DIR"),
     },
-    packages=lambda typed: () if typed["screenshots"] is None else (*packages.FABRIC, *packages.BROWSER),
-    root=lambda typed: typed["screenshots"] is not None,
+    packages=lambda typed: (*packages.FABRIC, *packages.BROWSER) if _browsing(typed) else (),
+    root=_browsing,
     checkout=True,
     files_out=["out_", "screenshots"],
     directory_out=True,
 )
 def docs(
-    out: Console, out_: str | None = None, check: bool = False, write: bool = False, screenshots: str | None = None
-) -> None:
+    out: Console, out_: str | None = None, check: bool = False, write: bool = False, pictures: bool = False,
+    screenshots: str | None = None,
+) -> None:  # fmt: skip
     """Build the manual as a site that needs no network. Wrong links and anchors fail.
 
     mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory: search works, too.
-    --screenshots DIR writes README, site, report, dashboard, demo and a plot as PNG. It needs root and Chromium, and
-    makes a lab for that.
+    --screenshots DIR writes README, site, report, dashboard, demo and a plot as PNG. --pictures writes docs/demo.svg,
+    docs/dashboard.png and the others that pages have. Both need root and Chromium, and make labs for that.
     """
     root = resources.HERE.checkout("./inv docs")
-    if sum((check, write, out_ is not None or screenshots is not None)) > 1:
-        hint = "use --check, --write, or --out with --screenshots"
+    if sum((check, write, pictures, out_ is not None or screenshots is not None)) > 1:
+        hint = "use --check, --write, --pictures, or --out with --screenshots"
         raise InputError(Problem("", "./inv docs", "has options that exclude each other", hint))
     if check or write:
         _generated(out, write=write)
+        return
+    if pictures:
+        ensure_locked(root / "requirements-browser.lock", _DRIVER, out.say)
+        from tests.browser.docpictures import make
+
+        made = [str(path) for path in make()]
+        out.result({"pictures": made}, "\n".join(made))
         return
     site = root / "site" if out_ is None else real(out_).absolute()
     if site.exists() and not (site / _OF_A_SITE).is_file() and (not site.is_dir() or any(site.iterdir())):
@@ -139,25 +153,34 @@ def docs(
     if far:
         hint = "put the file into docs/site"
         raise CheckError(*[Problem(str(page), url, "is loaded from another server", hint) for page, url in far])
-    pictures: list[str] = []
+    shown: list[str] = []
     if screenshots is not None:
         ensure_locked(root / "requirements-browser.lock", _DRIVER, out.say)
         from tests.browser.screenshots import main as written
 
-        pictures = [str(path) for path in written(real(screenshots).absolute(), site)]
-    text = [f"{len(pages)} pages: {site / 'index.html'}", *pictures]
-    out.result({"site": str(site), "pages": len(pages), "screenshots": pictures}, "\n".join(text))
+        shown = [str(path) for path in written(real(screenshots).absolute(), site)]
+    text = [f"{len(pages)} pages: {site / 'index.html'}", *shown]
+    out.result({"site": str(site), "pages": len(pages), "screenshots": shown}, "\n".join(text))
 
 
 def _generated(out: Console, *, write: bool) -> None:
-    """The pages of the manual that are generated from the code: write them, or CheckError for stale ones."""
+    """The pages of the manual that are generated from the code: write them, or CheckError for stale ones.
+
+    Pictures are compared, too.
+    """
     from docs.site import reference
 
     if write:
         reference.write()
-    elif stale := reference.stale():
-        hint = "run ./inv docs --write"
-        raise CheckError(*[Problem(f"docs/{name}.md", "", "is not what the code says", hint) for name in stale])
+    else:
+        from tests.browser import docpictures
+
+        why, hint = "is not what the code says", "run ./inv docs --write"
+        found = [Problem(f"docs/{name}.md", "", why, hint) for name in reference.stale()]
+        found += [Problem(f"docs/{name}", "", why, f"run {docpictures.MADE_BY}")
+                  for name, why in docpictures.stale().items()]  # fmt: skip
+        if found:
+            raise CheckError(*found)
     pages = [f"docs/{name}.md" for name in reference.PAGES]
     out.result(
         {"pages": pages, "written": write}, f"{len(pages)} generated pages: {'written' if write else 'up to date'}"

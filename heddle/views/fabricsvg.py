@@ -50,7 +50,7 @@ svg.fabric .half {{ pointer-events: none; }}
 svg.fabric .link {{ cursor: pointer; outline: none; }}
 svg.fabric .link:hover .reach, svg.fabric .link:focus .reach, svg.fabric .link.chosen .reach {{
   stroke: var(--mark); stroke-opacity: 0.45; }}
-{" ".join(f"svg.fabric .half.{name} {{ stroke: var(--load-{name}); }}" for name in COLOURS)}
+{" ".join(f"svg.fabric .half.{name} {{ fill: var(--load-{name}); }}" for name in COLOURS)}
 {" ".join(f"svg.fabric .level-{level} rect {{ fill: var(--node-{level}); }}" for level in range(len(LEVELS)))}
 """
 
@@ -123,13 +123,14 @@ class _Page:
         head = Markup('<g class="{}" id="{}{}">').format(kind or "frame", prefix, box.name)
         return head + rect + words + Markup("</g>")
 
-    def _line(self, kind: str, line: Line, width: float) -> Markup:
+    def _reach(self, line: Line) -> Markup:
         return Markup(
-            '<line class="{}" data-port="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke-width="{:.1f}"/>'
-        ).format(kind, line.port, *self._at(line.ends[0]), *self._at(line.ends[1]), width)
+            '<line class="reach" data-port="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke-width="12"/>'
+        ).format(line.port, *self._at(line.ends[0]), *self._at(line.ends[1]))
 
     def half(self, line: Line) -> Markup:
-        return self._line(f"half {line.step}", line, line.points * POINT)
+        corners = " ".join("{:.1f},{:.1f}".format(*self._at(corner)) for corner in line.corners)
+        return Markup('<polygon class="half {}" data-port="{}" points="{}"/>').format(line.step, line.port, corners)
 
     def link(self, link: Link, load: LinkLoad | None, halves: tuple[Line, Line], tab: int, prefix: str) -> Markup:
         refs = ":".join(link.a), ":".join(link.b)
@@ -137,5 +138,5 @@ class _Page:
         head = Markup(
             '<g class="link" id="{}link-{}-{}" data-a="{}" data-b="{}" tabindex="{}" role="img" aria-label="{}">'
         ).format(prefix, *refs, *refs, tab, label)
-        lines = [*(self._line("reach", half, 12) for half in halves), *map(self.half, halves)]
+        lines = [*map(self._reach, halves), *map(self.half, halves)]
         return head + Markup("").join(lines) + Markup("</g>")

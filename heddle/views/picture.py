@@ -3,7 +3,7 @@
 In:  Fabric, and the LinkLoads of a run if there is one.
 Out: SVG, PNG or PDF by matplotlib; the same input gives the same bytes.
 Places are those of picturelayout.py, colours those of loadscale.py: the dashboard and the report have the same. Each
-link has two halves, as in a network weather map: the half at a node shows what that node sent.
+link has two halves, as in a network weather map: the half at a node shows what that node sent, and is widest there.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ def _box(axes: Axes, box: Box) -> None:
 
 
 def _line(axes: Axes, line: Line, zorder: float, name: str, corner: Point = (0, 0)) -> None:
-    (x1, y1), (x2, y2) = line.ends
-    axes.plot(
-        (corner[0] + x1, corner[0] + x2), (corner[1] + y1, corner[1] + y2), solid_capstyle="butt",
-        color=COLOURS[line.step][0], linewidth=line.points, zorder=zorder, gid=name,
-    )  # fmt: skip
+    from matplotlib.patches import Polygon
+
+    corners = [(corner[0] + x, corner[1] + y) for x, y in line.corners]
+    axes.add_patch(Polygon(corners, color=COLOURS[line.step][0], linewidth=0, zorder=zorder, gid=name))

@@ -51,13 +51,23 @@ class Box:
 class Line:
     """The half of a link at `port`, which shows what that port sent; or a part of the legend.
 
-    ends: from the port to the middle of the link. step: of the scale of loads. points: the width.
+    ends: from the port to the middle of the link. step: of the scale of loads. points: the width at each end. A half
+    narrows to the width of an idle link, so that only the end at its node is wide: a link is never cut in the middle.
     """
 
     port: str
     ends: tuple[Point, Point]
     step: str
-    points: float
+    points: Point
+
+    @property
+    def corners(self) -> tuple[Point, Point, Point, Point]:
+        """Of the area: two at the port, then two at the other end."""
+        (x1, y1), (x2, y2) = self.ends
+        far = math.hypot(x2 - x1, y2 - y1) or 1.0
+        (a, b), (one, other) = ((y1 - y2) / far, (x2 - x1) / far), (each / 144 for each in self.points)
+        return (x1 - a * one, y1 - b * one), (x1 + a * one, y1 + b * one), (x2 + a * other, y2 + b * other), (
+            x2 - a * other, y2 - b * other)  # fmt: skip
 
 
 class PictureLayout:
@@ -152,14 +162,14 @@ class PictureLayout:
             ends = self.ends(link)
             middle = (ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2
             a, b = (
-                Line(ref, (end, middle), step(share), self.points(share or 0.0))
+                Line(ref, (end, middle), step(share), (self.points(share or 0.0), self.thin))
                 for ref, end, share in zip(refs, ends, shares, strict=True)
             )
             found.append((max(share or 0.0 for share in shares), link, load, (a, b)))
         return [(link, load, halves) for _, link, load, halves in sorted(found, key=lambda each: each[0])]
 
     def points(self, share: float) -> float:
-        """The width of a half with this share of its line rate."""
+        """The width at its node of a half with this share of its line rate."""
         return self.thin + min(1.0, share) * (self.thick - self.thin)
 
     def _top(self, level: int, members: Sequence[Node]) -> None:
@@ -236,7 +246,7 @@ KEY: Final[Point] = (5.6, 0.62)  # inches of the legend, from (0, 0), its lower 
 def legend() -> tuple[list[Line], list[Text]]:
     """The scale of loads with its meaning, for every picture: lines by step, and words."""
     y, part = 0.28, 0.26
-    lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", 7.0) for n in range(LOAD_STEPS)]
+    lines = [Line(f"key-u{n}", ((n * part, y), ((n + 1) * part, y)), f"u{n}", (7.0, 7.0)) for n in range(LOAD_STEPS)]
     texts = [Text((0.0, 0.5), MEANING, anchor="start")]
     texts += [
         Text((LOAD_STEPS * part * share, 0.08), words, anchor="middle" if share else "start")
@@ -244,7 +254,8 @@ def legend() -> tuple[list[Line], list[Text]]:
     ]
     x = LOAD_STEPS * part + 0.5
     for name, words in BESIDE.items():
-        lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, 2.0 if name == "idle" else 7.0))
+        thick = 2.0 if name == "idle" else 7.0
+        lines.append(Line(f"key-{name}", ((x, y), (x + 0.4, y)), name, (thick, thick)))
         texts.append(Text((x + 0.48, y), words, anchor="start"))
         y -= 0.2
     return lines, texts

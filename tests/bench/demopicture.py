@@ -1,4 +1,4 @@
-"""docs/demo.svg from the output of a run: ./inv demo | .venv/bin/python -m tests.bench.demopicture docs/demo.svg
+"""docs/demo.svg from the output of `./inv demo`: `./inv docs --pictures` makes it (tests/browser/docpictures.py).
 
 The second run looks like the first one, so only its heading is drawn. Remarks about the machine are left out: they are
 about the one that ran the demo for the picture.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from heddle.runs.parts.part import MARK
 
+_REMARKS = (MARK, "(The host CPU", "#slowest  : not named: the host CPU")
 _WIDTH = 104  # columns; the longest line of a run has 103
 
 
@@ -34,7 +33,7 @@ def styled(line: str) -> Text:
 
 def shortened(lines: list[str]) -> list[str]:
     """The lines of a run, without those of the second act, and without remarks about the machine."""
-    lines = [line for line in lines if not line.startswith((MARK, "(The host CPU"))]
+    lines = [line for line in lines if not line.startswith(_REMARKS)]
     heads = [at for at, line in enumerate(lines) if line.startswith("──")]
     return [*lines[: heads[1] + 1], "...", "", *lines[heads[2] :]]
 
@@ -47,7 +46,3 @@ def picture(output: str) -> str:
     svg = console.export_svg(title="./inv demo", unique_id="demo")
     # Fonts by their names only: the picture loads nothing from elsewhere.
     return re.sub(r"\s*(@font-face \{.*?\}|<!--.*?-->)", "", svg, flags=re.DOTALL)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(picture(sys.stdin.read()), encoding="utf-8")

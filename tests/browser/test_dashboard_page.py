@@ -58,6 +58,11 @@ def wait_long(browser: Browser, script: str, seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
+def places_of(points: str) -> list[float]:
+    """The numbers of a polygon's corners."""
+    return [float(number) for number in re.findall(r"-?[0-9.]+", points)]
+
+
 def hex_of(colour: str) -> str:
     """`rgb(31, 41, 51)` as `#1f2933`."""
     return "#" + "".join(f"{int(each):02x}" for each in re.findall(r"\d+", colour)[:3])
@@ -81,24 +86,27 @@ def test_a_lab_is_drawn_in_light_and_dark_without_a_fault(browser: Browser, serv
     assert len(browser.all("#drawing .half")) == 2 * len(lab.fabric.links)
     assert len(browser.all("#drawing .node")) == len(lab.fabric.nodes)
     # Places and colours are those of a report.
-    lines = ET.fromstring(fabric_svg(PictureLayout(lab.fabric), title="")).iter("{http://www.w3.org/2000/svg}line")
-    wanted = {each.get("data-port"): each.get("x1") for each in lines if "half" in each.get("class", "")}
+    lines = ET.fromstring(fabric_svg(PictureLayout(lab.fabric), title="")).iter("{http://www.w3.org/2000/svg}polygon")
+    wanted = {each.get("data-port", ""): each.get("points", "") for each in lines if "half" in each.get("class", "")}
     halves = "[...document.querySelectorAll('#drawing .half')]"
-    places = f"Object.fromEntries({halves}.map((half) => [half.dataset.port, half.getAttribute('x1')]))"
-    assert browser.run(f"return {places}") == wanted
-    assert hex_of(browser.style("#loads .u5", "stroke")) == COLOURS["u5"][0]
+    places = f"Object.fromEntries({halves}.map((half) => [half.dataset.port, half.getAttribute('points')]))"
+    found: dict[str, str] = browser.run(f"return {places}")
+    assert found.keys() == wanted.keys()
+    for port, points in wanted.items():  # widths are those of the window, so corners are a little elsewhere
+        assert places_of(found[port]) == pytest.approx(places_of(points), abs=3)
+    assert hex_of(browser.style("#loads .u5", "fill")) == COLOURS["u5"][0]
     assert text(browser, "#total-bgp") == "32 of 32"
     assert text(browser, "#total-down") == "0"
     assert f"emulated: k = {lab.fabric.policy.k}" in text(browser, "#scale")
     show(browser, "rtsw1:eth1")
-    browser.wait_for("document.querySelectorAll('#port-queues tbody tr').length === 3")
+    browser.wait_for("document.querySelectorAll('#port-queues thead th').length === 4")
     browser.assert_accessible()
     browser.screenshot("dashboard-light")
     light = browser.style("body", "background-color")
     browser.one("#theme").click()
     assert browser.style("body", "background-color") != light
     time.sleep(0.5)  # colours of links change in 0.3 s, and axe judges what it sees
-    assert hex_of(browser.style("#loads .u5", "stroke")) == COLOURS["u5"][1]
+    assert hex_of(browser.style("#loads .u5", "fill")) == COLOURS["u5"][1]
     browser.assert_accessible()
     browser.screenshot("dashboard-dark")
     browser.one("#large").click()
@@ -146,11 +154,25 @@ def test_a_run_is_started_shown_and_its_qps_have_paths(browser: Browser, server:
     assert marked == 2 * (path.count(" > ") + 2)  # both halves of each link, and of the host's
     browser.assert_accessible()
     browser.screenshot("dashboard-path")
+    # No table is cut at the right, on this window and on a wide one; the output has the run's table.
+    cut = "[...document.querySelectorAll('.scroll, pre')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+    cut += ".map((e) => e.id || e.getAttribute('aria-label'))"
+    assert "busbw" in text(browser, "#run-output")
+    for width in (1280, 1600):
+        browser.size(width, 900)
+        assert browser.run(f"return {cut}") == [], width
+    browser.size(390, 844)
+    assert browser.run(f"return {cut}.includes('run-output')"), "where there is no room, it scrolls"
+    browser.size(1280, 900)
     high = {each.port: each.high_water for each in read_queues(lab).rows if each.kind == "lossless"}
     deepest = max(high, key=lambda port: high[port])
     show(browser, deepest)
-    browser.wait_for("document.querySelectorAll('#port-queues tbody tr').length === 3")
-    shown = browser.run("return document.querySelectorAll('#port-queues tbody tr')[1].children[4].textContent")
+    browser.wait_for("document.querySelectorAll('#port-queues thead th').length === 4")
+    rows = (
+        "[...document.querySelectorAll('#port-queues tbody tr')].map((e) => [...e.children].map((c) => c.textContent))"
+    )
+    figures: Any = browser.run(f"return Object.fromEntries({rows}.map(([name, ...each]) => [name, each]))")
+    shown = figures["packets"][1]
     (row,) = [each for each in read_queues(lab).rows if each.port == deepest and each.kind == "lossless"]
     assert int(str(shown)) == row.packets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -45,11 +46,23 @@ FABRICS = {
 
 @dataclass(frozen=True)
 class Stroke:
-    """A half of a link as it is drawn: points of width, colour, and both ends. x and y grow to the right and down."""
+    """A half of a link as it is drawn: points of width at its node and in the middle, colour, and both ends.
+
+    x and y grow to the right and down.
+    """
 
     width: float
+    narrow: float
     colour: str
     ends: tuple[float, float, float, float]
+
+    @classmethod
+    def of(cls, corners: str, colour: str) -> Stroke:
+        """From the text of its four corners: two at the node, two in the middle."""
+        numbers = [float(number) for number in re.findall(r"-?[0-9.]+", corners)]
+        a, b, c, d = ((numbers[at], numbers[at + 1]) for at in range(0, 8, 2))
+        ends = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2, (c[0] + d[0]) / 2, (c[1] + d[1]) / 2)
+        return cls(math.dist(a, b), math.dist(c, d), colour, ends)
 
 
 class Drawn:
@@ -67,9 +80,7 @@ class Drawn:
         path = self.groups[f"sent-{port}"].find(f"{SVG}path")
         assert path is not None
         style = dict(part.strip().split(": ") for part in path.get("style", "").split(";") if ":" in part)
-        numbers = [float(number) for number in re.findall(r"-?[0-9.]+", path.get("d", ""))]
-        x1, y1, x2, y2 = numbers
-        return Stroke(float(style.get("stroke-width", 1.0)), style["stroke"], (x1, y1, x2, y2))
+        return Stroke.of(path.get("d", ""), style["fill"])
 
 
 @cache
@@ -160,7 +171,9 @@ def test_halves_of_a_link_are_as_wide_as_what_each_end_sent_and_as_dark_as_its_t
     assert half.width - none.width == pytest.approx((most.width - none.width) / 2, rel=1e-3)
     assert len({each.colour for each in (most, half, quarter, none)}) == 4
     assert brightness(most.colour) < brightness(half.colour) < brightness(quarter.colour)
-    assert most.ends[2:] == quarter.ends[2:], "the halves meet in the middle"
+    assert most.ends[2:] == pytest.approx(quarter.ends[2:], abs=1e-3), "the halves meet in the middle"
+    # There they are as wide as an idle link, so the link is not cut: the wide end of a half is at its node.
+    assert {round(each.narrow, 2) for each in (most, half, quarter, none)} == {round(none.width, 2)}
     # A slow link is darker than a fast one with more bytes: The use of a link is time, not bytes: 2 MB on 25 Mb/s take
     # longer than 4 MB on 100 Mb/s.
     loads = [
@@ -185,7 +198,7 @@ def test_every_drawing_has_the_same_scale_and_the_same_places() -> None:
     loads = loads_of(fabric, {port: round(share * full) for port, share in shares.items()})
     file, layout = Drawn(drawing("svg", fabric, loads, "a run")), PictureLayout(fabric)
     page = ET.fromstring(fabric_svg(layout, loads, title="x"))
-    halves = {each.get("data-port", ""): each for each in page.iter(f"{SVG}line") if "half" in each.get("class", "")}
+    halves = {each.get("data-port", ""): each for each in page.iter(f"{SVG}polygon") if "half" in each.get("class", "")}
     css = {dark: style(dark) for dark in ("", ":root[data-theme='dark']")}
     for port, step in steps.items():
         light, dark = COLOURS[step]
@@ -197,8 +210,7 @@ def test_every_drawing_has_the_same_scale_and_the_same_places() -> None:
     assert {unknown.half(port).colour for port in steps} == {COLOURS["idle"][0]}
     # Places: an inch is 72 units of matplotlib's SVG, and 100 of a page's; both count from their own corner.
     assert halves.keys() == file.named("sent-")
-    ends = {port: (file.half(port).ends, [float(each.get(key, "")) for key in ("x1", "y1", "x2", "y2")])
-            for port, each in halves.items()}  # fmt: skip
+    ends = {port: (file.half(port).ends, Stroke.of(each.get("points", ""), "").ends) for port, each in halves.items()}
     files, pages = ends["rtsw1:eth1"]
     for one, other in ends.values():
         for at in range(4):

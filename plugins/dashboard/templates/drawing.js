@@ -28,6 +28,12 @@ function parsed(text) {
   return document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
 }
 
+function corners([x1, y1, x2, y2], wide, narrow) { // Line.corners in heddle/views/picturelayout.py
+  const far = Math.hypot(x2 - x1, y2 - y1) || 1, a = (y2 - y1) / far / 2, b = (x1 - x2) / far / 2;
+  return [[x1 + a * wide, y1 + b * wide], [x1 - a * wide, y1 - b * wide], [x2 - a * narrow, y2 - b * narrow], [x2 + a * narrow, y2 + b * narrow]]
+    .map((corner) => corner.map((each) => each.toFixed(1)).join(",")).join(" ");
+}
+
 export class Drawing {
   constructor(box, pick) {
     this.box = box;
@@ -40,25 +46,27 @@ export class Drawing {
   }
 
   plan(plan) {
-    Object.assign(this, { ports: plan.ports, loads: plan.loads, widths: plan.widths, halves: [], titles: [], rows: [], marked: new Set() });
+    Object.assign(this, { ports: plan.ports, loads: plan.loads, widths: plan.widths, halves: [], ends: [], titles: [], rows: [], marked: new Set() });
     const top = parsed(plan.svg), dots = svg("g");
     const place = new Map(plan.ports.map((port, at) => [port.ref, at + 1]));
     for (const link of top.querySelectorAll(".link")) link.removeAttribute("tabindex"); // the list of ports has them
     for (const half of top.querySelectorAll(".half")) this.halves[place.get(half.dataset.port)] = half;
     for (const reach of top.querySelectorAll(".reach")) {
+      this.ends[place.get(reach.dataset.port)] = ["x1", "y1", "x2", "y2"].map((name) => Number(reach.getAttribute(name)));
       this.titles[place.get(reach.dataset.port)] = reach.appendChild(svg("title", {}, reach.dataset.port));
       reach.addEventListener("click", () => this.pick(reach.dataset.port));
     }
-    this.dots = this.halves.map((half) => dots.appendChild(
-      svg("circle", { class: "queue", cx: half.getAttribute("x1"), cy: half.getAttribute("y1"), r: 0 })));
+    this.dots = this.ends.map(([cx, cy]) => dots.appendChild(svg("circle", { class: "queue", cx, cy, r: 0 })));
     top.append(dots);
     const least = Math.min(...[...top.querySelectorAll(".node rect")].map((rect) => rect.getAttribute("width")));
     top.setAttribute("width", top.viewBox.baseVal.width * Math.max(.8, 40 / least)); // names of nodes are readable
     this.box.replaceChildren(top);
+    this.top = top;
     document.getElementById("loads").replaceChildren(parsed(plan.legend));
   }
 
   update(rows) { // port id -> [use in thousandths, depth, high water, flags]
+    const scale = this.top?.getScreenCTM()?.a || 1; // as many pixels wide, however large the fabric
     for (const [id, row] of Object.entries(rows)) {
       if (!this.halves[id]) continue;
       const [use, depth, , flags] = row, port = this.ports[id - 1];
@@ -67,7 +75,7 @@ export class Drawing {
       const load = Math.min(1000, use); // a burst may be counted in the next interval; no link sends above its rate
       const [, step] = this.loads.findLast(([least]) => load >= least), [thin, thick] = this.widths;
       this.halves[id].setAttribute("class", `half ${flags & DOWN ? "down" : step}${chosen}`);
-      this.halves[id].setAttribute("stroke-width", (thin + load / 1000 * (thick - thin)).toFixed(1));
+      this.halves[id].setAttribute("points", corners(this.ends[id], (thin + load / 1000 * (thick - thin)) / scale, thin / scale));
       const dot = this.dots[id];
       dot.setAttribute("r", depth || flags & PAUSED ? (4 + 10 * Math.min(1, depth / port.scale)).toFixed(1) : 0);
       dot.setAttribute("class", flags & PAUSED ? "queue paused" : "queue");
@@ -90,5 +98,8 @@ export class Drawing {
     }
   }
 
-  fit(wanted) { this.box.classList.toggle("fit", wanted); }
+  fit(wanted) {
+    this.box.classList.toggle("fit", wanted);
+    this.update(this.rows);
+  }
 }

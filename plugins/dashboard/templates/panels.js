@@ -82,10 +82,12 @@ export function port(found, scale, change, show) {
   link.dataset.name = "link"; link.id = "link-button"; other.dataset.name = "other";
   row.append(link, other);
   const state = found.down ? "down" : "up";
-  const rows = found.rows.map((r) => [r.class, r.kind, bytes(r.depth), bytes(r.high_water), r.packets, r.bytes, r.marks, r.drops,
-    r.pfc_received, r.pfc_sent, r.paused ? "now" : r.paused_ms]);
+  const figures = { queue: (r) => bytes(r.depth), highest: (r) => bytes(r.high_water), packets: (r) => r.packets, bytes: (r) => r.bytes,
+    marks: (r) => r.marks, drops: (r) => r.drops, "pauses in": (r) => r.pfc_received, "pauses out": (r) => r.pfc_sent,
+    "paused ms": (r) => r.paused ? "now" : r.paused_ms };
+  const rows = Object.entries(figures).map(([name, of]) => [name, ...found.rows.map(of)]); // a column for each class: few fit every width
   const queues = element("table", "", { id: "port-queues" });
-  queues.append(...table(["class", "kind", "queue", "highest", "packets", "bytes", "marks", "drops", "pauses in", "pauses out", "paused ms"], rows));
+  queues.append(...table(["class", ...found.rows.map((r) => `${r.class} ${r.kind}`)], rows));
   const scroll = element("div", "", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Queues of ${found.port}` });
   scroll.dataset.name = "queues";
   scroll.append(queues);
@@ -131,7 +133,7 @@ export function runs(found) {
   const rows = (found?.last || []).map((run) => {
     const best = run.rows?.length ? run.rows.reduce((a, b) => (b[0] > a[0] ? b : a)) : null;
     const verdict = run.agree === null || run.agree === undefined ? "-" : run.agree ? "agree" : "differ";
-    return [run.id, run.what, best ? best[3].toPrecision(3) : "-", best ? `${(best[1] / 1000).toPrecision(3)}` : "-",
+    return [run.id, run.what, best ? best[3].toPrecision(3) : "-", best ? (best[1] / 1000).toLocaleString("en", { maximumSignificantDigits: 3 }) : "-",
       run.wrong ?? "-", verdict, run.mmr ? run.mmr.toFixed(2) : "-", run.why || (run.ok ? "done" : "")];
   });
   $("runs").replaceChildren(...table(["run", "what", "busbw GB/s (emulated)", "ms", "wrong", "paths", "MMR", "outcome"],
