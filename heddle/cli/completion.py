@@ -66,8 +66,8 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         return [f"{name}={each}" for each in _values(verb, verb.flags[name], before[1:], text)]
     if value_of is None and last.startswith("-"):
         return sorted(verb.flags)
-    wanted = [value_of] if value_of is not None else [*waiting[:1], *([verb.lab] if verb.lab is not None else [])]
-    return [each for parameter in wanted for each in _values(verb, parameter, before[1:], last)]
+    wanted = value_of or next(iter(waiting), verb.lab)
+    return _values(verb, wanted, before[1:], last) if wanted is not None else []
 
 
 def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> list[str]:
