@@ -116,8 +116,8 @@ class DemoResult:
         change = more.run.busbw / first.run.busbw
         same = "did not change busbw" if 0.9 < change < 1.1 else f"gave {change:.2f} times the busbw"
         lines = [
-            f"16 QPs {same}: a 5-tuple hash sends all QPs of a pair over the same path, and the busiest "
-            f"uplink carried {first.paths.mmr.bytes or 0:.1f} times the mean.",
+            f"16 QPs {same}: with one UDP source port, a 5-tuple hash sends all QPs of a pair over the same path. The "
+            f"busiest uplink carried {first.paths.mmr.bytes or 0:.1f} times the mean.",
             f"E-ECMP also hashes on the destination QP: the busiest uplink carried {last.paths.mmr.bytes or 0:.1f} "
             f"times the mean, and the all-reduce ran {self.gain:.2f} times as fast.",
         ]

@@ -44,8 +44,8 @@ _NEXT: Final = (
 def demo(out: Console) -> None:
     """Show Heddle in a minute: a fabric, three all-reduces, and the proof of every path.
 
-    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. The lab is
-    taken down at the end.
+    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. All QPs have
+    the same UDP source port. The lab is taken down at the end.
     """
     from heddle.cli.demo import demo as run_demo
 
@@ -115,7 +115,8 @@ STEPS: Final = (
         "Each run is kept with its options, its result and the proof of its paths. `compare` shows two runs side by "
         "side.",
         "The settings that differ come first: only the hashing mode. Then comes B/A of each figure, and whether noise "
-        "explains the difference. MMR is lower in the second run. On a busy machine, bandwidths have no verdict.",
+        "explains the difference. MMR goes from 3.00 to 1.56: the QPs of a pair now use several uplinks. On a busy "
+        "machine, bandwidths have no verdict.",
     ),
     TourStep(
         "Take it down",

@@ -167,7 +167,7 @@ def test_the_readme_has_the_ratios_of_the_picture() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     svg = (ROOT / "docs/demo.svg").read_text(encoding="utf-8")
     plain = html.unescape(re.sub("<[^>]+>", "", svg)).replace("\xa0", " ")
-    rows = re.findall(r"^\| (E?-?ECMP [^|]+) \| ([0-9.]+) \| ([0-9.]+) \| (\d+ of \d+) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (E?-?ECMP [^|]+) \| ([0-9.]+) \| ([0-9.]+) █+ \| (\d+ of \d+) \|$", text, re.MULTILINE)
     found = [re.search(rf"{re.escape(what)} +([0-9.]+) +([0-9.]+) +(\d+ of \d+)", plain) for what, *_ in rows]
     shown = [each.groups() for each in found if each is not None]
     first = float(shown[0][0])

@@ -17,23 +17,14 @@ from heddle.lab import lifecycle as life
 from heddle_plugins.testing.pool import claims
 from tests.machine import patience, until
 from tests.marks import long
+from tests.pages import blocks
 from tests.userplace import PLUGIN, UserPlace, section
 from tests.wheels import install
 
 Leftovers = Callable[[str], list[str]]
 
-TEN_LINES = """\
-import pytest
-from heddle_plugins.testing import assert_lossless, assert_mmr_below, assert_paths_agree
-
-
-@pytest.mark.fabric("tiny", routing={"ecmp": "e-ecmp"})
-def test_queue_pairs_use_all_uplinks(heddle_run, heddle_paths, heddle_queues):
-    heddle_run(collective="all-reduce", sizes="256K", qps=16, iters=2)
-    assert_paths_agree(heddle_paths())
-    assert_mmr_below(heddle_paths(), 1.8)
-    assert_lossless(heddle_queues())
-"""
+(TEN_LINES,) = (block.text for block in blocks("docs/for-ci.md", "python"))
+(README,) = (block.text for block in blocks("README.md", "python"))
 
 
 @pytest.fixture
@@ -48,12 +39,18 @@ def names(place: UserPlace, file: str = "names") -> list[str]:
     return (place.path / file).read_text().split()
 
 
-def test_ten_lines_outside_the_tree_pass_and_leave_nothing(place: UserPlace, leftovers: Leftovers) -> None:
-    assert len([line for line in TEN_LINES.splitlines() if line.strip()]) <= 10
-    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+def test_ten_lines_of_the_pages_pass_and_fail_as_shown_and_leave_nothing(
+    place: UserPlace, leftovers: Leftovers
+) -> None:
+    """With E-ECMP the ten lines pass. With a hash over the 5-tuple, those of the README fail, and print its failure."""
+    assert all(len([line for line in each.splitlines() if line.strip()]) <= 10 for each in (TEN_LINES, README))
+    place.write(test_mine=TEN_LINES, test_readme=README, conftest=NOTE_NAMES)
     done = place.pytest(*PLUGIN, "-q", "-rs", "-W", "error")
-    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
-    assert leftovers(*names(place)) == []
+    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True), done.stdout + done.stderr
+    (failure,) = (block.text for block in blocks("README.md", "text") if "AssertionError" in block.text)
+    assert failure in section(done.stdout, "FAILURES")
+    assert [line for line in done.stdout.splitlines() if line.startswith("FAILED test_readme.py::")]
+    assert [left for each in set(names(place)) for left in leftovers(each)] == []
     assert not [each for each in claims() if each.state_dir == str(place.state)]
 
 
@@ -285,7 +282,7 @@ def test_a_failure_with_only_the_wheel_names_the_program(
 ) -> None:
     """Tests that pass with only the wheel: test_example_pipeline.py."""
     made = install(wheel, tmp_path / "the environment")
-    place = UserPlace.below(tmp_path, test_mine=TEN_LINES.replace("1.8", "0.1"), conftest=NOTE_NAMES)
+    place = UserPlace.below(tmp_path, test_mine=TEN_LINES.replace("1.5", "0.1"), conftest=NOTE_NAMES)
     place = replace(place, python=made.python)
     done = place.pytest("-q")
     assert done.returncode == 1, done.stdout + done.stderr
