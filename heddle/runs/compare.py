@@ -1,7 +1,8 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
 In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
-No verdict rests on a run that is not fit for one (runrecord.py): wrong data, unproven paths, or UNRELIABLE.
+No verdict rests on a run that is not fit for one (runrecord.py): wrong data, unproven paths, or UNRELIABLE, which does
+not concern MMR.
 Equal runs have equal settings, and an equal state of the fabric and its links. If the history of the lab has enough,
 they decide (noise.py has the tests and their sources). Without enough equal runs, three rules are left:
 - A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
@@ -199,13 +200,15 @@ class _Pair:
         if not (one.done and other.done):
             return []
         found = []
-        (unfit_doubt, but), options = self._doubt(None), (one.options, other.options)
+        options = one.options, other.options
         alike = len({(each.sizes, each.iters, each.warmup) for each in options}) == 1
         for figure in (*(each for each in FIGURES.values() if each.title), *_counters(one, other)):
             x, y = figure.of(one), figure.of(other)
             if x is None or y is None:
                 continue
             counted = figure.unit in _COUNTED
+            # A busy host CPU changes no path and no count of a proven one.
+            unfit_doubt, but = self._doubt(None, busy_matters=figure.unit != _MMR)
             doubt = unfit_doubt or ("" if alike else "sizes or iterations differ")
             verdict, why = judged_once(x, y, self._values(figure.of), doubt, counted=counted)
             if figure.unit == _MMR and not unfit_doubt:
@@ -225,9 +228,13 @@ class _Pair:
         for run, figures in self._strange.items():
             yield f"{run} is an outlier among its equal runs: {', '.join(figures)}"
 
-    def _doubt(self, size: int | None) -> tuple[str, str]:
-        """Why there is no verdict, or what is to be said before one. size: causes at others do not count, bytes."""
+    def _doubt(self, size: int | None, *, busy_matters: bool = True) -> tuple[str, str]:
+        """Why there is no verdict, or what is to be said before one. size: causes at others do not count, bytes.
+
+        busy_matters: for figures that change when the host CPU is the bottleneck.
+        """
         found = [(name, each) for name, run in (("A", self.a), ("B", self.b)) if (each := unfit(run.record, size))]
+        found = [(name, each) for name, each in found if busy_matters or each.kind != "unreliable"]
         said = "; ".join(f"{name}: {each.why}" for name, each in found)
         allowed = self._unreliable and all(each.kind == "unreliable" for _, each in found)
         return ("", f"{DESPITE} {said}; " if said else "") if allowed else (said, "")

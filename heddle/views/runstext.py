@@ -197,9 +197,9 @@ def how_judged() -> str:
         "differs: the equal runs of A and of B in the history would show such a difference by chance with p of at most "
         f"0.05; noise: a larger p. Without enough equal runs, a time within {STEADY:.0%} is noise, as two identical "
         "runs can differ by that; it differs outside the 95 % interval of the iterations of both runs (Welch's test), "
-        "if each QP had one path. MMR differs if all paths are fixed. not known: all else, fewer than "
-        f"{LEAST} iterations, or a run with wrong data, unproven paths or a bottleneck of the host CPU. Make five runs "
-        "of each setting to know."
+        "if each QP had one path. MMR differs if all paths are fixed, also with a busy host CPU. not known: all else, "
+        f"fewer than {LEAST} iterations, or a run with wrong data, unproven paths or a bottleneck of the host CPU. "
+        "Make five runs of each setting to know."
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from heddle.cli import run_verb
 from heddle.cli.program import examples
 from tests.pages import Block, blocks, text_of, unlike
 from tests.typed import typed
@@ -51,17 +52,28 @@ def exact(text: str) -> list[str]:
 
 
 def test_the_first_fabric_prints_what_its_page_shows(
-    name: str, tmp_path: Path, leftovers: Callable[[str], list[str]]
+    name: str,
+    tmp_path: Path,
+    leftovers: Callable[[str], list[str]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = ""
+    monkeypatch.setattr(run_verb, "narrow_terminal", lambda: True)  # as the page has it
+    said, ratios, busy_runs = "", list[float](), False
     for block in blocks(FIRST, "sh", "text"):
         if block.heading.startswith("1. "):
             continue  # rows of `doctor` are those of a machine
         if block.language == "sh":
             said = "".join(printed(each.words, "tiny", name, tmp_path) for each in block.commands())
+            said += capfd.readouterr().out  # of programs in nodes
+            ratios += map(float, re.findall(r"^#ideal .* ratio ([\d.]+):", said, re.MULTILINE))
+            busy_runs |= "UNRELIABLE" in said
             continue
         assert not (lines := unlike(block.text, said)), f"{block.heading}: {lines}\n{said}"
-        assert exact(block.text) == exact(said), block.heading
+        assert not (lines := [each for each in exact(block.text) if each not in exact(said)]), lines
+    # One uplink carries twice what a NIC sends. Then the spread leaves nearly nothing to gain, if the CPU has time.
+    before, after = ratios
+    assert before > 1.95 and (after < 1.4 or busy_runs)
     assert leftovers(name) == []
 
 

@@ -293,7 +293,12 @@ def test_mmr_is_judged_by_equal_runs_where_paths_or_packets_are_not_fixed(tmp_pa
     assert verdicts("again", on(CLEAN, retransmitted=1), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
     assert verdicts("sprayed", on(CLEAN, ports=4), on(CLEAN, mmr=2.0, ports=4)) == ["differs", "unknown"]
     assert verdicts("lossy", on(LOSSY, retransmitted=9), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
-    unproven = on(CLEAN, mmr=2.0)
+    busy = Cause("processor", None, 1, sure=False, text="processor 1: 99% busy")
+    there = on(CLEAN, mmr=2.0)
+    there = samples.having(there, machine=replace(there[MachineUse], unreliable=(busy,)))
+    assert verdicts("busy", on(CLEAN), there) == ["differs", "differs"]
+    assert verdicts("busy and again", on(CLEAN, retransmitted=1), there) == ["differs", "unknown"]
+    unproven = there
     assert unproven.proof is not None
     unproven = replace(unproven, proof=replace(unproven.proof, agree=False))
     assert verdicts("unproven", on(CLEAN), unproven) == ["unknown", "unknown"]
