@@ -51,6 +51,7 @@ def exact(text: str) -> list[str]:
     return [_TIMES.sub("", line) for line in _EXACT.findall(text)]
 
 
+@pytest.mark.deep
 def test_the_first_fabric_prints_what_its_page_shows(
     name: str,
     tmp_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -48,8 +49,8 @@ def test_ten_lines_of_the_pages_pass_and_fail_as_shown_and_leave_nothing(
     done = place.pytest(*PLUGIN, "-q", "-rs", "-W", "error")
     assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True), done.stdout + done.stderr
     (failure,) = (block.text for block in blocks("README.md", "text") if "AssertionError" in block.text)
-    assert failure in section(done.stdout, "FAILURES")
-    assert [line for line in done.stdout.splitlines() if line.startswith("FAILED test_readme.py::")]
+    said = section(done.stdout, "FAILURES")
+    assert failure in said and re.search(r"^test_readme\.py:\d+: AssertionError$", said, re.MULTILINE)
     assert [left for each in set(names(place)) for left in leftovers(each)] == []
     assert not [each for each in claims() if each.state_dir == str(place.state)]
 
