@@ -182,9 +182,8 @@ def _generated(out: Console, *, write: bool) -> None:
         if found:
             raise CheckError(*found)
     pages = [f"docs/{name}.md" for name in reference.PAGES]
-    out.result(
-        {"pages": pages, "written": write}, f"{len(pages)} generated pages: {'written' if write else 'up to date'}"
-    )
+    done = ": written" if write else " and the pictures: up to date"
+    out.result({"pages": pages, "written": write}, f"{len(pages)} generated pages{done}")
 
 
 def loaded_from_elsewhere(page: str) -> list[str]:
