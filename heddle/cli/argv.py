@@ -21,7 +21,7 @@ from heddle.base.declared import OptionField
 from heddle.base.problems import HeddleError, InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
 from heddle.cli import nccltests
-from heddle.cli.oldnames import present_name
+from heddle.cli.oldnames import OLD, present_name
 
 
 def _whole(text: str) -> int:
@@ -260,6 +260,7 @@ class _Parse:
     verb: Verb
     values: dict[str, Any] = field(default_factory=dict)
     problems: Problems = field(default_factory=Problems)
+    typed: dict[str, tuple[str, str]] = field(default_factory=dict)  # parameter -> its name as typed, and the words
 
     def run(self, words: list[str]) -> dict[str, Any]:
         if self.verb.name in nccltests.VERBS:
@@ -326,14 +327,15 @@ class _Parse:
         first = next((str(self.values[p.name]) for p in self.verb.positionals if p.name in self.values), "")
         if spare and (hint := spare_hint(self.verb.name, first, spare)):
             return hint
-        flags = [p.flag for p in self.verb.parameters if p.word in ("lab", "fabric") and not p.positional]
+        free = (p for p in self.verb.parameters if p.word in ("lab", "fabric") and p.name not in self.values)
+        flags = [p.flag for p in free if not p.positional]
         if spare and flags:
             return "did you mean " + " or ".join(f"{flag} {spare}" for flag in flags) + "?"
         return f"usage: {self.verb.usage}; ./inv {self.verb.name} --help explains it"
 
     def _flag(self, word: str, words: list[str]) -> None:
-        flag, equals, value = word.partition("=")
-        flag = present_name(flag, self.verb.flags)
+        typed, equals, value = word.partition("=")
+        flag = present_name(typed, self.verb.flags)
         parameter = self.verb.flags.get(flag)
         if parameter is None:
             near = nearest(flag, self.verb.flags)
@@ -363,7 +365,7 @@ class _Parse:
             self.problems.add(where="", what=flag, why="needs a value", hint=hint)
         else:
             value = words.pop(0)
-            self._set(parameter, value, f"{flag} {value}")
+            self._set(parameter, value, f"{typed} {value}")
 
     def _key(self, flag: str) -> str:
         """The key that --set takes and this flag names, wholly or by its last word; empty for none, or several."""
@@ -386,8 +388,10 @@ class _Parse:
             self.values[parameter.name] = [*(self.values.get(parameter.name) or []), text]
         else:
             convert, name = _KINDS.get(parameter.kind, (str, "a text"))
+            before = self.values.get(parameter.name)
             try:
                 value = self.values[parameter.name] = convert(text)
+                self._check_twice(parameter, shown, differs=before not in (None, value))
                 if parameter.kind in _KINDS and abs(value) > _MOST:
                     said = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
                     self.problems.add(where="", what=said, why=f"is outside -{_MOST:,} to {_MOST:,}")
@@ -395,6 +399,14 @@ class _Parse:
                 self.problems.add(where="", what=shown, why=f"is not {name}")
                 if parameter.required:
                     self.values[parameter.name] = None
+
+    def _check_twice(self, parameter: Parameter, shown: str, *, differs: bool) -> None:
+        """A problem for a value that stands there as a word and with its flag, or with an old flag and its new one."""
+        name = re.split("[= ]", shown)[0] if shown.startswith("--") else ""
+        other, there = self.typed.setdefault(parameter.name, (name, shown))
+        if differs and other != name and {other, name} & {"", *OLD}:
+            what = f"{there} and {shown}"
+            self.problems.add(where="", what=what, why="exclude each other", hint="leave one of them out")
 
 
 def words_of(verb: Verb, values: Mapping[str, Any]) -> list[str]:

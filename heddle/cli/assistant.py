@@ -43,6 +43,7 @@ from heddle.base.version import VERSION
 from heddle.cli.argv import Parameter, Typed, Verb, words_of
 from heddle.cli.console import problems_json
 from heddle.cli.endings import DEFECT
+from heddle.cli.oldnames import present_name
 
 _MOST_BYTES: Final = 1_000_000  # of a result: more does not fit into an assistant's context
 REPORTS: Final = "reports"  # directory of the files that tools write, in the state directory
@@ -133,7 +134,8 @@ class Assistant:
         return {**os.environ, VARIABLE: json.dumps({each: each for each in written}), ONLY: "1"}
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Run a tool."""
+        """Run a tool, also by the name that it had in the version before."""
+        name = present_name(name, self.offered, noted=False)
         try:
             words = self.words(name, arguments)
         except InputError as error:

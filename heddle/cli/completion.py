@@ -62,8 +62,9 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
         if word == "--" or (verb.rest_after_positionals and not waiting):
             return []  # words of pytest, or of a command in a node
     name, equals, text = last.partition("=")
-    if value_of is None and equals and name in verb.flags:
-        return [f"{name}={each}" for each in _values(verb, verb.flags[name], before[1:], text)]
+    flag = verb.flags.get(present_name(name, verb.flags, noted=False))
+    if value_of is None and equals and flag is not None:
+        return [f"{name}={each}" for each in _values(verb, flag, before[1:], text)]
     if value_of is None and last.startswith("-"):
         return sorted(verb.flags)
     wanted = value_of or next(iter(waiting), verb.lab)

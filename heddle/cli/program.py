@@ -31,7 +31,7 @@ from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
 from heddle.cli.helptexts import USUAL
-from heddle.cli.oldnames import present_name
+from heddle.cli.oldnames import OLD, present_name
 from heddle.cli.verbs import GROUPS, Command
 
 Commands = Registry[Command]  # by the verb's name: those of tasks.py in its order, then those of plugins
@@ -154,7 +154,7 @@ def _flag(word: str, verbs: Mapping[str, Verb]) -> str:
     flag = _SHORT.get(word, word)
     if flag in _FLAGS:
         return flag
-    name = word.partition("=")[0]
+    name = OLD.get(typed := word.partition("=")[0], typed)
     after = sorted(each for each in verbs if name in getattr(_usable(verbs, each), "flags", ()))
     near = nearest(name, [*_FLAGS, *_SHORT, _COMPLETION])
     hint = f"did you mean {near}?" if near else "./inv --help lists the flags"

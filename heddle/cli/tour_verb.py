@@ -131,6 +131,7 @@ STEPS: Final = (
     group="Start",
     help={"yes": "run through without waiting for Enter, and install missing system packages unasked"},
     root=True,
+    packages=packages.FABRIC,
     typed_in=True,
 )
 def tour(out: Console, yes: bool = False) -> None:
@@ -143,7 +144,6 @@ def tour(out: Console, yes: bool = False) -> None:
         raise InputError(Problem("", "./inv tour", "waits for Enter, and there is no terminal", "use ./inv tour --yes"))
     from heddle.cli.demo import free_name
 
-    packages.ensure(packages.FABRIC, yes=yes, ask=out.confirm, say=out.say)
     lab = free_name("tour")
     if sys.stdout.isatty() and shutil.get_terminal_size().columns < _TABLES:
         out.say(f"tables are up to {_TABLES} columns wide: a wider terminal shows them without broken lines")

@@ -164,9 +164,9 @@ def verb(
     def decorate(function: Callable[..., None]) -> Command:
         called = name or function.__name__
         own = parameters_of(function, positional, help or {}, SHARED)
-        asks = bool(packages or extras)
+        asks = bool(packages or extras) and all(p.name != "yes" for p in own)
         on = next((p.option.values for p in own if p.name == "on" and isinstance(p.option.values, tuple)), None)
-        common = [_FORMAT, *([_ON] if on is None else []), *([_YES_EXTRAS] if extras else [_YES] if packages else [])]
+        common = [_FORMAT, *([_ON] if on is None else []), *([_YES_EXTRAS if extras else _YES] if asks else [])]
         defaults = {p.name: p.default for p in own if not p.required}
 
         def with_options() -> list[Parameter]:

@@ -120,7 +120,7 @@ def test_traffic_avoids_a_switch_that_is_down(dc: Lab) -> None:
 def test_a_job_is_placed_beside_a_dead_nic_and_runs_there(dc: Lab, tmp_path: Path) -> None:
     with link_down(dc, "host1:eth1"):
         words = ["--lab", dc.name, "--ranks", "4", "--out", f"{tmp_path}/ranks.txt", "--format", "json"]
-        said = json.loads(typed("place", *words).stdout)
+        said = json.loads(typed("schedule", *words).stdout)
         assert said["down"] == ["rtsw1:eth3"]
         options = RunOptions(placement=f"{tmp_path}/ranks.txt", ranks=4, sizes=(65536,), iters=1, warmup=1)
         done = run(dc, options, Silent())

@@ -212,8 +212,13 @@ def test_a_spare_word_is_a_lab_where_it_can_mean_nothing_else(tmp_path: Path, mo
             parse(tasks.paths.verb, [word])
     for each in (tasks.validate.verb, tasks.paths.verb):
         assert parse(each, ["zone"]) == parse(each, ["--lab", "zone"]) == {"lab": "zone"}
-    with pytest.raises(InputError, match="zone is an unexpected word"):
+    with pytest.raises(InputError, match="zone is an unexpected word") as caught:
         parse(tasks.paths.verb, ["--lab", "tiny", "zone"])
+    assert "did you mean --lab" not in str(caught.value)
+    for verb_, flag in ((tasks.down.verb, "--lab"), (tasks.paths.verb, "--lab"), (tasks.up.verb, "--fabric")):
+        with pytest.raises(InputError, match=f"zone and {flag} tiny exclude each other"):
+            parse(verb_, ["zone", flag, "tiny"])
+        assert parse(verb_, ["zone", flag, "zone"]) == parse(verb_, ["zone"])
 
 
 def test_an_option_that_is_a_key_of_the_fabric_file_is_hinted(answers: Answers) -> None:

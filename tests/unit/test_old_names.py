@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import tasks
+from heddle.base.problems import InputError
 from heddle.cli.argv import parse
+from heddle.cli.assistant import Assistant
 from heddle.cli.completion import candidates
 from heddle.cli.oldnames import OLD, present_name
 from heddle.cli.program import commands_in, main
@@ -75,7 +79,29 @@ def test_an_old_verb_is_completed_but_not_offered() -> None:
     assert "--head" in candidates(["inv", "check", "--"], VERBS, [])
     assert "check" not in candidates(["inv", ""], VERBS, [])
     assert candidates(["inv", "status", "--place", ""], VERBS, []) == ["here"]
+    assert candidates(["inv", "status", "--place="], VERBS, []) == ["--place=here"]
     assert "--place" not in candidates(["inv", "status", "--"], VERBS, [])
+
+
+def test_an_old_tool_is_called_by_its_new_name() -> None:
+    """A wrong argument, so that no verb starts."""
+    result = asyncio.run(Assistant(VERBS, changing=False).call("place", {"nosuch": 1}))
+    assert "schedule" in str(result.content) and "is no argument of this tool" in str(result.content)
+
+
+@pytest.mark.parametrize("flag", ["--on", "--place"])
+def test_a_place_before_the_verb_is_hinted_by_its_new_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(vars(tasks), ["inv", f"{flag}=vm", "status"]) == 2
+    assert capsys.readouterr().err == (
+        "--on is not a flag of ./inv\n  hint: write flags of a verb after it: ./inv VERB --on\n"
+    )
+
+
+def test_an_old_flag_and_its_new_one_with_another_value_exclude_each_other() -> None:
+    for words in (["--on", "kubernetes", "--place", "vm"], ["--place=vm", "--on=kubernetes"]):
+        with pytest.raises(InputError, match="exclude each other"):
+            parse(VERBS["experiment"], words)
+    assert parse(VERBS["status"], ["--on", "vm", "--place=vm"]) == {"on": "vm"}
 
 
 def test_a_name_that_a_plugin_has_taken_is_not_old(capsys: pytest.CaptureFixture[str]) -> None:
