@@ -23,8 +23,8 @@ _EXACT: Final = re.compile(r"^(?:rtsw\d+:eth\d+ +\d+ +[\d,]+ +[\d,]+ |MMR |5-tup
 _TIMES: Final = re.compile(r"(?<=[\d,]) +[\d.]+ +\d+% +█*$")
 # Verbs whose first example works on a running lab, in an order that gives each what it needs.
 ON_A_LAB: Final = (
-    "inspect", "exec", "launch", "run", "hashing", "paths", "plot", "compare", "export", "report", "runs", "diagnose",
-    "te", "craft", "perf", "tuner", "fault", "graph", "validate", "status", "down",
+    "inspect", "exec", "run", "hashing", "paths", "plot", "compare", "export", "report", "runs", "diagnose",
+    "te", "craft", "launch", "perf", "tuner", "graph", "validate", "status", "fault", "down",
 )  # fmt: skip
 
 
