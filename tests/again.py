@@ -6,7 +6,7 @@ the session, with its reason, and does not end it:
     FLAKY tests/netns/test_incast.py::test_x: AssertionError: 3 packets lost
 
 More than MOST of these are a failure. HEDDLE_FLAKY names a file that counts them over several sessions (`.ci/run`).
-All tests run once with --pdb, and with `-p no:tests.again`. A test that reached its time limit has as much time again.
+All tests run once with --pdb, and with `-p no:tests.again`. The second run has the test's time limit again.
 A second run that is skipped is a failure. The second run of a test without a lab still has what the first one left in
 modules, so it must pass in a process of its own, too.
 """
@@ -14,10 +14,10 @@ modules, so it must pass in a process of its own, too.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,12 +37,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
     if failed := [report for report in reports if report.failed]:
-        if any("Timeout (>" in report.longreprtext for report in failed):
-            _set_timer(item)
         # Whatever the first run left in fixtures of its module or of the session is not used again.
-        with suppress(Exception, pytest.fail.Exception):
+        with suppress(Exception, pytest.fail.Exception), _limited(item):
             item.session._setupstate.teardown_exact(None)
-        again = runtestprotocol(item, log=False, nextitem=nextitem)
+        with _limited(item):
+            again = runtestprotocol(item, log=False, nextitem=nextitem)
         if any(report.failed for report in again):
             reports = again
         elif not any(report.skipped for report in again) and _passes_alone(item):
@@ -54,12 +53,19 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return True
 
 
-def _set_timer(item: pytest.Item) -> None:
-    """Start the timer of pytest-timeout again: it has ended, its handler is still there, and a second run may hang."""
-    mark = item.get_closest_marker("timeout")
-    limit = mark.args[0] if mark is not None and mark.args else item.config.getini("timeout")
-    if callable(signal.getsignal(signal.SIGALRM)):
-        signal.setitimer(signal.ITIMER_REAL, float(limit))
+@contextmanager
+def _limited(item: pytest.Item) -> Iterator[None]:
+    """The test's time limit again: pytest-timeout ends its timer and its handler at every failure."""
+    if (plugin := item.config.pluginmanager.get_plugin("timeout")) is None:
+        yield
+        return
+    settings = plugin._get_item_settings(item)
+    if settings.timeout:
+        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+    try:
+        yield
+    finally:
+        item.ihook.pytest_timeout_cancel_timer(item=item)
 
 
 def _passes_alone(item: pytest.Item) -> bool:

@@ -90,7 +90,8 @@ class HowInstalled:
 
     def add_locked(self, lock: Path) -> str:
         """The command that adds what a lock file pins to an environment of the user."""
-        return f"{self._pip()} install --no-deps --require-hashes -r {shlex.quote(str(lock))}"
+        pip = f"{self._pip()} install" if self.pip else f"uv pip install --python {shlex.quote(str(self.prefix))}"
+        return f"{pip} --no-deps --require-hashes -r {shlex.quote(str(lock))}"
 
     def _pip(self) -> str:
         """`pip` of the environment: by its path, because another one may come first in PATH."""

@@ -402,7 +402,7 @@ class _Parse:
 
     def _check_twice(self, parameter: Parameter, shown: str, *, differs: bool) -> None:
         """A problem for a value that stands there as a word and with its flag, or with an old flag and its new one."""
-        name = re.split("[= ]", shown)[0] if shown.startswith("--") else ""
+        name = re.split("[= ]", shown)[0] if shown.startswith("-") else ""
         other, there = self.typed.setdefault(parameter.name, (name, shown))
         if differs and other != name and {other, name} & {"", *OLD}:
             what = f"{there} and {shown}"

@@ -8,7 +8,9 @@ Setting up takes a minute, and a verb that then ends for a missing system packag
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Sequence
+from typing import Final
 
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.cli import endings
@@ -18,6 +20,8 @@ from heddle.cli.oldnames import present_name
 from heddle.cli.program import after_help, commands_in
 from heddle.host import packages
 from heddle.places import choice
+
+_OF_RUNS: Final = ("run", "perf", "tuner")  # their options are declared with numpy
 
 
 def main(words: Sequence[str], more: Sequence[str] = ()) -> int:
@@ -35,6 +39,8 @@ def check(words: Sequence[str], more: Sequence[str] = ()) -> None:
     at = words.index("--") if "--" in words else len(words)
     again = shlex.join([*words[:at], "--yes", *words[at:]])
     hint = f"run ./inv {again}: it installs {names} by apt-get, and Heddle's Python packages in .venv"
+    if shutil.which("apt-get") is None:
+        hint = "install them with the package manager of this system (the names are Debian's)"
     found = [Problem("", part.packages[0], f"is missing: {part.why}") for part in others]
     raise MachineError(*found, Problem("", last.packages[0], f"is missing: {last.why}", hint))
 
@@ -55,7 +61,7 @@ def needed(words: Sequence[str]) -> Sequence[str]:
         return command.packages(typed) if place is None else ()
     except HeddleError:  # a wrong word is reported after the setup, when all can be read
         return ()
-    except ImportError:  # options of runs are declared with numpy
+    except ImportError:
         flags = {word.partition("=")[0] for word in rest}
-        elsewhere = flags & {"--runtime", "--on", "--place", "--help", "-h"}
-        return packages.FABRIC if "--fabric" in flags and not elsewhere else ()
+        unclear = flags & {"--runtime", "--on", "--place", "--help", "-h"} or choice.config_path() is not None
+        return packages.FABRIC if name in _OF_RUNS and "--fabric" in flags and not unclear else ()

@@ -167,8 +167,10 @@ def _stdout_to(fd: int) -> Iterator[None]:
         ),
         "time_limit": Option("end the ranks after this time, such as 60s (default: no limit)", value="TIME"),
         "rdma": "give the NICs of the ranks soft-RoCE devices, for UCX, MPI over UCX, or verbs",
-        "client": "of an RDMA program, the host of the client: data of a write or send test flow from it",
-        "server": "of an RDMA program, the host of the server",
+        "client": Option(
+            "of an RDMA program, the host of the client: data of a write or send test flow from it", completion.nodes
+        ),
+        "server": Option("of an RDMA program, the host of the server", completion.nodes),
         "cmd": "after --: the program with its flags, for example -- python3 train.py",
     },
     positional=["client", "server"],

@@ -103,7 +103,7 @@ def place_for(typed: str | None) -> Place | None:
     """
     if typed is not None:
         return _place_named(typed, "")
-    path = _config_path()
+    path = config_path()
     return _configured(path) if path else None
 
 
@@ -119,7 +119,7 @@ def _place_named(text: str, where: str) -> Place | None:
     raise place_error(text, where, "is not a place")
 
 
-def _config_path() -> Path | None:
+def config_path() -> Path | None:
     """The config file; None when there is none, or when $HEDDLE_CONFIG is empty."""
     named, base = os.environ.get(VARIABLE), os.environ.get("XDG_CONFIG_HOME", "")
     if named is not None:

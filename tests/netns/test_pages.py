@@ -70,7 +70,10 @@ def test_the_first_fabric_prints_what_its_page_shows(
             ratios += map(float, re.findall(r"^#ideal .* ratio ([\d.]+):", said, re.MULTILINE))
             busy_runs |= "UNRELIABLE" in said
             continue
-        assert not (lines := unlike(block.text, said)), f"{block.heading}: {lines}\n{said}"
+        # Where another program used the host's CPU in a run, times have no verdict.
+        wanted = re.sub(r"(?m)^(busbw|job completion)(.*)differs$", r"\1\2not known", block.text)
+        wanted = wanted if busy_runs else block.text
+        assert not (lines := unlike(wanted, said)), f"{block.heading}: {lines}\n{said}"
         assert not (lines := [each for each in exact(block.text) if each not in exact(said)]), lines
     # One uplink carries twice what a NIC sends. Then the spread leaves nearly nothing to gain, if the CPU has time.
     before, after = ratios

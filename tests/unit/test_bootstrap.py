@@ -200,6 +200,8 @@ def test_they_are_known_without_any_package_of_the_lock() -> None:
         "run",
         "run --fabric tiny --runtime containerlab",
         "experiment x.yml",
+        "hashing --fabric tiny",
+        "launch --ranks 4 -- x --fabric y",
     ]
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -210,7 +212,7 @@ def test_they_are_known_without_any_package_of_the_lock() -> None:
     argv = [sys.executable, "-I", "-S", "-B", "-c", code, str(ROOT), *lines]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=own_env(HEDDLE_CONFIG=""))
     fabric = list(packages.FABRIC)
-    assert done.stdout == f"{[fabric, fabric, fabric, [], [], []]}\n", done.stderr
+    assert done.stdout == f"{[fabric, fabric, fabric, [], [], [], [], []]}\n", done.stderr
 
 
 def test_all_that_is_missing_is_named_with_the_line_that_installs_it(

@@ -228,7 +228,7 @@ RUN_BY: Final = {
 }
 
 
-def test_every_block_of_commands_has_a_test_that_runs_it() -> None:
+def test_every_heading_with_commands_is_listed_with_tests_that_exist() -> None:
     pages = {page for page, _ in RUN_BY}
     assert pages >= {"README.md", *UNITS, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("for-*.md"))}
     found = {(block.page, block.heading) for page in pages for block in blocks(page, "sh", "python")}

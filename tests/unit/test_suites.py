@@ -174,8 +174,12 @@ def test_pause():
         raise ValueError("a pause")
 
 @pytest.mark.timeout(1)
-def test_hangs():
-    time.sleep(60)
+def test_hangs():  # it would pass alone
+    runs = pathlib.Path("runs")
+    count = len(runs.read_text()) if runs.exists() else 0
+    runs.write_text("x" * (count + 1))
+    if count < 2:
+        time.sleep(60)
 
 @pytest.mark.timeout(1)
 def test_hangs_once():
