@@ -60,11 +60,16 @@ class Terminal:
         """Whether the terminal shows what is typed, as it does at a shell's prompt."""
         return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
 
-    def code(self) -> int:
-        """Read to the end; the exit code."""
-        while self._read():
-            pass
-        return self.ended()
+    def code(self, seconds: float = 120.0, again: str = "") -> int:
+        """Read to the end; the exit code. again: keys that are typed every two seconds until then."""
+        deadline = time.monotonic() + patience(seconds)
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([self.fd], [], [], min(left, 2.0) if again else left)[0]:
+                if not self._read():
+                    return self.ended()
+            elif again:
+                self.type(again)
+        raise AssertionError(self.said)
 
     def ended(self) -> int:
         """Wait; the exit code, negative after a signal."""

@@ -66,7 +66,8 @@ def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Terminal, leftovers: L
         typing.type("\n")
         typing.until(begun)
     typing.type("\x03")
-    assert typing.code() == 130
+    # Python's input() loses one that arrives between its look for signals and its wait: one of thirty at the prompt.
+    assert typing.code(again="" if begun else "\x03") == 130
     assert "Traceback" not in typing.said and "[2 of 7]" not in typing.said
     assert leftovers(lab_of(typing)) == []
 
