@@ -158,14 +158,15 @@ def _busiest(result: Prediction) -> Iterator[str]:
     if not order:
         return
     yield f"busiest links under {mode.mode}, by time (NIC links: only the busiest in each direction)"
-    yield f"{'port':<14}{'to':<14}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}" + (
+    wide = max(14, *(len(wires.ports[end]) + 1 for i in order for end in (i, wires.other[i])))
+    yield f"{'port':<{wide}}{'to':<{wide}}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}" + (
         "  most of it" if result.shares else ""
     )
     for i in order:
         flows = "-" if mode.flows is None else f"{round(mode.flows[i]):,}"
         ratio = f"{seconds[i] / result.roofline.seconds:.2f}" if result.roofline.seconds else "-"
         yield (
-            f"{wires.ports[i]:<14}{wires.ports[wires.other[i]]:<14}{flows:>12}{round(mode.bytes[i]):>20,}"
+            f"{wires.ports[i]:<{wide}}{wires.ports[wires.other[i]]:<{wide}}{flows:>12}{round(mode.bytes[i]):>20,}"
             f"{seconds_text(float(seconds[i])):>12}{ratio:>10}{_largest(result, i)}"
         )
 
