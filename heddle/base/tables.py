@@ -47,7 +47,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
     return "\n".join(lines)
 
 
-def wrapped(text: str) -> str:
+def filled(text: str) -> str:
     """The paragraphs of a text, filled to the width of a terminal that is too narrow for its lines."""
     width = _columns()
     if max(map(len, text.splitlines()), default=0) <= width:

@@ -80,14 +80,15 @@ def lint(out: Console) -> None:
     out.close()
     complained = []
     units = sorted(path.relative_to(root).as_posix() for path in root.glob("labs/*/check.py"))
-    for tool in (*_LINTERS, *(("mypy", each) for each in units)):  # mypy takes one module of a name
+    linters = (*_LINTERS, *(("mypy", each) for each in units))  # mypy takes one module of a name
+    for tool in linters:
         argv = [sys.executable, "-m", *tool]
         print("$ " + " ".join(tool), file=sys.stderr, flush=True)
         if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
             complained.append(" ".join(tool))
     if complained:
         raise CheckError(*[Problem("", name, "failed", "see its output above") for name in complained])
-    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")
+    out.result({"ok": True, "linters": [" ".join(t) for t in linters]}, "all linters passed")
 
 
 def _browsing(typed: Mapping[str, Any]) -> bool:
@@ -198,9 +199,9 @@ def loaded_from_elsewhere(page: str) -> list[str]:
 SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm", "kube")
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
-# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours; it is left out,
-# that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more, or repeat
-# what another test shows with other parameters; what guards a commit leaves them out.
+# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so it is left out. That of
+# fuzz takes long, so only its own suite has it. Tests with `long` take 20 seconds and more, or repeat what another test
+# shows with other parameters; what guards a commit leaves them out.
 _MARKS: Final[Mapping[str, str]] = {
     QUICK: "(unit or golden or netns or fuzz) and not deep and not long",
     "deep": f"{_ANYWHERE} and deep and not long",

@@ -26,7 +26,7 @@ from heddle.base.plugins import Registry, folder, own_plugins, parts
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
-from heddle.base.tables import table, wrapped, written
+from heddle.base.tables import filled, table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, verb_hint, wants_json
@@ -212,7 +212,7 @@ def _help_of(command: Command, *, whole: bool) -> str:
     more = "" if whole else f"\n./inv {verb.name} --help {_WHOLE} lists all flags and says more.\n"
     shown = examples_text(command, None if whole else _EXAMPLES_SHOWN)
     text = command.text if whole else command.text.partition("\n\n")[0]
-    return f"Usage: {verb.usage}\n\n{wrapped(text)}\n\n{flags}\n{shown}{more}"
+    return f"Usage: {verb.usage}\n\n{filled(text)}\n\n{flags}\n{shown}{more}"
 
 
 def help_rows(verb: Verb, *, whole: bool = True) -> dict[str, list[tuple[str, str]]]:

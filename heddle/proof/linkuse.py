@@ -2,8 +2,8 @@
 
 In:  a fabric, and Evidence of a run; or ports with flows that are only planned.
 Out: LinkUse, a row for each egress port of each switch, at all levels; Mmr.
-The utilization of a link is a time: bytes * 8 / its rate. `predict` has the same rule (heddle/offline/result.py).
-Divided by the seconds of the run it is the utilisation, a mean over the run.
+What a link carries is counted as a time: bytes * 8 / its rate. `predict` has the same rule (heddle/offline/result.py).
+Divided by the seconds of the run this is its utilization, a mean over the run.
 """
 
 from __future__ import annotations

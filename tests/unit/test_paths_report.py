@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from heddle.switch.queues.cells import Tally
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 from tests.answers import Answers
+from tests.pages import text_of
 
 DATA_CLASS = 3  # of the packets of queue pairs, by their DSCP
 FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
@@ -459,3 +461,10 @@ def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:
     for odd in ({"policy": 4}, {"seed": 0}, {"mode": "mode 9"}):
         with pytest.raises(CheckError, match=r"rtsw1 hashes (by .* modelled|with a random seed that Linux does)"):
             predict(FABRIC, fibs(), {**mode, "rtsw1": replace(mode["rtsw1"], **odd)}, flows)
+
+
+def test_the_page_explains_columns_that_are_printed() -> None:
+    part = text_of("docs/paths.md").partition("## Utilization\n")[2].partition("\n\n<a ")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", part, re.MULTILINE) for name in re.findall(r"\w+", row)}
+    (heading,) = re.findall(r"^uplink .*", paths_text(judge(SENT, evidence(SENT))), re.MULTILINE)
+    assert len(named) == 4 and named <= {*heading.split()}
