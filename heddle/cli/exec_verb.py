@@ -45,7 +45,7 @@ _NO_COMMAND: Final = 127  # exit code of shells, enter.py and container engines 
 def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
     """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. The verb returns the command's exit code.
 
-    Write flags of Heddle before the node: ./inv exec --lab zone rtsw1 ip route.
+    Write flags of Heddle, and the lab where there are several, before the node: ./inv exec zone rtsw1 ip route.
     ./inv exec 'rtsw*' ip route runs it in several nodes. Each line of output begins with its node's name, the highest
     exit code counts, and there is no terminal.
     """
@@ -54,9 +54,13 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
 
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
     """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
+    from heddle.base import state
     from heddle.fabric.model import is_pattern
     from heddle.lab.opening import open_lab
 
+    labs = state.labs() if lab is None and cmd else []
+    if node in labs and (len(labs) > 1 or node not in open_lab(node).handles()):
+        lab, node, cmd = node, cmd[0], cmd[1:]
     where = open_lab(lab)
     several = is_pattern(node)
     names = _nodes(where, node) if several else [where.handle(node).name]

@@ -295,7 +295,7 @@ def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload:
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         propagation=plan.propagation,
         job=planned.job.name,
-        workload=workload if planned.job.name else "",
+        workload=workload,
         beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
         in_flight=plan.in_flight,
     )

@@ -227,7 +227,8 @@ class RunRecord(RunHead):
         return {
             "lab": self.lab,
             "run_id": self.id or None,
-            **({"job": self.job, "workload": self.workload, "span_s": self.span_s} if self.job else {}),
+            **({"job": self.job, "span_s": self.span_s} if self.job else {}),
+            **({"workload": self.workload} if self.workload else {}),
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
             "options": plain(self.options),

@@ -144,10 +144,10 @@ class RunHead:
     """The part of a record (runrecord.py) from before the first packet, which the table has above its rows.
 
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
-    communicators: ranks that run the collective together, each in order. job, workload: of a run that was a job of a
-    workload; beside: the other jobs of that run, in words. launch: of a program, the words after `./inv launch`; it has
-    no sizes, no table, and as `qps` the number of its flows. Of the table only: split, a text about the communicators,
-    where there are several; propagation; before, the fabric before the run; in_flight.
+    communicators: ranks that run the collective together, each in order. workload: the name of its file; job: its name
+    there, where the file has jobs; beside: the other jobs of that run, in words. launch: of a program, the words after
+    `./inv launch`; it has no sizes, no table, and as `qps` the number of its flows. Of the table only: split, a text
+    about the communicators, where there are several; propagation; before, the fabric before the run; in_flight.
     """
 
     lab: str
@@ -176,6 +176,11 @@ class RunHead:
         names = [word.rpartition("/")[2] for word in self.launch[self.launch.index("--") + 1 :]]
         script = _INTERPRETER.fullmatch(names[0]) and len(names) > 1 and not names[1].startswith("-")
         return names[1] if script else names[0]
+
+    @property
+    def title(self) -> str:
+        """The name of the job, or of a workload's file without jobs; empty for a run from flags."""
+        return self.job or self.workload
 
     def lines(self, short: bool = False, narrow: bool = False, look: TableLook = _USUAL) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.
@@ -258,6 +263,7 @@ class RunHead:
     def _own(self) -> list[str]:
         return [
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(self.options)),
+            *self._file(),
             *self._steps(),
             *self._fabric(),
             *([f"#window   : {self.in_flight.text()}"] if self.in_flight is not None else []),
@@ -271,7 +277,11 @@ class RunHead:
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight is not None and self.in_flight.usual else []
         columns = _wide_columns(_USUAL) if self._twice else _narrow_columns()
-        return [*lines, *self._steps(), *self._fabric(), *more, *self._split(), *columns]
+        return [*lines, *self._file(), *self._steps(), *self._fabric(), *more, *self._split(), *columns]
+
+    def _file(self) -> list[str]:
+        """One line where a file without jobs was run; the line of a job, below the rows, names its file too."""
+        return [f"#workload : {self.workload}"] if self.workload and not self.job else []
 
     def _steps(self) -> list[str]:
         """A line for each step of an iteration, where it has several."""

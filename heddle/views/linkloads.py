@@ -208,7 +208,7 @@ def describe_run(run: RunRecord) -> str:
     splits = len(run.communicators)
     parts = f" in {splits} communicators" if splits > 1 else ""
     qps, iters = options.qps, options.iters
-    job = f"job {run.job} of {run.workload}: " if run.job else ""
+    job = f"job {run.job} of {run.workload}: " if run.job else f"{run.title}: " if run.title else ""
     return (
         f"{job}{options.algorithm} {options.collective} of {size} on {len(run.ranks)} ranks{parts}, "
         f"{qps} QP{'' if qps == 1 else 's'} per connection, ECMP {run.ecmp}, "

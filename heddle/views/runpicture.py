@@ -53,8 +53,8 @@ class Drawn:
     def name(self) -> str:
         """`run 0003: ECMP flow, 1 QP`."""
         record = self.run.record
-        job = f"{record.job}, " if record.job else ""
-        return f"run {self.label}: {job}ECMP {record.ecmp}, {many(record.options.qps, 'QP')}"
+        title = f"{record.title}, " if record.title else ""
+        return f"run {self.label}: {title}ECMP {record.ecmp}, {many(record.options.qps, 'QP')}"
 
     @cached_property
     def uplinks(self) -> tuple[LinkUse, ...]:

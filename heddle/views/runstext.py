@@ -58,7 +58,7 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
             "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters, "transport": options.transport,
         }),
         "emulated": {"k": record.k}, "heddle": record.heddle,
-        **({"job": record.job, "workload": record.workload} if record.job else {}),
+        **({"job": record.job} if record.job else {}), **({"workload": record.workload} if record.workload else {}),
     }  # fmt: skip
     if not record.done:
         return row | ({"measured": [asdict(each) for each in record.rows]} if record.rows else {})
@@ -121,7 +121,7 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
         return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
     record, options = run.record, run.record.options
     when = record.when.removesuffix("Z").replace("T", " ")[5:16]
-    what = f"{record.job}: " * bool(record.job) + record.work
+    what = f"{record.title}: " * bool(record.title) + record.work
     sizes, qps = ("-", "-") if record.launch else (_sizes(options.sizes), str(options.qps))
     setup = (run.id, when, what, str(len(record.ranks)), sizes, qps, record.ecmp)
     return (*setup, *_results(run), size)

@@ -178,7 +178,8 @@ def run_json(kept: StoredRun) -> dict[str, Any]:
     record = kept.record
     o, rows = record.options, record.rows
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((*o.sizes[:1], *o.sizes[-1:])))
-    what = f"{o.collective} ({o.algorithm}), {len(record.ranks)} ranks, {sizes}, QPs {o.qps}"
+    what = f"{record.title}: " * bool(record.title)
+    what += f"{o.collective} ({o.algorithm}), {len(record.ranks)} ranks, {sizes}, QPs {o.qps}"
     failed = "interrupted" if record.interrupted else (record.failure[0].partition("\n")[0] if record.failure else "")
     return {
         "id": kept.id,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base import resources
 from heddle.base.extras import KUBERNETES, PLOT
 from heddle.base.files import is_file, real
 from heddle.base.problems import InputError, Problem
@@ -65,7 +66,21 @@ def _live(typed: Mapping[str, Any]) -> bool:
         experiments = _loaded(typed["file"]) if "file" in typed else _folder(typed.get("name", "")).experiments
     except InputError:
         return False
+    except ImportError:  # before the setup of Heddle's Python packages
+        return _live_surely(typed.get("file") or typed.get("name", ""))
     return any(variant.live for each in experiments for variant in each.variants)
+
+
+def _live_surely(name: str) -> bool:
+    """Whether an experiment file has no run that is `offline`; for a Python without YAML."""
+    shipped = resources.HERE.content(resources.TRAFFIC) / "experiments"
+    places = [shipped / f"{name}.yml", shipped / name, real(name)] if name else []
+    place = next((each for each in places if each.exists()), None)
+    try:
+        files = sorted(place.glob("*.yml")) if place and place.is_dir() else [place] if place else []
+        return any("offline" not in each.read_text(errors="replace") for each in files if each.stem != "index")
+    except OSError:  # the verb says so
+        return False
 
 
 def _packages(typed: Mapping[str, Any]) -> Sequence[str]:

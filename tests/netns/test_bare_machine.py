@@ -12,7 +12,13 @@ from heddle.base.resources import HERE
 from heddle.host.packages import FRR_DIRS
 from tests.netns.test_wheel_job import hidden
 
-TREE = ("inv", "tasks.py", "pyproject.toml", "requirements.lock", "heddle", "heddle_plugins", "plugins", "templates")
+TREE = (
+    "inv", "tasks.py", "pyproject.toml", "requirements.lock", "heddle", "heddle_plugins", "plugins", "templates",
+    "traffic",
+)  # fmt: skip
+STARTED = ("demo", "up tiny", "run --fabric tiny", "experiment ecn-threshold", "reproduce sigcomm24")
+# No system package is needed, or whether one is needed is not known yet, or leave to install is given.
+GOES_ON = (("up tiny --dry-run", {}), ("demo --help", {}), ("experiment queue-pairs", {}), ("demo", {"CI": "true"}))
 
 
 def test_what_is_missing_is_said_before_the_python_packages_are_set_up(tmp_path: Path) -> None:
@@ -27,18 +33,17 @@ def test_what_is_missing_is_said_before_the_python_packages_are_set_up(tmp_path:
             text=True, env=env | more, check=False, cwd="/", timeout=600,
         )  # fmt: skip
 
-    for words in (["demo"], ["up", "tiny"], ["run", "--fabric", "tiny"]):
-        done = inv(*words)
+    for words in STARTED:
+        done = inv(*words.split())
         assert (done.returncode, done.stdout) == (3, ""), done.stderr
         assert done.stderr == (
             "frr is missing: the switches' control plane: zebra and bgpd\n"
-            f"  hint: run ./inv {' '.join(words)} --yes: it installs frr by apt-get, and Heddle's Python packages in"
+            f"  hint: run ./inv {words} --yes: it installs frr by apt-get, and Heddle's Python packages in"
             " .venv\n"
         )
     (problem,) = json.loads(inv("demo", "--format", "json").stdout)["error"]["problems"]
     assert problem["what"] == "frr"
     assert not (tmp_path / ".venv").exists(), "nothing was made"
-    # What needs no system package goes on to the setup, and so does what may be installed.
-    for words, more in ((["up", "tiny", "--dry-run"], {}), (["demo", "--help"], {}), (["demo"], {"CI": "true"})):
-        done = inv(*words, HEDDLE_PYTHON="/bin/false" if "CI" in more else "", PIP_NO_INDEX="1", **more)
+    for words, more in GOES_ON:  # to the setup
+        done = inv(*words.split(), HEDDLE_PYTHON="/bin/false" if "CI" in more else "", PIP_NO_INDEX="1", **more)
         assert done.returncode == 3 and "frr" not in done.stderr, done.stderr

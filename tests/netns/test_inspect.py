@@ -70,6 +70,8 @@ def test_a_command_runs_in_all_nodes_of_a_pattern_with_their_names_before_its_li
     assert out.splitlines() == [
         "rtsw1: rtsw1", "rtsw1: two", "rtsw2: rtsw2", "rtsw2: two", "host1: host1", "host1: two",
     ]  # fmt: skip
+    named = typed("exec", "--format", "json", tiny.name, "host1", "hostname")  # as with several labs
+    assert json.loads(named.stdout)["stdout"] == "host1\n", named.stderr
     code, out, err = inv(tiny, "exec", "*tsw1", "sh", "-c", '[ "$(hostname)" = ctsw1 ] && exit 3; echo no >&2; exit 1')
     assert (code, out) == (3, "")
     assert err.splitlines() == ["rtsw1: no", "rtsw1: exit code 1", "ctsw1: exit code 3"]

@@ -18,9 +18,12 @@ from heddle.base.problems import HeddleError, MachineError
 from heddle.endpoints.workloadfile import load_workload
 from heddle.lab.lab import Lab
 from heddle.runs.run import run_workload
-from heddle.runs.store import History
+from heddle.runs.store import History, limits
 from heddle.runs.together import REPEATS, WorkloadResult
 from heddle.traffic.workload import Workload
+from heddle.views.report.page import report_html
+from heddle.views.runpicture import Drawn
+from heddle.views.runstext import runs_json, runs_text
 from heddle_plugins.testing.calls import RunCall
 from tests import traces
 from tests.machine import patience
@@ -94,6 +97,22 @@ def test_jobs_share_nics_and_each_has_its_own_barriers_and_every_path_is_proven(
     ends = [{(flow.sent.flow.dst_ip, flow.sent.flow.qpn) for flow in job.flows} for job in found.jobs]
     assert len({*ends[0], *ends[1], *ends[2]}) == sum(map(len, ends)), "jobs have queue pairs of their own at a NIC"
     assert [max(end.seat for end in job.ranks) for job in found.jobs] == [0, 1, 2]
+
+
+def test_the_run_of_a_file_without_jobs_has_the_name_of_the_file_everywhere(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "my ring.yml"
+    path.write_text("collective: all-reduce\nranks: 4\nsize: 64K\niters: 1\n")
+    table = typed("run", "--workload", str(path), "--lab", tiny.name)
+    assert table.returncode == 0 and "#workload : my ring\n" in table.stdout
+    kept = History.of(tiny).runs()[-1]
+    assert (kept.record.job, kept.record.workload, kept.record.to_json()["workload"]) == ("", "my ring", "my ring")
+    (row,) = [each for each in runs_json({tiny.name: [kept]}, limits(), [])["runs"] if each["id"] == kept.id]
+    assert row["workload"] == "my ring" and "job" not in row
+    assert " my ring: all-" in runs_text({tiny.name: [kept]}, limits(), [])
+    assert f"run {kept.id}: my ring: ring all-reduce of 64 KiB" in typed("paths", "--lab", tiny.name).stdout
+    assert "my ring: ring all-reduce of 64 KiB" in report_html([kept])
+    drawn = Drawn(kept, kept.id, "#000000")
+    assert drawn.name == f"run {kept.id}: my ring, ECMP {kept.record.ecmp}, 1 QP"
 
 
 def test_traces_of_other_tools_run_as_jobs(tiny: Lab, workload: Callable[[str], Workload], tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_wrong_elements_in_place_are_seen_wherever_a_run_is_shown(tmp_path: Path
         cards = runparts.summary(run)["cards"]
         assert isinstance(cards, list) and ("wrong elements", "7", "the result is wrong") in cards
         assert run_json(run)["rows"][0][-1] == 7
+    assert run_json(keep(tmp_path, 3, replace(done, workload="my ring")))["what"].startswith("my ring: all-reduce")
     lines = runs_text({"zone": runs}, limits(), []).splitlines()
     assert [line.split()[-4] for line in lines if line.startswith(("0001", "0002"))][:2] == ["7", "7"]
     scraped = families([ScrapedLab("zone", None, None, done, 0, 0)], MonotonicCounters())
