@@ -1,0 +1,1 @@
+"""How long jobs take: a flow-level forecast beside the emulation."""
