@@ -57,8 +57,7 @@ class Incidence:
 
     def load(self, amount: F64) -> F64:
         """(links,): the sum of the flows' amounts over each link."""
-        found: F64 = np.bincount(self.link, self.share * amount[self.flow], self.links)
-        return found
+        return np.bincount(self.link, self.share * amount[self.flow], self.links).astype(np.float64)
 
 
 def max_min(paths: Incidence, capacity: F64, limit: F64 | None = None) -> F64:

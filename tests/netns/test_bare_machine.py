@@ -18,7 +18,12 @@ TREE = (
 )  # fmt: skip
 STARTED = ("demo", "up tiny", "run --fabric tiny", "experiment ecn-threshold", "reproduce sigcomm24")
 # No system package is needed, or whether one is needed is not known yet, or leave to install is given.
-GOES_ON = (("up tiny --dry-run", {}), ("demo --help", {}), ("experiment queue-pairs", {}), ("demo", {"CI": "true"}))
+GOES_ON: tuple[tuple[str, dict[str, str]], ...] = (
+    ("up tiny --dry-run", {}),
+    ("demo --help", {}),
+    ("experiment queue-pairs", {}),
+    ("demo", {"CI": "true"}),
+)
 
 
 def test_what_is_missing_is_said_before_the_python_packages_are_set_up(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_thousand_random_cases_equal_naive_filling() -> None:
     random = np.random.default_rng(7)
     worst = 0.0
     for case in range(1000):
-        links, flows = random.integers(1, 12), random.integers(1, 25)
+        links, flows = int(random.integers(1, 12)), int(random.integers(1, 25))
         several = case % 2 == 1
         rows: list[dict[int, float] | list[int]] = []
         for _ in range(flows):
