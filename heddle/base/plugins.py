@@ -65,6 +65,10 @@ KINDS: Final[Mapping[str, PartKind]] = {
     ),
     "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
+    "topology": PartKind(
+        "a format of `render --kind`: a function of LoadedFabric that returns a file's name and its text",
+        "heddle.render.render:TOPOLOGIES",
+    ),
     "trace": PartKind("a format of traces, by the end of its files: a function", "heddle.traffic.traces:FORMATS"),
     "section": PartKind("a section of a run in the report: a Section", "heddle.views.report.page:SECTIONS"),
     "figure": PartKind("a figure of a run: heddle.runs.figures.Figure", "heddle.runs.figures:FIGURES"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heddle.base import state
 from heddle.base.extras import KUBERNETES
 from heddle.base.files import real
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
@@ -210,6 +210,7 @@ def render(
     out: Console,
     fabric: str,
     out_: str = "out",
+    kind: str | None = None,
     name: str | None = None,
     set_: Sequence[str] = (),
     dialect: str | None = None,
@@ -224,10 +225,13 @@ def render(
     """Write a fabric's containerlab topology and FRR configuration; start nothing.
 
     --runtime kubernetes writes the manifests of its shards, too, into the directory kubernetes.
+    --kind writes one file instead, with sizes, rates and delays as on hardware, for a simulator (docs/fabric-file.md).
     """
+    from heddle.base.userfiles import write_texts
     from heddle.fabric.fabricfile import load_fabric
     from heddle.host.engine.binary import installed_version
     from heddle.render.dialects import render_options
+    from heddle.render.render import TOPOLOGIES
     from heddle.render.render import render as write
     from heddle.runtimes.registry import get_runtime
 
@@ -237,6 +241,15 @@ def render(
     if runtime != KUBERNETES and (flags := [*(["shards"] if shards is not None else []), *target]):
         flag = f"--{flags[0].replace('_', '-')}"
         raise InputError(Problem("", flag, "is only for --runtime kubernetes", "write --runtime kubernetes, too"))
+    if kind is not None:
+        if kind not in TOPOLOGIES:
+            raise InputError(Problem("", f"--kind {kind}", "is not a format", did_you_mean(kind, TOPOLOGIES)))
+        if runtime or dialect or mgmt != "own":
+            why, hint = "is a file of another tool, without switches' configuration", "remove the other flags"
+            raise InputError(Problem("", f"--kind {kind}", why, hint))
+        file, text = TOPOLOGIES[kind](load_fabric(fabric, name=name, overrides=set_))
+        write_texts(real(out_), {file: text})
+        return out.result({"kind": kind, "file": str(Path(out_) / file)}, f"wrote {Path(out_) / file}")
     options = render_options(dialect, mgmt, version=installed_version())
     made = load_fabric(fabric, name=name, overrides=set_).fabric
     manifests = _manifests(made, shards, target) if runtime == KUBERNETES else {}
@@ -245,12 +258,10 @@ def render(
     done = {"topology": str(topology), "dialect": options.dialect}
     text = f"wrote {topology}, with the files that it binds beside it"
     if manifests:
-        from heddle.base.userfiles import write_texts
-
         write_texts(real(out_) / KUBERNETES, manifests)
         done["manifests"] = str(Path(out_) / KUBERNETES)
         text += f"; and {', '.join(manifests)} in {done['manifests']}"
-    out.result(done, text)
+    return out.result(done, text)
 
 
 def _manifests(fabric: Fabric, count: int | None, given: Mapping[str, str]) -> Mapping[str, str]:

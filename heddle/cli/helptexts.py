@@ -129,6 +129,7 @@ UP: Final[Options] = {
 
 RENDER: Final[Options] = {
     "out": "directory to write",
+    "kind": Option("instead, the fabric for another tool", "heddle.render.render:TOPOLOGIES", listed="one of"),
     "name": "override the lab name",
     "runtime": Option("kubernetes: write the manifests of the shards, too", "heddle.runtimes.registry:RUNTIMES"),
     "shards": _SHARDS,

@@ -12,15 +12,17 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import resources
+from heddle.base.plugins import Registry
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.base.userfiles import as_caller
+from heddle.fabric.fabricfile import LoadedFabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.wiring import Node, Port
@@ -29,6 +31,8 @@ from heddle.render import dialects
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# `render --kind`: name -> the file's name and text, for another tool.
+TOPOLOGIES: Final[Registry[Callable[[LoadedFabric], tuple[str, str]]]] = Registry("topology", {})
 DEFAULT: Final = dialects.RenderOptions()
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
 # The files of a switch's directory, and those that the topology binds; containerlab's FRR kind adds the others itself.

@@ -1,4 +1,4 @@
-"""The verb `import`: a switch's configuration of another tool, applied to a fabric."""
+"""The verb `import`: a fabric, or a switch's configuration, of another tool as a fabric file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from heddle.cli.argv import Option, Options
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
-IMPORTS: Final = ("sonic",)
+SONIC: Final = "sonic"
+IMPORTS: Final = (SONIC, "hpcc", "simai", "htsim", "infragraph")
 _HELP: Final[Options] = {
-    "kind": Option("the format of the file: sonic", IMPORTS, closed=True),
-    "file": "a switch's config_db.json",
-    "onto": Option("the preset or fabric file that gets the keys", "heddle.spec.load:presets", listed="presets:"),
+    "kind": Option("the format of the file", IMPORTS, listed="one of", closed=True),
+    "file": "a switch's config_db.json, or a topology",
+    "onto": Option(
+        "the preset or fabric file that gets the keys (sonic: default zone) and keeps its others",
+        "heddle.spec.load:presets",
+        listed="presets:",
+    ),
     "out": "fabric file to write",
     "set": "a key of the fabric file that has priority over the imported ones; can be repeated",
 }
@@ -24,32 +29,44 @@ _HELP: Final[Options] = {
 
 @verb(name="import", group="Lab", help=_HELP, files_in=["file", "onto"], files_out=["out_"])
 def import_(
-    out: Console, kind: str, file: str, onto: str = "zone", out_: str | None = None, set_: Sequence[str] = ()
+    out: Console, kind: str, file: str, onto: str | None = None, out_: str | None = None, set_: Sequence[str] = ()
 ) -> None:
-    """Apply a switch's configuration to a fabric: queues, PFC and hashing of SONiC's config_db.json. Start nothing.
+    """Make a fabric file of another tool's file: a switch of SONiC, or a simulator's topology. Start nothing.
 
-    Each key is applied, or listed as not modelled, with its line and the reason. --out writes a fabric file for ./inv
-    up. Without it, the command with --set is printed. docs/sonic-keys.md lists the keys.
+    sonic applies a config_db.json to a fabric: queues, PFC and hashing (docs/sonic-keys.md). Each key is applied, or
+    listed as not modelled, with its line and the reason. Without --out, the command with --set is printed.
+    hpcc, simai, htsim and infragraph give sizes, rates and delays of a fabric (docs/fabric-file.md). What the shapes do
+    not have is an error that names the line. Without --out, the fabric file is printed.
     """
     from heddle.traffic.inflight import xoff_not_reached
     from heddle.views.graph import check_target, write_file
+    from heddle_plugins.readers.fabrics.importing import import_fabric
     from heddle_plugins.readers.sonic.fromsonic import fabric_yaml, import_sonic, import_text, up_command
 
     if kind not in IMPORTS:
         raise InputError(Problem("", f"./inv import {kind}", "is not a format", did_you_mean(kind, IMPORTS)))
     if out_ is not None:
         check_target(real(out_), out_)
-    found = import_sonic(file, onto, set_)
-    warnings = [*found.fabric.policy.queues.late_marks, *xoff_not_reached(found.fabric)]
+    typed = [f"./inv import {kind}", shlex.quote(file)]
+    if kind == SONIC:
+        onto = onto or "zone"
+        found = import_sonic(file, onto, set_)
+        built, keys, sources = found.fabric, found.data, found.sources
+        data = {"settings": found.settings, "keys": [each.to_json() for each in found.rows]}
+        text, end = f"{import_text(found.rows)}\n\n", up_command(onto, found.data, found.settings, set_)
+        head = []
+    else:
+        made = import_fabric(kind, file, onto, set_)
+        built, keys, sources = made.fabric, made.data, {}
+        data = {"fabric": made.data, "notes": [*made.notes]}
+        text, end, head = "", "", [*made.notes]
+    warnings = [*built.policy.queues.late_marks, *xoff_not_reached(built)]
     for each in warnings:
         out.observer.warn(each)
-    rows = [each.to_json() for each in found.rows]
-    data = {"onto": onto, "out": out_, "settings": found.settings, "keys": rows, "warnings": warnings}
-    if out_ is None:
-        end = up_command(onto, found.data, found.settings, set_)
-    else:
-        typed = [f"./inv import {kind}", shlex.quote(file), "--onto", shlex.quote(onto)]
-        head = " ".join([*typed, *(f"--set {shlex.quote(each)}" for each in set_)])
-        write_file(real(out_), fabric_yaml(found.data, found.sources, [head]).encode(), out_)
-        end = f"wrote {out_}: run ./inv up {shlex.quote(out_)}"
-    out.result(data, f"{import_text(found.rows)}\n\n{end}")
+    typed += ["--onto", shlex.quote(onto)] if onto else []
+    command = " ".join([*typed, *(f"--set {shlex.quote(each)}" for each in set_)])
+    content = fabric_yaml(keys, sources, [command, *head])
+    if out_ is not None:
+        write_file(real(out_), content.encode(), out_)
+        end = "".join(f"{each}\n" for each in head) + f"wrote {out_}: run ./inv up {shlex.quote(out_)}"
+    out.result({"onto": onto, "out": out_, **data, "warnings": warnings}, text + (end or content.removesuffix("\n")))
