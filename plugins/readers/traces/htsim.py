@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -35,7 +35,9 @@ _PICOSECOND: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
+class TimedFlow:
+    """Bytes from one node to another: numbers["size"]. numbers: also the triggers that start it or that it fires."""
+
     where: str
     src: int
     dst: int
@@ -44,6 +46,7 @@ class _Connection:
 
     @property
     def what(self) -> str:
+        """Its name in messages."""
         return f"{self.src}->{self.dst}"
 
 
@@ -61,7 +64,7 @@ class _Reader:
     def __init__(self, file: str, reading: Reading) -> None:
         self._file, self._reading = file, reading
         self._header: dict[str, int] = {}
-        self._connections: list[_Connection] = []
+        self._connections: list[TimedFlow] = []
         self._triggers: dict[int, tuple[str, int]] = {}  # id -> type, count of a barrier
         self._failures = 0
 
@@ -111,7 +114,7 @@ class _Reader:
             raise InputError(Problem(where, what, "has no size", "write size BYTES"))
         if "prio" in numbers:
             self._reading.notes["priorities are left out"] += 1
-        self._connections.append(_Connection(where, src, dst, max(0.0, start) * _PICOSECOND, numbers))
+        self._connections.append(TimedFlow(where, src, dst, max(0.0, start) * _PICOSECOND, numbers))
 
     def _trigger(self, where: str, words: Sequence[str]) -> None:
         values = {key: int(value) for key, value in pairwise(words) if re.fullmatch(NUMBER, value)}
@@ -131,10 +134,23 @@ class _Reader:
             raise InputError(Problem(self._file, "the matrix", "has no connections"))
         if self._failures:
             self._reading.notes["failures of links are left out; use the fault option"] += self._failures
-        ranks = self._header["Nodes"]
-        programs: list[list[TraceNode]] = [[] for _ in range(ranks)]
+        return TimedFlows(self._file, self._header["Nodes"], self._connections, self._triggers).trace(self._reading)
+
+
+@dataclass(frozen=True)
+class TimedFlows:
+    """All connections of a file. triggers: id -> type, and the count of a barrier."""
+
+    file: str
+    ranks: int
+    connections: Sequence[TimedFlow]
+    triggers: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+    def trace(self, reading: Reading) -> Trace:
+        """The trace. InputError for triggers that do not fit."""
+        programs: list[list[TraceNode]] = [[] for _ in range(self.ranks)]
         firing, turns = self._firing(), Counter[int]()
-        for number, each in enumerate(self._connections):
+        for number, each in enumerate(self.connections):
             deps = [f"t{each.start_s!r}"] if each.start_s else []
             for node, operation in self._fired(each, firing, turns):
                 told = operation
@@ -154,43 +170,43 @@ class _Reader:
             programs[each.dst].append(
                 TraceNode(received, each.where, each.what, (), "receive", 0.0, size, each.src, number)
             )
-        for rank, nodes in enumerate(self._delays(ranks)):
+        for rank, nodes in enumerate(self._delays()):
             programs[rank] += nodes
-        return Trace(ranks, parts_of(programs, self._reading, acknowledged=True))
+        return Trace(self.ranks, parts_of(programs, reading, acknowledged=True))
 
-    def _delays(self, ranks: int) -> list[list[TraceNode]]:
+    def _delays(self) -> list[list[TraceNode]]:
         """Each sender's starts as computations, one after the other."""
         starts: dict[int, set[float]] = defaultdict(set)
-        for each in self._connections:
+        for each in self.connections:
             if each.start_s:
                 starts[each.src].add(each.start_s)
-        found: list[list[TraceNode]] = [[] for _ in range(ranks)]
+        found: list[list[TraceNode]] = [[] for _ in range(self.ranks)]
         for src, times in starts.items():
             before, last = 0.0, ()
             for time in sorted(times):
                 key = f"t{time!r}"
-                found[src].append(TraceNode(key, self._file, f"start of node {src}", last, "compute", time - before))
+                found[src].append(TraceNode(key, self.file, f"start of node {src}", last, "compute", time - before))
                 before, last = time, (key,)  # type: ignore[assignment]
         return found
 
     def _firing(self) -> Mapping[int, list[tuple[int, str]]]:
         """Of each trigger: at which node it is fired, and by which operation there, once for each of its firings."""
         found: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for number, each in enumerate(self._connections):
+        for number, each in enumerate(self.connections):
             for key, node, letter in (("send_done_trigger", each.src, "s"), ("recv_done_trigger", each.dst, "r")):
                 if trigger := each.numbers.get(key, 0):
                     found[trigger].append((node, f"{letter}{number}"))
         return found
 
     def _fired(
-        self, each: _Connection, firing: Mapping[int, list[tuple[int, str]]], turns: Counter[int]
+        self, each: TimedFlow, firing: Mapping[int, list[tuple[int, str]]], turns: Counter[int]
     ) -> Sequence[tuple[int, str]]:
         """What a connection with a trigger waits for. turns: how many connections each trigger has started."""
         if not (trigger := each.numbers.get("trigger", 0)):
             return ()
-        if trigger not in self._triggers:
+        if trigger not in self.triggers:
             raise InputError(Problem(each.where, each.what, f"names trigger {trigger}, which no line declares"))
-        kind, count = self._triggers[trigger]
+        kind, count = self.triggers[trigger]
         fired, turn = firing.get(trigger, []), turns[trigger]
         turns[trigger] += 1
         if kind == "multishot" and turn < len(fired):  # the first firing starts the first connection, and so on

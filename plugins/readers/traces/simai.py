@@ -30,7 +30,7 @@ from heddle_plugins.readers.traces.graph import (
     transfer,
 )
 
-_POLICIES: Final = ("HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD")
+POLICIES: Final = ("HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD")
 _COLLECTIVES: Final = {
     "ALLREDUCE": "all-reduce", "ALLGATHER": "all-gather", "REDUCESCATTER": "reduce-scatter", "ALLTOALL": "all-to-all",
 }  # fmt: skip
@@ -50,6 +50,11 @@ class _Phase:
     own: str
 
 
+def is_workload(word: str) -> bool:
+    """Whether a file that begins with this word is one of SimAI, of any strategy."""
+    return re.fullmatch(r"[A-Z]{4,}(?:_[A-Z]+)*", word) is not None
+
+
 def read(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of a file. InputError."""
     lines = [
@@ -58,8 +63,8 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
         if line.strip()
     ]
     file = files[0]
-    if len(lines) < 3 or lines[0][1][0] not in _POLICIES:
-        hint = f"it begins with {_POLICIES[1]} and its groups; others of SimAI's strategies are not supported"
+    if len(lines) < 3 or lines[0][1][0] not in POLICIES:
+        hint = f"it begins with {POLICIES[1]} and its groups; others of SimAI's strategies are not supported"
         raise InputError(Problem(f"{file}:1", "the workload", "is not one of a transformer", hint))
     header = _header(file, lines[0][1])
     layers = []

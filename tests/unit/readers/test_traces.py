@@ -82,6 +82,43 @@ class TestHtsim:
         ]  # fmt: skip
 
 
+FLOWS = """3
+
+0 3 3 100 8000 2
+3 1 3 200 4000 2.0005
+0 1 1 100 1000 2.0005
+
+First line: the number of flows.
+"""
+AS_MATRIX = """Nodes 4
+Connections 3
+0->3 start 0 size 8000
+3->1 start 5e8 size 4000
+0->1 start 5e8 size 1000
+"""
+
+
+class TestHpcc:
+    def test_flows_with_their_starts_after_the_first(self, tmp_path: Path) -> None:
+        trace, notes = read(written(tmp_path, "flow.txt", FLOWS))
+        assert sorted(map(told, trace.parts)) == [
+            ("broadcast", (0, 1), 1000, 0, (1,)), ("broadcast", (0, 3), 8000, 0, ()),
+            ("broadcast", (3, 1), 4000, 0, (3,)), ("compute", (0,), 0, 5e-4, ()), ("compute", (3,), 0, 5e-4, ()),
+        ]  # fmt: skip
+        assert trace.ranks == 4 and notes == [
+            "1 priority groups other than 3 are left out", "1 lines behind the flows are left out",
+            "1 start is taken for 0: 2 s, of the first flow",
+        ]  # fmt: skip
+        assert [*map(told, trace.parts)] == [*map(told, read(written(tmp_path, "x.cm", AS_MATRIX))[0].parts)]
+
+    def test_a_million_flows_are_refused_before_they_are_read(self, tmp_path: Path) -> None:
+        before = time.process_time()
+        assert "1000000 flows are not 1 to 65536" in refused(
+            written(tmp_path, "flow.txt", "1000000\n" + "0 1 3 100 8000 2\n" * 1_000_000)
+        )
+        assert time.process_time() - before < patience(5)
+
+
 HEADER = (
     "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 2 pp: 2 vpp: 1 ga: 1 all_gpus: 16 pp_comm 4096"
 )
@@ -248,7 +285,7 @@ def test_a_trace_with_a_million_orders_of_one_operation_is_read_in_linear_time(t
 
 
 def test_errors_name_the_line(tmp_path: Path, answers: Answers) -> None:
-    texts = {"x.goal": GOAL, "x.cm": MATRIX, "x.txt": f"{HEADER}\n{LAYERS}"}
+    texts = {"x.goal": GOAL, "x.cm": MATRIX, "x.txt": f"{HEADER}\n{LAYERS}", "flow.txt": FLOWS}
 
     def error(name: str, old: str, new: str) -> str:
         assert old in texts[name]
