@@ -170,6 +170,7 @@ PREDICT: Final[Options] = {
     "drain": Option("switches that are drained by BGP: ctsw1", completion.switches),
     "csv": Option("write one line per link to this file", value=_FILE),
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
+    "time": "forecast the time of iterations and jobs, and which links bound it",
 }
 
 QUEUES: Final[Options] = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import PLOT
 from heddle.base.files import real
+from heddle.base.plugins import function
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.console import Console
@@ -44,11 +45,13 @@ def predict(
     drain: Sequence[str] = (),
     csv: str | None = None,
     heatmap: str | None = None,
+    time: bool = False,
 ) -> None:
     """Predict the load of every link of a fabric that does not run, and compare the hashing modes.
 
     Nothing runs and no root is needed. It takes any fabric file and any traffic (docs/prediction.md). Exit 1 when a
-    flow has no path.
+    flow has no path. --time forecasts how long iterations and jobs take, and which links bound them
+    (docs/forecast.md).
     """
     from heddle.endpoints.workloadfile import load_workload
     from heddle.fabric.fabricfile import load_fabric
@@ -63,6 +66,11 @@ def predict(
     if workload is None:
         hint = "add --workload with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
         raise InputError(Problem("", "./inv predict", "needs a workload", hint))
+    if time:
+        if extra := [f"--{word}" for word, value in (("trials", trials), ("csv", csv), ("heatmap", heatmap)) if value]:
+            raise InputError(Problem("", extra[0], "is not for --time", "leave one of them out"))
+        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask)
+        return
     result = forecast(built, load_workload(workload).workload, ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render

@@ -30,7 +30,7 @@ DIRECTORIES = (
     "/", "/dev", "/dev/shm", "/etc", "/etc/frr", "/home", "/opt", "/root", "/run", "/run/lock", "/srv", "/tmp", "/usr",
     "/usr/local/bin", "/var", "/var/lib", "/var/log", "/var/run", "/var/tmp",
 )  # fmt: skip
-FILES = ("/etc/hosts", "/etc/passwd", "/etc/services", "/etc/profile")
+FILES = ("/etc/hosts", "/etc/passwd", "/etc/group", "/etc/profile")
 TOPOLOGY = """name: ownfiles
 topology:
   defaults: {kind: linux}

@@ -1,0 +1,286 @@
+"""Time of jobs on a network, by events: between two events, rates are max-min fair and constant.
+
+In:  the Course of each job (its passes, when it begins, how often it repeats), flows on links, capacities of links.
+Out: Times: begin and end of each job, seconds of its iterations, bits on each link, seconds in which each was full.
+A queue pair sends one message after the other. A message is at its receiver a delay after its last bit has left, and
+then begins what waits for it. Not modelled: queues and their limits, acknowledgements, losses, work on data.
+Equal tasks in a row are computed once while nothing else happens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from heddle.base.arrays import F64, I64, Bools
+from heddle.base.problems import CheckError, Problem
+from heddle_plugins.time.maxmin import Incidence, max_min
+from heddle_plugins.time.tasks import Tasks
+
+_SAME: Final = 1e-9  # relative difference of two times that count as one event
+_KEPT: Final = 4096  # sets of flows whose rates are kept
+_MANY: Final = 1 << 14  # flows beyond which they are not kept
+
+
+@dataclass(frozen=True)
+class Course:
+    """When a job runs. passes: its tasks, one set after the other. after: the number of another job, or -1.
+
+    repeat: how often the passes run; 0: until all other jobs have ended.
+    """
+
+    name: str
+    passes: Sequence[Tasks]
+    start_s: float = 0.0
+    after: int = -1
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """A network from a time on. capacity: (links,) bit/s; limit: (flows,) bit/s, the most that a flow sends."""
+
+    paths: Incidence
+    capacity: F64
+    limit: F64
+    from_s: float = 0.0
+
+
+@dataclass
+class Times:
+    """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
+    the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,).
+    """
+
+    begins: list[float | None]
+    ends: list[float | None]
+    iterations: list[list[list[float]]]
+    bits: F64
+    full_s: F64
+    seconds: float = 0.0
+    events: int = 0
+
+
+class _Pass:
+    """A pass of a job that runs."""
+
+    def __init__(self, tasks: Tasks, since: float) -> None:
+        many = len(tasks.flows)
+        self.tasks, self.left = tasks, many
+        self.needs, self.times, self.parts = list(tasks.needs), list(tasks.times), [0] * many
+        self.begun, self.alone = [0.0] * many, [False] * many
+        self.of_end = {task: at for at, ends in enumerate(tasks.ends) for task in ends}
+        self.ended: list[list[float]] = [[] for _ in tasks.ends]
+        self.since = since
+
+
+class Engine:
+    """One simulation. states: the network, and what it becomes at later times."""
+
+    def __init__(self, states: Sequence[State], courses: Sequence[Course]) -> None:
+        self._state, self._courses = states[0], courses
+        flows, links = self._state.paths.flows, self._state.paths.links
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = self._changes = 0
+        self._passes: list[_Pass | None] = [None] * len(courses)
+        self._begun = [0] * len(courses)  # passes so far
+        self._job = np.full(flows, -1, dtype=np.int32)  # whose message a flow carries; -1: none
+        self._task = np.full(flows, -1, dtype=np.int32)
+        self._rest, self._sent = np.zeros(flows), np.zeros(flows)
+        self._waits = np.zeros(flows, dtype=bool)
+        self._queues: dict[int, deque[tuple[int, int, float]]] = {}
+        self._rates: dict[bytes, tuple[F64, Bools]] = {}
+        self._now = 0.0
+        self.times = Times(
+            [None] * len(courses), [None] * len(courses), [[[] for _ in each.passes] for each in courses],
+            np.zeros(links), np.zeros(links),
+        )  # fmt: skip
+        for state in states[1:]:
+            self._at(state.from_s, partial(self._becomes, state))
+        for number, each in enumerate(courses):
+            if each.after < 0:
+                self._at(each.start_s, partial(self._next_pass, number))
+
+    def run(self) -> Times:
+        """Until all jobs that end have ended. CheckError when one cannot."""
+        while not self._over():
+            self._step()
+            self.times.events += 1
+        self.times.bits += self._state.paths.load(self._sent)
+        self.times.seconds = self._now
+        return self.times
+
+    def _over(self) -> bool:
+        return all(end is not None for end, each in zip(self.times.ends, self._courses, strict=True) if each.repeat)
+
+    def _at(self, time_s: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (time_s, self._count, event))
+
+    def _becomes(self, state: State) -> None:
+        self.times.bits += self._state.paths.load(self._sent)
+        self._sent[:] = 0
+        self._state = state
+        self._rates.clear()
+        self._changes += 1
+
+    def _step(self) -> None:
+        """Go to the next event: flows that end, or what the heap has."""
+        active = np.flatnonzero(self._job >= 0)
+        until = self._heap[0][0] if self._heap else np.inf
+        if len(active):
+            rates, full = self._rates_of(active)
+            rest = self._rest[active]
+            lasts = np.divide(rest, rates, out=np.full(len(rest), np.inf), where=rates > 0)
+            lasts[np.isinf(rates)] = 0.0
+            least = float(lasts.min())
+            if not np.isfinite(min(least, until)):
+                names = ", ".join(sorted({self._courses[job].name or "the job" for job in self._job[active].tolist()}))
+                raise CheckError(Problem("", names, "never ends: a flow of it has no path, or a link without a rate"))
+            step = min(least, max(0.0, until - self._now))
+            self.times.full_s[full] += step
+            done = lasts <= step * (1 + _SAME)
+            self._rest[active] = rest - np.where(done, rest, rates * step)
+            self._now += step
+            if done.any():
+                self._flows_end(active[done])
+        elif self._heap:
+            self._now = until
+        else:
+            names = [
+                each.name or "the job" for each, end in zip(self._courses, self.times.ends, strict=True) if end is None
+            ]
+            raise CheckError(Problem("", ", ".join(names), "never ends: its operations wait for each other"))
+        while self._heap and self._heap[0][0] <= self._now * (1 + 1e-15):
+            heapq.heappop(self._heap)[2]()
+
+    def _rates_of(self, active: I64) -> tuple[F64, Bools]:
+        """The rates of the active flows, and which links are full.
+
+        Flows of one wave with equal bits left: the slowest of them cannot become slower, and the links that stop it
+        stay full, so they end when the link with the most to carry has carried it. That is used as the rate of all.
+        """
+        rest, wave = self._rest[active], self._task[active]
+        one = len(active) > _MANY and wave[0] == wave[-1] and bool((wave == wave[0]).all())
+        key = b"" if len(active) > _MANY else active.tobytes()
+        if key and key in self._rates:
+            return self._rates[key]
+        own, state = self._state.paths.only(active), self._state
+        if one and float(rest.max()) <= float(rest.min()) * (1 + 1e-12) and np.isinf(state.limit[active]).all():
+            load = own.load(rest)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                seconds = np.where(load > 0, load / state.capacity, 0.0)
+            longest = float(seconds.max())
+            return rest / longest, seconds >= longest * (1 - 1e-9)
+        rates = max_min(own, state.capacity, state.limit[active])
+        load = own.load(np.where(np.isfinite(rates), rates, 0.0))
+        full: Bools = (load > 0) & (load >= state.capacity * (1 - 1e-9))
+        if key:
+            if len(self._rates) >= _KEPT:
+                self._rates.clear()
+            self._rates[key] = rates, full
+        return rates, full
+
+    # passes and tasks
+
+    def _next_pass(self, job: int) -> None:
+        course = self._courses[job]
+        turn = self._begun[job]
+        if turn == 0:
+            self.times.begins[job] = self._now
+        if course.repeat and turn == course.repeat * len(course.passes):
+            self.times.ends[job] = self._now
+            self._passes[job] = None
+            for number, each in enumerate(self._courses):
+                if each.after == job:
+                    self._at(self._now + each.start_s, partial(self._next_pass, number))
+            return
+        self._begun[job] += 1
+        running = self._passes[job] = _Pass(course.passes[turn % len(course.passes)], self._now)
+        for task, needs in enumerate(running.tasks.needs):
+            if not needs:
+                self._free(job, running, task)
+
+    def _free(self, job: int, running: _Pass, task: int) -> None:
+        """All that a task waited for is there."""
+        compute = running.tasks.compute_s[task]
+        running.begun[task] = self._now
+        if compute:
+            self._at(self._now + compute, partial(self._sends, job, running, task))
+        else:
+            self._sends(job, running, task)
+
+    def _sends(self, job: int, running: _Pass, task: int) -> None:
+        flows, bits = running.tasks.flows[task], running.tasks.bits[task]
+        if not len(flows):
+            self._released(job, running, task)
+            return
+        running.parts[task] = len(flows)
+        running.alone[task] = running.times[task] > 1 and not (self._job >= 0).any()
+        if running.alone[task]:
+            self._mark = self.times.full_s.copy(), self._changes
+        busy = self._job[flows] >= 0
+        for flow, amount in zip(flows[busy].tolist(), bits[busy].tolist(), strict=True):
+            self._queues.setdefault(flow, deque()).append((job, task, amount))
+            self._waits[flow] = True
+        own = flows[~busy]
+        self._job[own], self._task[own] = job, task
+        self._rest[own] = bits[~busy]
+        self._sent[own] += bits[~busy]
+
+    def _flows_end(self, flows: I64) -> None:
+        jobs, tasks = self._job[flows], self._task[flows]
+        self._job[flows] = self._task[flows] = -1
+        for flow in flows[self._waits[flows]].tolist():
+            queue = self._queues[flow]
+            job, task, amount = queue.popleft()
+            self._waits[flow] = bool(queue)
+            self._job[flow], self._task[flow], self._rest[flow] = job, task, amount
+            self._sent[flow] += amount
+        both, many = np.unique(jobs.astype(np.int64) << 32 | tasks, return_counts=True)
+        for each, count in zip(both.tolist(), many.tolist(), strict=True):
+            job, task = each >> 32, each & 0xFFFFFFFF
+            if (running := self._passes[job]) is None:
+                continue
+            running.parts[task] -= count
+            if running.parts[task]:
+                continue
+            last = running.begun[task] + running.tasks.compute_s[task]
+            after = last + (self._now - last) / running.tasks.messages[task] + running.tasks.delay_s[task]
+            self._at(max(self._now, after), partial(self._released, job, running, task))
+
+    def _released(self, job: int, running: _Pass, task: int) -> None:
+        """What waits for a task may begin; or the task begins again."""
+        tasks = running.tasks
+        running.times[task] -= 1
+        if (left := running.times[task]) > 0:
+            period = self._now - running.begun[task]
+            until = self._heap[0][0] if self._heap else np.inf
+            quiet = running.alone[task] and not (self._job >= 0).any() and self._mark[1] == self._changes
+            skip = min(left, int(min((until - self._now) / period, left)) if period else left) if quiet else 0
+            if skip:
+                self._sent[tasks.flows[task]] += skip * tasks.bits[task]
+                self.times.full_s += skip * (self.times.full_s - self._mark[0])
+                self._now += skip * period
+                running.times[task] -= skip
+            if running.times[task] > 0:
+                self._free(job, running, task)
+                return
+        if task in running.of_end:
+            running.ended[running.of_end[task]].append(self._now)
+        for other in tasks.after[task]:
+            running.needs[other] -= 1
+            if not running.needs[other]:
+                self._free(job, running, other)
+        running.left -= 1
+        if not running.left:
+            turn = (self._begun[job] - 1) % len(self._courses[job].passes)
+            means = [sum(each) / len(each) for each in running.ended if each]
+            self.times.iterations[job][turn] = [running.since, *means]
+            self._next_pass(job)

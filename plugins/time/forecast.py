@@ -1,0 +1,299 @@
+"""The whole forecast of time: from a fabric and a workload to seconds of iterations and jobs, and what bounds them.
+
+In:  Fabric, Workload; nodes and ports that are down or drained; a hashing mode.
+Out: TimeForecast. What bounds the time is tried: links are made twice as fast, and the forecast is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from heddle.base.arrays import F64
+from heddle.base.events import Observer
+from heddle.base.problems import CheckError, Problem
+from heddle.fabric.model import Fabric
+from heddle.lab.runfaults import PlannedFault, faults_on
+from heddle.offline.forecast import Ask
+from heddle.offline.loads import traffic_of
+from heddle.offline.wires import Wires, mode_note, trouble_of, wires_of
+from heddle.traffic.workload import Job, Workload
+from heddle_plugins.time.engine import Course, Engine, State, Times
+from heddle_plugins.time.network import Network, Router
+from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
+
+_TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
+_TRIED: Final = 12  # links that are made twice as fast, one at a time
+_SHOWN: Final = 5
+_NO_GAIN: Final = 1e-3
+NS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTime:
+    """A pass of a job. size: bytes; seconds: of an iteration; algbw, busbw: GB/s as nccl-tests has them, emulated."""
+
+    size: int
+    seconds: float
+    algbw: float
+    busbw: float
+    waves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """begin_s, end_s: None for a job in the background. iterations: of its course, warm-up included."""
+
+    name: str
+    ranks: int
+    begin_s: float
+    end_s: float | None
+    iterations: int
+    sizes: tuple[SizeTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """links: a port, or a direction in words. share: of the time, that twice the rate of these links saves."""
+
+    links: str
+    share: float
+    single: bool
+
+
+@dataclass(frozen=True)
+class TimeForecast:
+    """The result. seconds: until the last job that ends has ended; use, full: (ports,), shares of that time."""
+
+    fabric: Fabric
+    workload: Workload
+    mode: str
+    wires: Wires
+    jobs: tuple[JobTime, ...]
+    seconds: float
+    use: F64
+    full: F64
+    gains: tuple[Gain, ...]
+    notes: tuple[str, ...]
+    flows: int
+
+    def to_json(self) -> dict[str, Any]:
+        wires = self.wires
+        rows = [int(each) for each in np.argsort(-self.use, kind="stable") if self.use[each] > 0]
+        return {
+            "fabric": self.fabric.name, "emulated": {"k": self.fabric.policy.k}, "workload": self.workload.name,
+            "mode": self.mode, "flows": self.flows, "seconds": self.seconds,
+            "jobs": [
+                {
+                    "name": job.name, "ranks": job.ranks, "begin_s": job.begin_s, "end_s": job.end_s,
+                    "iterations": job.iterations,
+                    "sizes": [
+                        {"size": each.size, "seconds": each.seconds, "algbw": each.algbw, "busbw": each.busbw,
+                         "steps": "waves" if each.waves else "messages"}
+                        for each in job.sizes
+                    ],
+                }
+                for job in self.jobs
+            ],
+            "twice_as_fast": [{"links": each.links, "single": each.single, "saves": each.share} for each in self.gains],
+            "links": [
+                {"port": wires.ports[at], "to": wires.ports[wires.other[at]], "rate_bps": int(wires.rate[at]),
+                 "utilization": float(self.use[at]), "full": float(self.full[at])}
+                for at in rows
+            ],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def time_forecast(fabric: Fabric, workload: Workload, ask: Ask, observer: Observer) -> TimeForecast:
+    """Forecast. InputError for ranks that do not fit; CheckError for flows without a path, and jobs that never end."""
+    observer.begin("fabric")
+    trouble = trouble_of(fabric, ask.down, ask.drain)
+    wires, traffic = wires_of(fabric), traffic_of(fabric, workload)
+    observer.end("fabric")
+    observer.begin("flows")
+    network = Router(wires, ask.mode, trouble).network(traffic)
+    _check_paths(network)
+    planned = faults_on(fabric, [text for job in workload.jobs for text in job.options.faults], here=False)
+    states = [*_states(network, planned, ask)]
+    observer.end("flows")
+    observer.begin("time")
+    simulation = _Simulation(workload, network, states)
+    times = simulation.times()
+    observer.end("time")
+    observer.begin("gains")
+    gains = simulation.gains(times) if len(states) == 1 else ()
+    observer.end("gains")
+    seconds = times.seconds
+    return TimeForecast(
+        fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
+        times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
+        gains, tuple(simulation.notes(planned)), network.paths.flows,
+    )  # fmt: skip
+
+
+def _check_paths(network: Network) -> None:
+    lost = np.flatnonzero(~network.arrives)
+    for job, traffic in enumerate(network.traffic):
+        first, connections = int(network.first[job]), traffic.connections
+        amount = traffic.volume.wire[connections.kind].ravel()
+        own = lost[(lost >= first) & (lost < first + connections.flows)] - first
+        own = own[amount[own] > 0]
+        if len(own):
+            row = int(own[0]) // connections.each
+            ends = [traffic.endpoints[int(each[row])].nic for each in (connections.src, connections.dst)]
+            what = f"{len(own):,} of {connections.flows:,} flows"
+            why = f"have no path, so the job never ends: the first is {ends[0]} to {ends[1]}"
+            raise CheckError(Problem("", what, why, "./inv predict without --time shows the loads of the others"))
+
+
+def _states(network: Network, planned: Sequence[PlannedFault], ask: Ask) -> Iterator[State]:
+    """The network at first, and after each change of a fault that takes links out of use."""
+    fabric, wires = network.wires.fabric, network.wires
+    reroutes = [each for each in planned if each.reroutes]
+    moments = {0}
+    for each in reroutes:
+        moments.add(each.times.first)
+        if each.times.end_ns is not None:
+            moments.add(each.times.end_ns)
+    for moment in sorted(moments):
+        now = [each for each in reroutes if _is_set(each, moment)]
+        down = (*ask.down, *(each.port for each in now if each.kind != "drain"))
+        drain = (*ask.drain, *(each.port for each in now if each.kind == "drain"))
+        found = network
+        if now:
+            found = Router(wires, network.mode, trouble_of(fabric, down, drain)).network(network.traffic)
+        yield _state(found, moment * NS)
+
+
+def _is_set(fault: PlannedFault, moment: int) -> bool:
+    return fault.times.first <= moment and (fault.times.end_ns is None or moment < fault.times.end_ns)
+
+
+def _state(network: Network, from_s: float) -> State:
+    """With a flow for each rank that copies inside its host."""
+    ranks = sum(len(each.endpoints) for each in network.traffic)
+    paths = replace(network.paths, flows=network.paths.flows + ranks)
+    copies = [np.full(len(each.endpoints), _inside_bps(network, each.job)) for each in network.traffic]
+    return State(
+        paths, network.capacity, np.concatenate([np.where(network.arrives, np.inf, 0.0), *copies]), from_s
+    )  # fmt: skip
+
+
+def _inside_bps(network: Network, job: Job) -> float:
+    options, k = job.options, network.wires.fabric.policy.k
+    return options.inside_gbps(options.pattern) * 1e9 / k or np.inf
+
+
+class _Simulation:
+    """The jobs of a workload on a network."""
+
+    def __init__(self, workload: Workload, network: Network, states: Sequence[State]) -> None:
+        self._workload, self._network, self._states = workload, network, states
+        fabric, inside = network.wires.fabric, network.paths.flows
+        self._flows = []
+        for number, each in enumerate(network.traffic):
+            self._flows.append(JobFlows(fabric, each, int(network.first[number]), inside))
+            inside += len(each.endpoints)
+
+    @cached_property
+    def _alone(self) -> bool:
+        """Whether iterations after the first ones need no simulation: nothing but this job happens."""
+        return len(self._workload.jobs) == 1 and len(self._states) == 1
+
+    @cached_property
+    def courses(self) -> list[Course]:
+        """The jobs, with the iterations that are simulated."""
+        by_name = {job.name: number for number, job in enumerate(self._workload.jobs)}
+        found = []
+        for job, flows in zip(self._workload.jobs, self._flows, strict=True):
+            options = flows.options
+            many = options.warmup + options.iters
+            if self._alone:
+                many = min(1, options.warmup) + min(_TIMED, options.iters)
+            passes: list[Tasks] = []
+            made: dict[int, Tasks] = {}
+            for size, _ in options.passes(flows.pattern):
+                made[size] = made[size] if size in made else tasks_of(flows, size, many)
+                passes.append(made[size])
+            after = by_name[job.after] if job.after else -1
+            found.append(Course(job.name, passes, job.start_s, after, 1 if self._alone else job.repeat))
+        return found
+
+    def times(self, capacity: F64 | None = None) -> Times:
+        """Simulate. capacity: of the links, instead of their own."""
+        states = [replace(each, capacity=capacity) for each in self._states] if capacity is not None else self._states
+        return Engine(states, self.courses).run()
+
+    def jobs(self, times: Times) -> Iterator[JobTime]:
+        """Each job, with what its passes take."""
+        for number, (job, flows) in enumerate(zip(self._workload.jobs, self._flows, strict=True)):
+            options, pattern = flows.options, flows.pattern
+            rows = []
+            for at, tasks in enumerate(self.courses[number].passes):
+                seconds = _iteration(times.iterations[number][at], min(1, options.warmup))
+                algbw = tasks.size / seconds / 1e9 if seconds else 0.0
+                rows.append(
+                    SizeTime(tasks.size, seconds, algbw, algbw * pattern.busbw_factor(flows.size_of), tasks.waves)
+                )  # fmt: skip
+            many = (options.warmup + options.iters) * len(rows) * max(1, job.repeat)
+            begin, end = times.begins[number], times.ends[number]
+            if self._alone:
+                begin = job.start_s
+                end = begin + sum(row.seconds for row in rows) * (options.warmup + options.iters) * max(1, job.repeat)
+            yield JobTime(job.name, len(flows.traffic.endpoints), begin or 0.0, end, many, tuple(rows))
+
+    def whole(self, times: Times) -> float:
+        """Seconds until the last job has ended."""
+        return max((each.end_s for each in self.jobs(times) if each.end_s is not None), default=0.0)
+
+    def gains(self, times: Times) -> tuple[Gain, ...]:
+        """The links, and the directions, whose doubling saves most; those that were full longest are tried."""
+        wires = self._network.wires
+        before, found = self.whole(times), []
+        if not before:
+            return ()
+        order = np.lexsort((-times.bits, -times.full_s))
+        tried = [int(at) for at in order[:_TRIED] if times.full_s[at] > 0]
+        for at in tried:
+            after = self.whole(self.times(self._network.doubled(np.array([at]))))
+            found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
+        singles = sorted((each for each in found if each.share > _NO_GAIN), key=lambda each: -each.share)[:_SHOWN]
+        seen = set[frozenset[int]]()
+        for direction in dict.fromkeys(wires.direction[tried].tolist()):
+            ends = frozenset(wires.directions[direction])
+            if ends in seen:
+                continue
+            seen.add(ends)
+            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction))))
+            name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
+            singles.append(Gain(name, 1 - after / before, single=False))
+        return tuple(singles)
+
+    def notes(self, planned: Sequence[PlannedFault]) -> Iterator[str]:
+        """What is assumed, and what is not modelled, here."""
+        if note := mode_note(self._network.mode):
+            yield note
+        if any(tasks.waves for course in self.courses for tasks in course.passes):
+            yield "steps are waves: the transfers of a step begin together, because there are too many messages"
+        ignored = sorted({each.kind for each in planned if not each.reroutes})
+        if ignored:
+            yield f"faults of these kinds are not modelled: {', '.join(ignored)}"
+        if any(each.times.every_ns for each in planned if each.reroutes):
+            yield "a fault that repeats is set once"
+        for job in self._workload.jobs:
+            if job.options.window is not None:
+                yield f"{f'job {job.name}: ' if job.name else ''}the window is not modelled"
+            if job.options.admission:
+                yield f"{f'job {job.name}: ' if job.name else ''}admission is not modelled"
+
+
+def _iteration(marks: Sequence[float], warmup: int) -> float:
+    """Mean seconds of the timed iterations. marks: the beginning, and the end of each iteration."""
+    skip = warmup if len(marks) - 1 > warmup else 0
+    timed = len(marks) - 1 - skip
+    return (marks[-1] - marks[skip]) / timed if timed > 0 else 0.0

@@ -1,0 +1,74 @@
+"""The forecast of time as text, at most 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from heddle.base.units import format_size
+from heddle.views.forecasttext import seconds_text, wrapped
+from heddle_plugins.time.forecast import JobTime, TimeForecast
+
+_LINKS = 5
+
+
+def render(result: TimeForecast) -> str:
+    """The whole report."""
+    parts = [[*_head(result)], [*_jobs(result)], [*_links(result)], [*_gains(result)], [*_notes(result)]]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _head(result: TimeForecast) -> Iterator[str]:
+    fabric = result.fabric
+    size = f"{len(fabric.switches):,} switches, {len(fabric.nics):,} NICs"
+    yield f"forecast of time for {fabric.name}: {size}; {result.mode}"
+    yield f"{result.flows:,} flows share links by max-min fairness; queues, losses and processors take no time"
+    k = fabric.policy.k
+    yield f"times are emulated, at 1/{k} of the hardware's rates; a transfer of the same bytes takes 1/{k} there"
+
+
+def _jobs(result: TimeForecast) -> Iterator[str]:
+    named = any(job.name for job in result.jobs)
+    width = max(4, *(len(job.name) for job in result.jobs)) if named else 0
+    head = f"{'job':<{width}}  " if named else ""
+    head += f"{'ranks':>7} {'size':>8} {'iteration':>12} {'algbw GB/s':>11} {'busbw GB/s':>11}"
+    yield f"{head} {'begins':>10} {'ends':>10}"
+    for job in result.jobs:
+        for at, row in enumerate(job.sizes):
+            name = f"{job.name if at == 0 else '':<{width}}  " if named else ""
+            when = _when(job) if at == 0 else f"{'':>10} {'':>10}"
+            yield (
+                f"{name}{job.ranks:>7,} {format_size(row.size):>8} {seconds_text(row.seconds):>12} {row.algbw:>11.4g} "
+                f"{row.busbw:>11.4g} {when}"
+            ).rstrip()
+
+
+def _when(job: JobTime) -> str:
+    end = "background" if job.end_s is None else seconds_text(job.end_s)
+    return f"{seconds_text(job.begin_s):>10} {end:>10}"
+
+
+def _links(result: TimeForecast) -> Iterator[str]:
+    wires = result.wires
+    rows = [int(at) for at in np.lexsort((-result.full, -result.use))[:_LINKS] if result.use[at] > 0]
+    if rows:
+        yield f"{'busiest links':<34} {'utilization':>11} {'full':>8}"
+        for at in rows:
+            name = f"{wires.ports[at]} to {wires.ports[wires.other[at]]}"
+            yield f"{name:<34} {result.use[at]:>11.1%} {result.full[at]:>8.1%}"
+
+
+def _gains(result: TimeForecast) -> Iterator[str]:
+    if not result.gains:
+        return
+    yield f"{'twice as fast':<40} {'saves':>8}"
+    if not any(each.single for each in result.gains):
+        yield f"{'any single link':<40} {'nothing':>8}"
+    for each in result.gains:
+        yield f"{each.links:<40} {f'{each.share:.1%}' if each.share > 1e-3 else 'nothing':>8}"
+
+
+def _notes(result: TimeForecast) -> Iterator[str]:
+    for note in result.notes:
+        yield from wrapped(note)
