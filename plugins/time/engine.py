@@ -55,7 +55,8 @@ class State:
 @dataclass
 class Times:
     """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
-    the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,).
+    the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,). at_most:
+    steps with many flows take so many times the seconds here at most.
     """
 
     begins: list[float | None]
@@ -65,6 +66,7 @@ class Times:
     full_s: F64
     seconds: float = 0.0
     events: int = 0
+    at_most: float = 1.0
 
 
 class _Pass:
@@ -141,8 +143,7 @@ class Engine:
             lasts[np.isinf(rates)] = 0.0
             least = float(lasts.min())
             if not np.isfinite(min(least, until)):
-                names = ", ".join(sorted({self._courses[job].name or "the job" for job in self._job[active].tolist()}))
-                raise CheckError(Problem("", names, "never ends: a flow of it has no path, or a link without a rate"))
+                raise self._endless(self._job[active].tolist(), "a flow has no path, or a link without a rate")
             step = min(least, max(0.0, until - self._now))
             self.times.full_s[full] += step
             done = lasts <= step * (1 + _SAME)
@@ -153,31 +154,38 @@ class Engine:
         elif self._heap:
             self._now = until
         else:
-            names = [
-                each.name or "the job" for each, end in zip(self._courses, self.times.ends, strict=True) if end is None
-            ]
-            raise CheckError(Problem("", ", ".join(names), "never ends: its operations wait for each other"))
+            waiting = [job for job, end in enumerate(self.times.ends) if end is None]
+            raise self._endless(waiting, "its operations wait for each other")
         while self._heap and self._heap[0][0] <= self._now * (1 + 1e-15):
             heapq.heappop(self._heap)[2]()
+
+    def _endless(self, jobs: Sequence[int], why: str) -> CheckError:
+        names = ", ".join(sorted({self._courses[job].name or "the job" for job in jobs}))
+        return CheckError(Problem("", names, f"never ends: {why}"))
 
     def _rates_of(self, active: I64) -> tuple[F64, Bools]:
         """The rates of the active flows, and which links are full.
 
-        Flows of one wave with equal bits left: the slowest of them cannot become slower, and the links that stop it
-        stay full, so they end when the link with the most to carry has carried it. That is used as the rate of all.
+        Many flows of one wave alone take as long as the link with the most to carry, at least. At most they take as if
+        each had as many bits as the largest: then all that this link has are equal, and max-min keeps it full.
         """
-        rest, wave = self._rest[active], self._task[active]
-        one = len(active) > _MANY and wave[0] == wave[-1] and bool((wave == wave[0]).all())
-        key = b"" if len(active) > _MANY else active.tobytes()
+        state, many = self._state, len(active) > _MANY
+        wave = self._task[active] if many else active
+        if many and wave[0] == wave[-1] and (wave == wave[0]).all() and np.isinf(state.limit[active]).all():
+            rest = self._rest[active]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                seconds = np.nan_to_num(state.paths.load(self._rest) / state.capacity, posinf=np.inf)
+            longest = float(seconds.max())
+            same = np.zeros(len(self._rest))
+            same[active] = float(rest.max())
+            with np.errstate(divide="ignore", invalid="ignore"):
+                most = float(np.nan_to_num(state.paths.load(same) / state.capacity, posinf=np.inf).max())
+            self.times.at_most = max(self.times.at_most, most / longest if np.isfinite(longest) else 1.0)
+            return rest / longest, seconds >= longest * (1 - 1e-9)
+        key = b"" if many else active.tobytes()
         if key and key in self._rates:
             return self._rates[key]
-        own, state = self._state.paths.only(active), self._state
-        if one and float(rest.max()) <= float(rest.min()) * (1 + 1e-12) and np.isinf(state.limit[active]).all():
-            load = own.load(rest)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                seconds = np.where(load > 0, load / state.capacity, 0.0)
-            longest = float(seconds.max())
-            return rest / longest, seconds >= longest * (1 - 1e-9)
+        own = state.paths.only(active)
         rates = max_min(own, state.capacity, state.limit[active])
         load = own.load(np.where(np.isfinite(rates), rates, 0.0))
         full: Bools = (load > 0) & (load >= state.capacity * (1 - 1e-9))

@@ -132,7 +132,7 @@ def time_forecast(fabric: Fabric, workload: Workload, ask: Ask, observer: Observ
     return TimeForecast(
         fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
         times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
-        gains, tuple(simulation.notes(planned)), network.paths.flows,
+        gains, tuple(simulation.notes(planned, times.at_most)), network.paths.flows,
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ class _Simulation:
             passes: list[Tasks] = []
             made: dict[int, Tasks] = {}
             for size, _ in options.passes(flows.pattern):
-                made[size] = made[size] if size in made else tasks_of(flows, size, many)
+                made[size] = made[size] if size in made else tasks_of(flows, size, many, self._alone)
                 passes.append(made[size])
             after = by_name[job.after] if job.after else -1
             found.append(Course(job.name, passes, job.start_s, after, 1 if self._alone else job.repeat))
@@ -274,12 +274,14 @@ class _Simulation:
             singles.append(Gain(name, 1 - after / before, single=False))
         return tuple(singles)
 
-    def notes(self, planned: Sequence[PlannedFault]) -> Iterator[str]:
+    def notes(self, planned: Sequence[PlannedFault], at_most: float) -> Iterator[str]:
         """What is assumed, and what is not modelled, here."""
         if note := mode_note(self._network.mode):
             yield note
         if any(tasks.waves for course in self.courses for tasks in course.passes):
-            yield "steps are waves: the transfers of a step begin together, because there are too many messages"
+            yield "too many messages to follow: the transfers of a step begin together, and iterations do not overlap"
+        if at_most > 1.001:
+            yield f"a step takes as long as its busiest link; as queue pairs differ, up to {at_most - 1:.1%} more"
         ignored = sorted({each.kind for each in planned if not each.reroutes})
         if ignored:
             yield f"faults of these kinds are not modelled: {', '.join(ignored)}"

@@ -142,16 +142,19 @@ class JobFlows:
             parts, qps = np.array([payload], dtype=np.int64), np.array([turn % cut.qps])
         sports = self._connections.sports  # packets use the source ports of a queue pair in turn
         flows = self._first + row * self._connections.each + qps[:, None] * sports + np.arange(sports)
-        return flows.ravel(), np.repeat(cut.frames(parts) * 8.0 / sports, sports)
+        return flows.ravel(), np.repeat(cut.frames(parts) * (8.0 / sports), sports).astype(np.float64)
 
 
-def tasks_of(job: JobFlows, size: int, iterations: int, most: int = MOST_MESSAGES) -> Tasks:
-    """Of some iterations of a size: message by message, if they are at most `most`, else in waves."""
+def tasks_of(job: JobFlows, size: int, iterations: int, alone: bool = False) -> Tasks:
+    """Of some iterations of a size: message by message, if these are few enough, else in waves.
+
+    alone: the iterations only serve to measure one; of waves, all are equal.
+    """
     pattern, ranks = job.pattern, job.size_of
     count = size // pattern.element_bytes
     chunk = job.options.chunk
-    if _messages(pattern, ranks, count, chunk) * len(job.communicators) * iterations > most:
-        return _in_waves(job, size, count, iterations)
+    if _messages(pattern, ranks, count, chunk) * len(job.communicators) * iterations > MOST_MESSAGES:
+        return _in_waves(job, size, count, 1 if alone else iterations)
     schedules = [build_schedule(pattern, ranks, rank, count, chunk) for rank in range(ranks)]
     found = Tasks(size, ends=[[] for _ in range(iterations)])
     for members in job.communicators:
@@ -199,8 +202,7 @@ def _iteration(
     ends = []
     for place, schedule in enumerate(schedules):
         keys = [*schedule.receives, *(each.key for each in schedule.actions if not isinstance(each, Send))]
-        needs = [done[place][key] for key in keys] + [*before[place : place + 1]]
-        ends.append(found.add(*_NOTHING, needs))
+        ends.append(found.add(*_NOTHING, [*(done[place][key] for key in keys), *before[place : place + 1]]))
     return ends
 
 

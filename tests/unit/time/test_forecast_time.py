@@ -1,0 +1,117 @@
+"""The forecast of time against arithmetic, and what it says of bounds, faults and jobs beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError
+from heddle.endpoints.workloadfile import load_workload
+from heddle.fabric.fabricfile import load_fabric
+from heddle.offline.columns import cutting
+from heddle.offline.forecast import Ask
+from heddle.traffic.collectives.pattern import CREDIT_BYTES
+from heddle_plugins.time import tasks
+from heddle_plugins.time.forecast import TimeForecast, time_forecast
+from heddle_plugins.time.text import render
+
+RACKS = ("racks=2", "ctsw=2", "hosts_per_rack=4")
+
+
+def forecast(words: str, *changes: str, ask: Ask | None = None, fabric: str = "tiny") -> TimeForecast:
+    built = load_fabric(fabric, overrides=(*(RACKS if fabric == "tiny" else ()), *changes)).fabric
+    return time_forecast(built, load_workload(words).workload, ask or Ask(), Silent())
+
+
+def wire_s(found: TimeForecast, payload: int, qps: int = 1) -> float:
+    """Seconds of a message at a NIC's rate, by the sizes of frames."""
+    cut = cutting(found.fabric, qps, "split", 1 << 30)
+    parts = np.array([payload // qps] * qps)
+    return 8 * int(cut.frames(parts).sum()) / found.fabric.nics[0].rate_bps
+
+
+def iteration(found: TimeForecast) -> float:
+    return found.jobs[0].sizes[0].seconds
+
+
+@pytest.mark.parametrize("waves", [False, True])
+def test_times_equal_arithmetic(monkeypatch: pytest.MonkeyPatch, waves: bool) -> None:
+    if waves:
+        monkeypatch.setattr(tasks, "MOST_MESSAGES", 0)
+    ring = forecast("ring,ranks=4,size=64K")
+    assert iteration(ring) == pytest.approx(6 * wire_s(ring, 16384), rel=1e-9)
+    assert ring.jobs[0].sizes[0].busbw == pytest.approx(1.5 * 65536 / iteration(ring) / 1e9, rel=1e-9)
+    assert ring.jobs[0].end_s == pytest.approx(6 * iteration(ring), rel=1e-9), "5 iterations and a warm-up"
+    several = forecast("ring,ranks=4,size=64K,qps=4")
+    assert iteration(several) == pytest.approx(6 * wire_s(several, 16384, qps=4), rel=1e-9)
+    incast = forecast("incast:3,ranks=4,size=64K")
+    credit = 0.0 if waves else wire_s(incast, CREDIT_BYTES)  # with it the receiver grants the next iteration
+    assert iteration(incast) == pytest.approx(3 * (wire_s(incast, 65536) + credit), rel=1e-9)
+    every = forecast("all-to-all,ranks=4,size=64K")
+    assert iteration(every) == pytest.approx(3 * wire_s(every, 65536), rel=1e-9)
+    # Four NICs of a rack send over two uplinks of their rate, evenly: 2:1. With a link down, 4:1.
+    shift = forecast("shift:4,size=64K", "routing.ecmp=spray")
+    assert iteration(shift) == pytest.approx(2 * wire_s(shift, 65536), rel=1e-9)
+    down = forecast("shift:4,size=64K", "routing.ecmp=spray", ask=Ask(down=("rtsw1:eth1",)))
+    assert iteration(down) == pytest.approx(4 * wire_s(down, 65536), rel=1e-9)
+    drained = forecast("shift:4,size=64K", "routing.ecmp=spray", ask=Ask(drain=("ctsw2",)))
+    assert iteration(drained) == pytest.approx(iteration(down), rel=1e-9)
+
+
+def test_twice_as_fast_saves_what_it_says() -> None:
+    found = forecast("shift:4,size=64K", "routing.ecmp=flow")
+    before, by_name = iteration(found), {each.links: each for each in found.gains}
+    assert by_name["all links between RTSW and CTSW"].share > 0.2
+    rate = found.wires.rate[found.wires.id_of["rtsw1:eth1"]]
+    fast = forecast("shift:4,size=64K", "routing.ecmp=flow", f"link.fabric={2 * rate / 1e6:g}mbit")
+    assert 1 - iteration(fast) / before == pytest.approx(by_name["all links between RTSW and CTSW"].share, abs=1e-9)
+    incast = forecast("incast:3,ranks=4,size=64K")
+    first = incast.gains[0]
+    assert first.single and "host1:eth1" in first.links and first.share == pytest.approx(0.5)
+    assert "nothing" not in render(incast).split("twice as fast")[1].splitlines()[1]
+    assert "any single link" in render(forecast("ring,ranks=4,size=64K"))
+
+
+def test_jobs_overlap_by_event(tmp_path: Any) -> None:
+    path = tmp_path / "jobs.yml"
+    text = """
+size: 64K
+iters: 1
+warmup: 0
+share_nics: true
+jobs:
+  a: {collective: matrix, matrix: "0,1,64K", ranks: "0:2"}
+  b: {collective: matrix, matrix: "0,1,64K", ranks: "0:2", start: %s}
+  c: {collective: matrix, matrix: "0,1,64K", ranks: "0:2", after: b}
+"""
+    path.write_text(text % "0s")
+    both = forecast(str(path))
+    one, credit = wire_s(both, 65536), wire_s(both, CREDIT_BYTES)
+    assert [job.end_s for job in both.jobs] == pytest.approx([(one + credit) * n for n in (2, 2, 3)], rel=1e-9)
+    path.write_text(text % f"{one / 2:.9f}s")
+    later = forecast(str(path))  # a has half of its bits left, and then half of the rate
+    ends = [1.5 * one + credit, 2 * one + credit, 3 * one + 2 * credit]
+    assert [job.end_s for job in later.jobs] == pytest.approx(ends, rel=1e-6)
+    path.write_text(text.replace("after: b", "repeat: background") % "0s")
+    third = forecast(str(path))
+    assert third.jobs[2].end_s is None and third.jobs[0].end_s == pytest.approx(3 * (one + credit), rel=1e-9)
+
+
+def test_faults_change_the_network_in_time(tmp_path: Any) -> None:
+    path = tmp_path / "fault.yml"
+    text = "matrix: shift:4\nsize: 64K\niters: 1\nwarmup: 0\nfault: ['rtsw1:eth1,down,from=%s']\n"
+    plain = forecast("shift:4,size=64K,iters=1,warmup=0", "routing.ecmp=spray")
+    half = iteration(plain) / 2
+    path.write_text(text % f"{half:.9f}s")
+    found = forecast(str(path), "routing.ecmp=spray")
+    assert found.seconds == pytest.approx(half + 2 * half, rel=1e-6), "at half of the time, half of the links go"
+
+
+def test_flows_without_a_path_are_named_and_waves_say_what_they_assume(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckError, match=r"have no path, so the job never ends: the first is host1:eth1 to"):
+        forecast("shift:4,size=64K", ask=Ask(down=("host1",)))
+    monkeypatch.setattr(tasks, "MOST_MESSAGES", 0)
+    assert "the transfers of a step begin together" in render(forecast("ring,size=64K"))
