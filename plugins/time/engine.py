@@ -1,7 +1,7 @@
 """Time of jobs on a network, by events: between two events, rates are max-min fair and constant.
 
 In:  the Course of each job (its passes, when it begins, how often it repeats), flows on links, capacities of links.
-Out: Times: begin and end of each job, seconds of its iterations, bits on each link, seconds in which each was full.
+Out: Timing: begin and end of each job, seconds of its iterations, bits on each link, seconds in which each was full.
 A queue pair sends one message after the other. A message is at its receiver a delay after its last bit has left, and
 then begins what waits for it. Not modelled: queues and their limits, acknowledgements, losses, work on data.
 Equal tasks in a row are computed once while nothing else happens.
@@ -43,7 +43,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class State:
+class NetworkState:
     """A network from a time on. capacity: (links,) bit/s; limit: (flows,) bit/s, the most that a flow sends."""
 
     paths: Incidence
@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass
-class Times:
+class Timing:
     """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
     the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,). at_most:
     steps with many flows take so many times the seconds here at most.
@@ -85,7 +85,7 @@ class _Pass:
 class Engine:
     """One simulation. states: the network, and what it becomes at later times."""
 
-    def __init__(self, states: Sequence[State], courses: Sequence[Course]) -> None:
+    def __init__(self, states: Sequence[NetworkState], courses: Sequence[Course]) -> None:
         self._state, self._courses = states[0], courses
         flows, links = self._state.paths.flows, self._state.paths.links
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -99,7 +99,7 @@ class Engine:
         self._queues: dict[int, deque[tuple[int, int, float]]] = {}
         self._rates: dict[bytes, tuple[F64, Bools]] = {}
         self._now = 0.0
-        self.times = Times(
+        self.times = Timing(
             [None] * len(courses), [None] * len(courses), [[[] for _ in each.passes] for each in courses],
             np.zeros(links), np.zeros(links),
         )  # fmt: skip
@@ -109,7 +109,7 @@ class Engine:
             if each.after < 0:
                 self._at(each.start_s, partial(self._next_pass, number))
 
-    def run(self) -> Times:
+    def run(self) -> Timing:
         """Until all jobs that end have ended. CheckError when one cannot."""
         while not self._over():
             self._step()
@@ -125,7 +125,7 @@ class Engine:
         self._count += 1
         heapq.heappush(self._heap, (time_s, self._count, event))
 
-    def _becomes(self, state: State) -> None:
+    def _becomes(self, state: NetworkState) -> None:
         self.times.bits += self._state.paths.load(self._sent)
         self._sent[:] = 0
         self._state = state

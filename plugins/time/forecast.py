@@ -22,7 +22,7 @@ from heddle.offline.forecast import Ask
 from heddle.offline.loads import traffic_of
 from heddle.offline.wires import Wires, mode_note, trouble_of, wires_of
 from heddle.traffic.workload import Job, Workload
-from heddle_plugins.time.engine import Course, Engine, State, Times
+from heddle_plugins.time.engine import Course, Engine, NetworkState, Timing
 from heddle_plugins.time.network import Network, Router
 from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 
@@ -151,7 +151,7 @@ def _check_paths(network: Network) -> None:
             raise CheckError(Problem("", what, why, "./inv predict without --time shows the loads of the others"))
 
 
-def _states(network: Network, planned: Sequence[PlannedFault], ask: Ask) -> Iterator[State]:
+def _states(network: Network, planned: Sequence[PlannedFault], ask: Ask) -> Iterator[NetworkState]:
     """The network at first, and after each change of a fault that takes links out of use."""
     fabric, wires = network.wires.fabric, network.wires
     reroutes = [each for each in planned if each.reroutes]
@@ -174,12 +174,12 @@ def _is_set(fault: PlannedFault, moment: int) -> bool:
     return fault.times.first <= moment and (fault.times.end_ns is None or moment < fault.times.end_ns)
 
 
-def _state(network: Network, from_s: float) -> State:
+def _state(network: Network, from_s: float) -> NetworkState:
     """With a flow for each rank that copies inside its host."""
     ranks = sum(len(each.endpoints) for each in network.traffic)
     paths = replace(network.paths, flows=network.paths.flows + ranks)
     copies = [np.full(len(each.endpoints), _inside_bps(network, each.job)) for each in network.traffic]
-    return State(
+    return NetworkState(
         paths, network.capacity, np.concatenate([np.where(network.arrives, np.inf, 0.0), *copies]), from_s
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def _inside_bps(network: Network, job: Job) -> float:
 class _Simulation:
     """The jobs of a workload on a network."""
 
-    def __init__(self, workload: Workload, network: Network, states: Sequence[State]) -> None:
+    def __init__(self, workload: Workload, network: Network, states: Sequence[NetworkState]) -> None:
         self._workload, self._network, self._states = workload, network, states
         fabric, inside = network.wires.fabric, network.paths.flows
         self._flows = []
@@ -224,12 +224,12 @@ class _Simulation:
             found.append(Course(job.name, passes, job.start_s, after, 1 if self._alone else job.repeat))
         return found
 
-    def times(self, capacity: F64 | None = None) -> Times:
+    def times(self, capacity: F64 | None = None) -> Timing:
         """Simulate. capacity: of the links, instead of their own."""
         states = [replace(each, capacity=capacity) for each in self._states] if capacity is not None else self._states
         return Engine(states, self.courses).run()
 
-    def jobs(self, times: Times) -> Iterator[JobTime]:
+    def jobs(self, times: Timing) -> Iterator[JobTime]:
         """Each job, with what its passes take."""
         for number, (job, flows) in enumerate(zip(self._workload.jobs, self._flows, strict=True)):
             options, pattern = flows.options, flows.pattern
@@ -247,11 +247,11 @@ class _Simulation:
                 end = begin + sum(row.seconds for row in rows) * (options.warmup + options.iters) * max(1, job.repeat)
             yield JobTime(job.name, len(flows.traffic.endpoints), begin or 0.0, end, many, tuple(rows))
 
-    def whole(self, times: Times) -> float:
+    def whole(self, times: Timing) -> float:
         """Seconds until the last job has ended."""
         return max((each.end_s for each in self.jobs(times) if each.end_s is not None), default=0.0)
 
-    def gains(self, times: Times) -> tuple[Gain, ...]:
+    def gains(self, times: Timing) -> tuple[Gain, ...]:
         """The links, and the directions, whose doubling saves most; those that were full longest are tried."""
         wires = self._network.wires
         before, found = self.whole(times), []

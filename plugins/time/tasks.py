@@ -129,7 +129,7 @@ class JobFlows:
         bits = columns.of_lengths(lengths, self._cut).wire[kind.ravel()] * 8.0
         flows = self._first + rows[:, None] * self._connections.each + np.arange(self._connections.each)
         there = bits.ravel() > 0
-        return flows.ravel()[there], bits.ravel()[there]
+        return flows.ravel()[there].astype(np.int64), bits.ravel()[there].astype(np.float64)
 
     def message(self, src: int, dst: int, payload: int, turn: int) -> tuple[I64, F64]:
         """The flows of one message. turn: chooses the queue pair where messages are not split."""
