@@ -23,16 +23,20 @@ Ordered = tuple[list[Run], float]
 
 
 class _Sent(NamedTuple):
+    """A transfer. forwards: it passes on whole received transfers, message by message."""
+
     begin: Time
     src: int
     dst: int
     elements: int
+    forwards: bool
 
 
 class _Operation(NamedTuple):
     rank: int
     each: Step
     needs: tuple[int, ...]
+    forwards: bool
 
 
 def derived(pattern: Pattern, ranks: int, count: int, width: int) -> Ordered:
@@ -53,13 +57,18 @@ def derived(pattern: Pattern, ranks: int, count: int, width: int) -> Ordered:
     runs: list[Run] = []
     by_message = isinstance(pattern, FORWARDED)
     by: Callable[[_Sent], Any] = (lambda each: each.elements) if by_message else (lambda each: each.begin)
+    before: tuple[Time, set[tuple[int, int]]] = (Time(), set())
     for key, group in groupby(sorted(sent, key=by), key=by):
-        begins, src, dst, elements = zip(*group, strict=True)
+        begins, src, dst, elements, forwards = zip(*group, strict=True)
         ends, lengths = (np.array(src), np.array(dst)), np.array(elements, dtype=np.int64)
         if by_message:
             runs += forwarded(*ends, np.array([each.wave for each in begins]), key, width)
         else:
-            runs.append(Run(key, 1, *ends, lengths))
+            pairs = set(zip(src, dst, strict=True))
+            busy = (key.after_s, key.wave - 1) == before[0] and pairs <= before[1]
+            follows = busy and all(forwards) and bool((lengths > width).all())
+            runs.append(Run(key, 1, *ends, lengths, follows=follows))
+            before = key, pairs
     return runs, end_s
 
 
@@ -75,11 +84,14 @@ def _with_needs(rank: int, program: Sequence[Step], *, paced: bool) -> Iterator[
             steps.add(each.step)
             continue
         needs = set[int]() if paced else steps.intersection(each.after)
+        forwards = False
         if isinstance(each, SendStep):
-            needs.update(step for _, step in written[each.buffer].overlapping(each.span))
+            read = written[each.buffer].overlapping(each.span)
+            forwards = not needs and all(span == each.span for span, _ in read)
+            needs.update(step for _, step in read)
         else:
             steps.add(each.step)
-        yield _Operation(rank, each, tuple(needs))
+        yield _Operation(rank, each, tuple(needs), forwards)
 
 
 def _in_order(programs: Sequence[Sequence[_Operation]]) -> tuple[list[_Sent], float, int]:
@@ -99,10 +111,10 @@ def _in_order(programs: Sequence[Sequence[_Operation]]) -> tuple[list[_Sent], fl
     found: list[_Sent] = []
     end_s = 0.0
     while starting:
-        (rank, each, _), begin = starting.pop()
+        (rank, each, _, forwards), begin = starting.pop()
         done, end = (rank, each.step), begin
         if isinstance(each, SendStep):
-            found.append(_Sent(begin, rank, each.to, each.span[1] - each.span[0]))
+            found.append(_Sent(begin, rank, each.to, each.span[1] - each.span[0], forwards))
             done, end = (each.to, each.step), begin._replace(wave=begin.wave + 1)
         elif isinstance(each, ComputeStep):
             end = _computed(begin, each.seconds)

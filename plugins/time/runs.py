@@ -48,7 +48,7 @@ class Time(NamedTuple):
 class Run(NamedTuple):
     """The same transfers in `times` waves one after the other. src, dst, elements: (transfers,), in each wave.
 
-    parts: equal transfers of which each row is the sum. follows: its messages follow others on the same links.
+    parts: equal transfers of which each row is the sum. follows: as of a wave (waves.py).
     """
 
     begin: Time
@@ -74,7 +74,17 @@ def _ring(pattern: Ring, ranks: int, count: int, width: int) -> Iterator[Run]:
     for number, order in enumerate(orders(pattern.hosts, ranks, pattern.channels)):
         spans = (chunk_range(number, pattern.channels, chunk) for chunk in (count // ranks, -(-count // ranks)))
         src = np.array(order, dtype=np.int32)
-        yield Run(Time(), steps, src, np.roll(src, -1), np.full(ranks, max(hi - lo for lo, hi in spans)))
+        longest = np.full(ranks, max(hi - lo for lo, hi in spans))
+        yield from _passed_on(Time(), steps, src, np.roll(src, -1), longest, width)
+
+
+def _passed_on(
+    begin: Time, steps: int, src: NDArray[Any], dst: NDArray[Any], elements: I64, width: int
+) -> Iterator[Run]:
+    """Steps of a ring: a transfer of several messages goes on while its end is on its way."""
+    yield Run(begin, 1, src, dst, elements)
+    follows = bool((elements > width).all())
+    yield Run(begin._replace(wave=begin.wave + 1), steps - 1, src, dst, elements, follows=follows)
 
 
 def _every_pair(pattern: Pattern, ranks: int, count: int, width: int) -> Iterator[Run]:
@@ -85,7 +95,7 @@ def _every_pair(pattern: Pattern, ranks: int, count: int, width: int) -> Iterato
     dst += dst >= src
     gather = isinstance(pattern, DirectAllGather)
     for wave, of in enumerate((dst, src) if isinstance(pattern, DirectAllReduce) else (src,) if gather else (dst,)):
-        yield Run(Time(0.0, wave), 1, src, dst, chunks[of])
+        yield Run(Time(0.0, wave), 1, src, dst, chunks[of], follows=wave > 0 and bool(chunks.min() > width))
 
 
 def _labelled(pattern: Pattern, ranks: int, count: int, width: int) -> Iterator[Run]:
@@ -135,7 +145,7 @@ def _hierarchical(pattern: HierarchicalAllReduce, ranks: int, count: int, width:
     src, dst, place = _inside(table)
     yield Run(Time(), 1, src, dst, parts[place], hosts)
     rings = np.tile(-(-parts // hosts), hosts)
-    yield Run(Time(0.0, 1), steps, table.ravel(), np.roll(table, -1, axis=0).ravel(), rings)
+    yield from _passed_on(Time(0.0, 1), steps, table.ravel(), np.roll(table, -1, axis=0).ravel(), rings, width)
     yield Run(Time(0.0, 1 + steps), 1, dst, src, parts[place])
 
 
@@ -147,7 +157,8 @@ def _rails(pattern: RailAlignedAllToAll, ranks: int, count: int, width: int) -> 
     at, to = (~np.eye(hosts, dtype=np.bool_)).nonzero()
     here, there = (table.astype(np.int32)[ends].ravel() for ends in (at, to))
     yield Run(Time(), 1, here, there, chunks[there])
-    yield Run(Time(0.0, 1), 1, here, there, chunks[there] * (each - 1), each - 1)
+    follows = bool(chunks.min() > width)
+    yield Run(Time(0.0, 1), 1, here, there, chunks[there] * (each - 1), each - 1, follows)
 
 
 def _chain_broadcast(pattern: ChainBroadcast, ranks: int, count: int, width: int) -> Iterator[Run]:

@@ -39,8 +39,9 @@ class Wave:
     src, dst: (transfers,) ranks of the communicator, int32; each pair is there once, in order. bytes: (transfers,)
     payload, int64. inside: (transfers,) whether both ranks are on one host. messages: of the transfer that has most.
     times: so many equal waves follow one another. compute_s: seconds of computation before each of them. follows: its
-    messages follow those of the wave before on their links, so the latency of the paths does not count again. A last
-    wave without transfers has computations at the end.
+    messages follow those of the wave before on the same links, so the latency of the paths does not count again; of a
+    wave with several messages, only what it exceeds the time of all of them but one. A last wave without transfers has
+    computations at the end.
     """
 
     src: I32
