@@ -171,6 +171,9 @@ PREDICT: Final[Options] = {
     "csv": Option("write one line per link to this file", value=_FILE),
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
     "time": "forecast the time of iterations and jobs, and which links bound it",
+    "calibrate": Option(
+        "with --time: divide rates by what this run took over its own forecast", completion.runs, value="RUN"
+    ),
 }
 
 QUEUES: Final[Options] = {

@@ -46,6 +46,7 @@ def predict(
     csv: str | None = None,
     heatmap: str | None = None,
     time: bool = False,
+    calibrate: str | None = None,
 ) -> None:
     """Predict the load of every link of a fabric that does not run, and compare the hashing modes.
 
@@ -69,8 +70,10 @@ def predict(
     if time:
         if extra := [f"--{word}" for word, value in (("trials", trials), ("csv", csv), ("heatmap", heatmap)) if value]:
             raise InputError(Problem("", extra[0], "is not for --time", "leave one of them out"))
-        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask)
+        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask, calibrate)
         return
+    if calibrate is not None:
+        raise InputError(Problem("", f"--calibrate {calibrate}", "is for --time", "add --time"))
     result = forecast(built, load_workload(workload).workload, ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render

@@ -80,13 +80,14 @@ class TimeForecast:
     gains: tuple[Gain, ...]
     notes: tuple[str, ...]
     flows: int
+    factor: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         wires = self.wires
         rows = [int(each) for each in np.argsort(-self.use, kind="stable") if self.use[each] > 0]
         return {
             "fabric": self.fabric.name, "emulated": {"k": self.fabric.policy.k}, "workload": self.workload.name,
-            "mode": self.mode, "flows": self.flows, "seconds": self.seconds,
+            "mode": self.mode, "flows": self.flows, "factor": self.factor, "seconds": self.seconds,
             "jobs": [
                 {
                     "name": job.name, "ranks": job.ranks, "begin_s": job.begin_s, "end_s": job.end_s,
@@ -109,8 +110,13 @@ class TimeForecast:
         }  # fmt: skip
 
 
-def time_forecast(fabric: Fabric, workload: Workload, ask: Ask, observer: Observer) -> TimeForecast:
-    """Forecast. InputError for ranks that do not fit; CheckError for flows without a path, and jobs that never end."""
+def time_forecast(
+    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, *, factor: float = 1.0, gains: bool = True
+) -> TimeForecast:
+    """Forecast. InputError for ranks that do not fit; CheckError for flows without a path, and jobs that never end.
+
+    factor: links carry 1 / factor of their rate (calibration.py). gains: whether to try links that are twice as fast.
+    """
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
     wires, traffic = wires_of(fabric), traffic_of(fabric, workload)
@@ -122,17 +128,18 @@ def time_forecast(fabric: Fabric, workload: Workload, ask: Ask, observer: Observ
     states = [*_states(network, planned, ask)]
     observer.end("flows")
     observer.begin("time")
-    simulation = _Simulation(workload, network, states)
+    states = [replace(each, capacity=each.capacity / factor) for each in states]
+    simulation = _Simulation(workload, network, states, factor)
     times = simulation.times()
     observer.end("time")
     observer.begin("gains")
-    gains = simulation.gains(times) if len(states) == 1 else ()
+    tried = simulation.gains(times) if gains and len(states) == 1 else ()
     observer.end("gains")
     seconds = times.seconds
     return TimeForecast(
         fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
         times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
-        gains, tuple(simulation.notes(planned, times.at_most)), network.paths.flows,
+        tried, tuple(simulation.notes(planned, times.at_most)), network.paths.flows,
     )  # fmt: skip
 
 
@@ -192,8 +199,10 @@ def _inside_bps(network: Network, job: Job) -> float:
 class _Simulation:
     """The jobs of a workload on a network."""
 
-    def __init__(self, workload: Workload, network: Network, states: Sequence[NetworkState]) -> None:
-        self._workload, self._network, self._states = workload, network, states
+    def __init__(
+        self, workload: Workload, network: Network, states: Sequence[NetworkState], factor: float = 1.0
+    ) -> None:
+        self._workload, self._network, self._states, self._factor = workload, network, states, factor
         fabric, inside = network.wires.fabric, network.paths.flows
         self._flows = []
         for number, each in enumerate(network.traffic):
@@ -260,7 +269,7 @@ class _Simulation:
         order = np.lexsort((-times.bits, -times.full_s))
         tried = [int(at) for at in order[:_TRIED] if times.full_s[at] > 0]
         for at in tried:
-            after = self.whole(self.times(self._network.doubled(np.array([at]))))
+            after = self.whole(self.times(self._network.doubled(np.array([at])) / self._factor))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
         singles = sorted((each for each in found if each.share > _NO_GAIN), key=lambda each: -each.share)[:_SHOWN]
         seen = set[frozenset[int]]()
@@ -269,7 +278,9 @@ class _Simulation:
             if ends in seen:
                 continue
             seen.add(ends)
-            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction))))
+            after = self.whole(
+                self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)) / self._factor)
+            )
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
             singles.append(Gain(name, 1 - after / before, single=False))
         return tuple(singles)

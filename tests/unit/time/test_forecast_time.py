@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import CheckError
+from heddle.base.problems import CheckError, InputError
+from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.columns import cutting
 from heddle.offline.forecast import Ask
+from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
+from heddle.traffic.workload import Workload
 from heddle_plugins.time import tasks
+from heddle_plugins.time.calibration import calibration
 from heddle_plugins.time.forecast import TimeForecast, time_forecast
 from heddle_plugins.time.text import render
+from tests.unit import run_samples as samples
+from tests.unit.kept_runs import keep
 
 RACKS = ("racks=2", "ctsw=2", "hosts_per_rack=4")
 
@@ -115,3 +122,22 @@ def test_flows_without_a_path_are_named_and_waves_say_what_they_assume(monkeypat
         forecast("shift:4,size=64K", ask=Ask(down=("host1",)))
     monkeypatch.setattr(tasks, "MOST_MESSAGES", 0)
     assert "the transfers of a step begin together" in render(forecast("ring,size=64K"))
+
+
+def test_a_run_calibrates_forecasts_by_its_own(tmp_path: Any) -> None:
+    options = run_options(size="64K", ranks=4)
+    run = replace(samples.record(options), rows=(SizeRow(65536, 0.0, 0.01, 0.01, 0),), before=None)
+    own = time_forecast(samples.FABRIC, Workload.of(options), Ask(mode="e-ecmp"), Silent(), gains=False)
+    slower = replace(run, rows=(SizeRow(65536, 1.25e6 * iteration(own), 0.01, 0.01, 0),))
+    found = calibration(str(keep(tmp_path, 1, slower).path))
+    assert found.factor == pytest.approx(1.25) and "divided by 1.250: run 0001" in found.text
+    ring = forecast("ring,ranks=4,size=64K")
+    built = load_fabric("tiny", overrides=RACKS).fabric
+    again = time_forecast(built, load_workload("ring,ranks=4,size=64K").workload, Ask(), Silent(), factor=1.25)
+    assert iteration(again) == pytest.approx(1.25 * iteration(ring), rel=1e-9)
+    for wrong, why in (
+        (replace(slower, beside=("b: ring",)), "was a job beside others"),
+        (replace(slower, rows=(replace(slower.rows[0], wrong=3),)), "is not to be trusted: 3 wrong elements"),
+    ):
+        with pytest.raises(InputError, match=why):
+            calibration(str(keep(tmp_path / why[:7].strip(), 2, wrong).path))

@@ -1,0 +1,50 @@
+"""How much slower a live run was than its own forecast: a factor for forecasts of the same congestion control.
+
+In:  a stored run. Out: Calibration: live time over forecast, and the sentence that says where it comes from.
+The factor has all that a forecast leaves out: rate control, queues, pauses, acknowledgements. It is that of one run on
+one fabric, and is printed wherever it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heddle.base.events import Silent
+from heddle.base.problems import InputError, Problem
+from heddle.fabric.hashmodes import PREDICTED
+from heddle.offline.forecast import Ask
+from heddle.runs.runrecord import unfit
+from heddle.runs.store import open_runs
+from heddle.traffic.workload import Workload
+from heddle_plugins.time.forecast import time_forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """factor: links carry 1 / factor of their rate."""
+
+    factor: float
+    text: str
+
+
+def calibration(word: str) -> Calibration:
+    """Of a run, as `compare` names it. InputError for one that measured nothing alone, or cannot be trusted."""
+    (run,) = open_runs([word])
+    record, fabric = run.result, run.needed(run.fabric)
+    if why := ("was a job beside others" if record.beside else "was a program" if record.launch else ""):
+        raise InputError(Problem("", f"--calibrate {word}", why, "name a run of one collective, alone"))
+    if found := unfit(record):
+        raise InputError(Problem("", f"--calibrate {word}", f"is not to be trusted: {found.why}", "run it again"))
+    if record.before is not None and not record.before.converged:
+        raise InputError(Problem("", f"--calibrate {word}", "ran on a degraded fabric", "run it again"))
+    mode = record.ecmp if record.ecmp in PREDICTED else None
+    made = time_forecast(fabric, Workload.of(record.options), Ask(mode=mode), Silent(), gains=False)
+    sizes = {each.size: each.seconds for each in made.jobs[0].sizes}
+    size, seconds = max((row.size, row.time_us / 1e6) for row in record.rows)
+    factor = seconds / sizes[size]
+    control = record.options.congestion
+    text = (
+        f"rates are divided by {factor:.3f}: {run.what} (congestion control {control}, {len(record.ranks)} ranks) took "
+        f"{factor:.3f} times its forecast"
+    )
+    return Calibration(factor, text)
