@@ -21,6 +21,7 @@ import numpy as np
 from heddle.base.arrays import F64, I64, Bools
 from heddle.base.problems import CheckError, Problem
 from heddle_plugins.time.maxmin import Incidence, max_min
+from heddle_plugins.time.pauses import paused_rates
 from heddle_plugins.time.tasks import Tasks
 
 _SAME: Final = 1e-9  # relative difference of two times that count as one event
@@ -44,19 +45,26 @@ class Course:
 
 @dataclass(frozen=True)
 class NetworkState:
-    """A network from a time on. capacity: (links,) bit/s; limit: (flows,) bit/s, the most that a flow sends."""
+    """A network from a time on. capacity: (links,) bit/s; limit: (flows,) bit/s, the most that a flow sends.
+
+    xoff: bits from which a link is paused. flight: (flows,) the most bits that wait in switches, 0 for flows that pause
+    no link; None: no link is paused.
+    """
 
     paths: Incidence
     capacity: F64
     limit: F64
     from_s: float = 0.0
+    xoff: float = 0.0
+    flight: F64 | None = None
 
 
 @dataclass
 class Timing:
     """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
     the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,). at_most:
-    steps with many flows take so many times the seconds here at most.
+    steps with many flows take so many times the seconds here at most. unsettled: sets of flows whose pauses do not
+    settle; no_pauses: some had too many flows for pauses.
     """
 
     begins: list[float | None]
@@ -67,6 +75,8 @@ class Timing:
     seconds: float = 0.0
     events: int = 0
     at_most: float = 1.0
+    unsettled: int = 0
+    no_pauses: bool = False
 
 
 class _Pass:
@@ -94,7 +104,7 @@ class Engine:
         self._begun = [0] * len(courses)  # passes so far
         self._job = np.full(flows, -1, dtype=np.int32)  # whose message a flow carries; -1: none
         self._task = np.full(flows, -1, dtype=np.int32)
-        self._rest, self._sent = np.zeros(flows), np.zeros(flows)
+        self._rest, self._sent, self._size = np.zeros(flows), np.zeros(flows), np.zeros(flows)
         self._waits = np.zeros(flows, dtype=bool)
         self._queues: dict[int, deque[tuple[int, int, float]]] = {}
         self._rates: dict[bytes, tuple[F64, Bools]] = {}
@@ -182,11 +192,19 @@ class Engine:
                 most = float(np.nan_to_num(state.paths.load(same) / state.capacity, posinf=np.inf).max())
             self.times.at_most = max(self.times.at_most, most / longest if np.isfinite(longest) else 1.0)
             return rest / longest, seconds >= longest * (1 - 1e-9)
-        key = b"" if many else active.tobytes()
+        flight = None if many or state.flight is None else np.where(
+            self._waits[active], state.flight[active], np.minimum(state.flight[active], self._size[active])
+        )  # fmt: skip
+        self.times.no_pauses |= many and state.flight is not None
+        key = b"" if many else active.tobytes() + (b"" if flight is None else flight.tobytes())
         if key and key in self._rates:
             return self._rates[key]
         own = state.paths.only(active)
-        rates = max_min(own, state.capacity, state.limit[active])
+        if flight is None:
+            rates = max_min(own, state.capacity, state.limit[active])
+        else:
+            rates, settled = paused_rates(own, state.capacity, state.limit[active], state.xoff, flight)
+            self.times.unsettled += not settled
         load = own.load(np.where(np.isfinite(rates), rates, 0.0))
         full: Bools = (load > 0) & (load >= state.capacity * (1 - 1e-9))
         if key:
@@ -239,7 +257,7 @@ class Engine:
             self._waits[flow] = True
         own = flows[~busy]
         self._job[own], self._task[own] = job, task
-        self._rest[own] = bits[~busy]
+        self._rest[own] = self._size[own] = bits[~busy]
         self._sent[own] += bits[~busy]
 
     def _flows_end(self, flows: I64) -> None:
@@ -250,6 +268,7 @@ class Engine:
             job, task, amount = queue.popleft()
             self._waits[flow] = bool(queue)
             self._job[flow], self._task[flow], self._rest[flow] = job, task, amount
+            self._size[flow] = amount
             self._sent[flow] += amount
         both, many = np.unique(jobs.astype(np.int64) << 32 | tasks, return_counts=True)
         for each, count in zip(both.tolist(), many.tolist(), strict=True):

@@ -19,9 +19,11 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric
 from heddle.lab.runfaults import PlannedFault, faults_on
 from heddle.offline.forecast import Ask
-from heddle.offline.loads import traffic_of
+from heddle.offline.loads import Traffic, traffic_of
 from heddle.offline.wires import Wires, mode_note, trouble_of, wires_of
+from heddle.traffic.inflight import windows_of
 from heddle.traffic.workload import Job, Workload
+from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.engine import Course, Engine, NetworkState, Timing
 from heddle_plugins.time.network import Network, Router
 from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
@@ -139,7 +141,7 @@ def time_forecast(
     return TimeForecast(
         fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
         times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
-        tried, tuple(simulation.notes(planned, times.at_most)), network.paths.flows,
+        tried, tuple(simulation.notes(planned, times)), network.paths.flows,
     )  # fmt: skip
 
 
@@ -186,9 +188,22 @@ def _state(network: Network, from_s: float) -> NetworkState:
     ranks = sum(len(each.endpoints) for each in network.traffic)
     paths = replace(network.paths, flows=network.paths.flows + ranks)
     copies = [np.full(len(each.endpoints), _inside_bps(network, each.job)) for each in network.traffic]
-    return NetworkState(
-        paths, network.capacity, np.concatenate([np.where(network.arrives, np.inf, 0.0), *copies]), from_s
-    )  # fmt: skip
+    limit = np.concatenate([np.where(network.arrives, np.inf, 0.0), *copies])
+    queues = network.wires.fabric.policy.queues
+    flight = np.concatenate([*(_flight(network, each) for each in network.traffic), np.zeros(ranks)])
+    if not (queues.pfc.enabled and flight.any()) or (paths.share < 1).any():
+        return NetworkState(paths, network.capacity, limit, from_s)
+    return NetworkState(paths, network.capacity, limit, from_s, 8.0 * queues.pfc.xoff, flight)
+
+
+def _flight(network: Network, traffic: Traffic) -> F64:
+    """(flows of a job,): bits that each may have in flight; 0 where its class is not lossless."""
+    policy, options, connections = network.wires.fabric.policy, traffic.job.options, traffic.connections
+    if policy.queues.class_of_dscp[options.dscp] not in policy.queues.lossless:
+        return np.zeros(connections.flows)
+    frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
+    windows = np.array(windows_of(options.qps, options.window)) * (8.0 * frame / connections.sports)
+    return np.tile(np.repeat(windows, connections.sports), len(connections))
 
 
 def _inside_bps(network: Network, job: Job) -> float:
@@ -285,14 +300,19 @@ class _Simulation:
             singles.append(Gain(name, 1 - after / before, single=False))
         return tuple(singles)
 
-    def notes(self, planned: Sequence[PlannedFault], at_most: float) -> Iterator[str]:
+    def notes(self, planned: Sequence[PlannedFault], times: Timing) -> Iterator[str]:
         """What is assumed, and what is not modelled, here."""
         if note := mode_note(self._network.mode):
             yield note
         if any(tasks.waves for course in self.courses for tasks in course.passes):
             yield "too many messages to follow: the transfers of a step begin together, and iterations do not overlap"
-        if at_most > 1.001:
-            yield f"a step takes as long as its busiest link; as queue pairs differ, up to {at_most - 1:.1%} more"
+        if times.at_most > 1.001:
+            yield f"a step takes as long as its busiest link; as queue pairs differ, up to {times.at_most - 1:.1%} more"
+        queues = self._network.wires.fabric.policy.queues
+        if queues.pfc.enabled and (times.no_pauses or (self._network.paths.share < 1).any()):
+            yield "pauses of PFC are not modelled here: there are too many flows, or packets of a flow are spread"
+        if times.unsettled:
+            yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their rates are those of one round"
         ignored = sorted({each.kind for each in planned if not each.reroutes})
         if ignored:
             yield f"faults of these kinds are not modelled: {', '.join(ignored)}"

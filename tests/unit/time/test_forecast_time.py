@@ -141,3 +141,17 @@ def test_a_run_calibrates_forecasts_by_its_own(tmp_path: Any) -> None:
     ):
         with pytest.raises(InputError, match=why):
             calibration(str(keep(tmp_path / why[:7].strip(), 2, wrong).path))
+
+
+def test_a_slow_receiver_makes_victims_of_those_that_share_its_links(tmp_path: Any) -> None:
+    path = tmp_path / "pairs.yml"
+    path.write_text(
+        "collective: incast\nsplit: DIV 2\nsize: 2M\niters: 1\nwarmup: 0\nplacement: host5,host1,host6,host2\n"
+    )
+    fabric = ("ctsw=1", "link.host=25mbit", "link.fabric=100mbit", 'link.exceptions={"host5": "2mbit"}')
+    paused = forecast(str(path), *fabric)
+    slow = iteration(paused)
+    # Live, on an idle machine: 4.23 s for the slow pair and 3.87 to 4.06 s for its victims.
+    assert slow == pytest.approx(4.25, rel=0.01)
+    free = forecast(str(path), *fabric, "queues.pfc.enabled=false")
+    assert iteration(free) == pytest.approx((slow + slow * 2 / 25) / 2, rel=0.01), "the mean of both pairs"
