@@ -17,6 +17,7 @@ from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.loads import traffic_of
 from heddle.traffic.traces import Reading, read_trace
+from heddle_plugins.readers.fabrics.importing import import_fabric
 from heddle_plugins.readers.sonic.fromsonic import import_sonic
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_text
@@ -30,6 +31,7 @@ TOPOLOGIES: Final = sorted(
 ERRORS: Final = ROOT / "tests/golden/errors"
 PLANS: Final = sorted([*(ROOT / "traffic").glob("*.yml"), *ERRORS.glob("*/*.yml")])
 MATRICES: Final = sorted(ERRORS.glob("matrix/*.csv"))
+GRAPHS: Final = sorted((ROOT / "tests/fuzz/corpus/fabrics").iterdir())
 TRACES: Final = sorted((ROOT / "tests/fuzz/corpus/traces").iterdir())
 WORDS: Final = (
     "demo",
@@ -73,6 +75,10 @@ def a_trace(path: Path) -> None:
     read_trace([str(path)], Reading(ranks=2))
 
 
+def a_graph(path: Path) -> None:
+    import_fabric(path.stem, str(path), None)
+
+
 def a_switch(path: Path) -> None:
     import_sonic(str(path), "demo")
 
@@ -83,6 +89,7 @@ KINDS: Final[tuple[tuple[list[Path], str, Callable[[Path], None]], ...]] = (
     (PLANS, "x.yml", a_plan),
     (MATRICES, "x.csv", a_matrix),
     ([ROOT / "tests/golden/readers/sonic/config_db.json"], "x.json", a_switch),
+    *(([graph], graph.name, a_graph) for graph in GRAPHS),
     *(([trace], trace.name, a_trace) for trace in TRACES),
 )
 

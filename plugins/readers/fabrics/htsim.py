@@ -118,7 +118,7 @@ def read(file: str, together: int | None = None) -> OtherShape:
 
 def _delays(topo: _Topo, tiers: int) -> dict[str, str]:
     half = [topo.get(tier, "switch_latency_ns", 0) / 2 for tier in range(tiers)]
-    links = [topo.get(tier, "downlink_latency_ns", 0) + half[tier] for tier in range(tiers)]
+    links = [topo.get(tier, "downlink_latency_ns") + half[tier] for tier in range(tiers)]
     links = [link + (half[tier - 1] if tier else 0) for tier, link in enumerate(links)]
     if links[2:] and links[2] != links[1]:
         line = topo.line(2, "downlink_latency_ns")
@@ -165,7 +165,8 @@ def topo(loaded: LoadedFabric) -> tuple[str, str]:
         if not last and down[tier] * speed != up[tier] * speeds[tier + 1] * ratio:
             why = f"tier {tier} has {down[tier]} links down and {up[tier]} up: htsim needs a whole ratio of their rates"
             raise refuse(fabric.name, why, "make links down a multiple of links up, at one rate")
-        delay = next(link.delay_ns for link in links if link.level == tier)
+        if not (delay := next(link.delay_ns for link in links if link.level == tier)):
+            raise refuse("link.delay: 0", "htsim needs a latency of every link", "add --set link.delay=1us")
         text += ["", f"Tier {tier}", f"Downlink_speed_Gbps {speed // 10**9}", f"Radix_Down {down[tier]}"]
         text += [] if last else [f"Radix_Up {up[tier]}", f"Oversubscribed {ratio}"]
         text += [f"Downlink_Latency_ns {delay}", "Switch_Latency_ns 0"]

@@ -172,7 +172,7 @@ def test_files_that_do_not_fit_name_the_line(tool: Tool, answers: Answers) -> No
         "clos": ("hpcc", written("hpcc", "demo", ["hosts_per_rack=2", "link.delay=1us"])),
         "zones": ("hpcc", written("hpcc", "dc", ["hosts_per_rack=1"])),
         "rail": ("simai", written("simai", "rail", ["planes=2"])),
-        "topo": ("htsim", written("htsim", "demo", [])),
+        "topo": ("htsim", written("htsim", "demo", ["link.delay=1us"])),
         "zonestopo": ("htsim", written("htsim", "dc ", FABRICS["dc "])),
         "infragraph": ("infragraph", SWITCHES),
     }
