@@ -1,7 +1,7 @@
 """ASTRA-sim's analytical network: a list of logical dimensions, each with a rate and a latency of its own.
 
-Source: examples/network/analytical of astra-sim/astra-sim: bandwidth in GB/s for each NPU and direction, latency in ns
-of one link; from one NPU to another over a Switch it is counted twice. Dimension 1 has the nearest NPUs.
+Source: common/ of astra-sim/astra-network-analytical: bandwidth in units of 2^30 bytes/s for each NPU and direction,
+latency in ns of one link; from one NPU to another over a Switch it is counted twice. Dimension 1 has the nearest NPUs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def network(loaded: LoadedFabric) -> tuple[str, str]:
     rows = [
         ("topology", ["Switch"] * len(used), "; ".join(words[n] for n in used)),
         ("npus_count", [str(dims[n][0]) for n in used], f"{nics} NPUs, one for each NIC"),
-        ("bandwidth", [f"{dims[n][1] / 8e9:.6g}" for n in used], "GB/s"),
+        ("bandwidth", [f"{dims[n][1] / 8 / 2**30:.9g}" for n in used], "2^30 bytes/s"),
         ("latency", [f"{dims[n][2]:.1f}" for n in used], "ns"),
     ]
     text = [f"{key}: [ {', '.join(values)} ]  # {note}" for key, values, note in rows]

@@ -1,8 +1,9 @@
 """InfraGraph: an infrastructure as devices, their instances, and edges between ports, in YAML or JSON.
 
 Source: the schema of Keysight/infragraph (artifacts/openapi.yaml) and how its service expands an edge: instances and
-components by slices, instance by instance; `one2one` pairs both lists, `many2many` joins each with each.
-A device with a NIC or an xpu is a host, any other one is a switch. What a device has inside is left out.
+components by slices, instance by instance. `one2one` pairs both lists as far as the shorter one goes, `many2many` joins
+each port with each. A device with a NIC or an xpu is a host, any other one is a switch. What a device has inside is
+left out.
 """
 
 from __future__ import annotations
@@ -166,9 +167,7 @@ class _Reader:
         if scheme != "one2one":
             why = f"is {str(scheme)[:40]}, which has no form in Heddle"
             raise self._wrong((*trail, "scheme"), why, "use one2one or many2many")
-        if len(one) != len(two):
-            raise self._wrong(trail, f"pairs {len(one)} ports with {len(two)}", "make both slices equally long")
-        return zip(one, two, strict=True)
+        return zip(one, two, strict=False)
 
     def _ends(self, end: Any, trail: Trail) -> Sequence[_End]:
         if not isinstance(end, dict):

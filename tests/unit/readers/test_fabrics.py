@@ -143,9 +143,9 @@ def test_an_infragraph_of_devices_in_devices(tool: Tool) -> None:
 def test_the_network_of_astra_sim_has_a_dimension_for_each_tier() -> None:
     settings = ["hosts_per_rack=4", "link.delay=shape"]
     found = yaml.safe_load(written("astra-sim", "dc", settings))
-    assert found == {
-        "topology": ["Switch"] * 3, "npus_count": [4, 2, 2], "bandwidth": [50, 25, 10], "latency": [500, 1500, 4500],
-    }  # fmt: skip  # GB/s: 4 NICs of 100 share 2 uplinks of 100, and 2 racks 4 links of 40 (of 400 on hardware)
+    # In 50 GB/s of a NIC: 4 NICs share 2 uplinks of 50, and 16 NICs share 8 links of 20 to the ATSWs.
+    assert found.pop("bandwidth") == pytest.approx([each * 10**9 / 2**30 for each in (50, 25, 10)])
+    assert found == {"topology": ["Switch"] * 3, "npus_count": [4, 2, 2], "latency": [500, 1500, 4500]}
     with pytest.raises(InputError, match="different planes"):
         written("astra-sim", "rail", ["planes=2"])
     assert yaml.safe_load(written("astra-sim", "rail", []))["npus_count"] == [4, 2, 2]
