@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from heddle.base.families import Interface, Network
@@ -29,9 +30,10 @@ class FabricBuilder:
     def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
         if not any(level.is_edge for level in levels):
             raise ValueError("a shape needs a level of edge switches: Level(..., is_edge=True)")
-        self._spec, self._levels = spec, tuple(levels)
+        self._spec, self._link, self._levels = spec, spec.link, tuple(levels)
         self._nodes: dict[str, Node] = {}
         self._ports: dict[str, list[Port]] = {}
+        self._macs: dict[str, str] = {}  # node -> its part of them
         self._links: list[Link] = []
         self._networks: dict[str, NetworkPolicy] = {}
 
@@ -57,13 +59,14 @@ class FabricBuilder:
         self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None, network: str = BACKEND
     ) -> None:
         """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed."""
-        a, b = (low, f"eth{len(self._ports[low]) + 1}"), (high, f"eth{len(self._ports[high]) + 1}")
-        link = self._spec.link
+        below, above = self._ports[low], self._ports[high]
+        (one, one_mac), (two, two_mac) = _numbered(len(below) + 1), _numbered(len(above) + 1)
+        a, b, link = (low, one), (high, two), self._link
         rate = _rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
         mtu = link.mtu if network == BACKEND else self._networks[network].mtu
-        one, other = addresses or (None, None)
-        self._ports[low].append(Port(*a, self._mac(low), *b, rate, mtu, one, network=network))
-        self._ports[high].append(Port(*b, self._mac(high), *a, rate, mtu, other, network=network))
+        here, there = addresses or (None, None)
+        below.append(Port(low, one, self._macs[low] + one_mac, high, two, rate, mtu, here, None, network))
+        above.append(Port(high, two, self._macs[high] + two_mac, low, one, rate, mtu, there, None, network))
         self._links.append(Link(a, b, rate, mtu))
 
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
@@ -76,13 +79,16 @@ class FabricBuilder:
 
     def _add(self, node: Node) -> str:
         self._nodes[node.name], self._ports[node.name] = node, []
+        # MACs are locally administered: 02, level (4: a host), node index and port of 16 bits each.
+        code = _HOST_CODE if node.role is Role.HOST else node.level
+        self._macs[node.name] = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
         return node.name
 
-    def _mac(self, name: str) -> str:
-        """The next port's MAC, locally administered: 02, level (4: a host), node index and port of 16 bits each."""
-        node, port = self._nodes[name], len(self._ports[name]) + 1
-        code = _HOST_CODE if node.role is Role.HOST else node.level
-        return f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}:{port >> 8:02x}:{port & 0xFF:02x}"
+
+@cache
+def _numbered(port: int) -> tuple[str, str]:
+    """A port's name, and the end of its MAC."""
+    return f"eth{port}", f":{port >> 8:02x}:{port & 0xFF:02x}"
 
 
 def _rate_of(exceptions: Mapping[str, int], a: tuple[str, str], b: tuple[str, str], usual: int) -> int:

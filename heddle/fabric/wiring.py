@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base.families import Address, Interface, Network
 from heddle.base.problems import Problems
@@ -61,8 +61,7 @@ class Bridge:
     mac: str
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):
     """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered. A port in a
     bridge has the bridge's address; only imported topologies have such. network: the one that the link belongs to;
     `Policy.of` has its pool, MTU and queues.
@@ -132,8 +131,7 @@ class Node:
         raise KeyError(f"{self.name}:{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """Two ports, as node and port names; `a` is on the lower level."""
 
     a: tuple[str, str]
@@ -191,6 +189,12 @@ class Wiring:
         return {host.name: tuple(port for port in host.ports if port.network == BACKEND) for host in self.hosts}
 
     @cached_property
+    def gateways(self) -> Mapping[tuple[str, str], Port]:
+        """Node and name of a host's port -> the port at the other end."""
+        hosts = {host.name for host in self.hosts}
+        return {(p.peer_node, p.peer_port): p for node in self.nodes for p in node.ports if p.peer_node in hosts}
+
+    @cached_property
     def nic_at(self) -> Mapping[str, Port]:
         """Address, as text -> the NIC."""
         return {str(port.address.ip): port for port in self.nics if port.address is not None}
@@ -241,6 +245,7 @@ class Wiring:
     def part_of(self) -> Mapping[str, int]:
         """Switch -> the number of its connected part of the fabric, from 0 in file order. Each plane is a part."""
         found: dict[str, int] = {}
+        names = {switch.name for switch in self.switches}
         number = -1
         for start in self.switches:
             reached = [] if start.name in found else [start.name]
@@ -249,7 +254,7 @@ class Wiring:
                 name = reached.pop()
                 if name not in found:
                     found[name] = number
-                    reached += [p.peer_node for p in self.by_name[name].ports if not self.leads_to_host(p)]
+                    reached += [p.peer_node for p in self.by_name[name].ports if p.peer_node in names]
         return found
 
     @cached_property

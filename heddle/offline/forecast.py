@@ -308,9 +308,9 @@ class _Forecast:
                 if new is None:
                     return None
                 new = new[new % np.uint64(thin) == 0]
-                kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
-                more = np.concatenate([counts, np.ones(len(new))])
-                counts = np.bincount(where, more, len(kept)).astype(np.float64)
+                new, more = np.unique(new, return_counts=True)
+                kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True) if len(kept) else (new, ...)
+                counts = np.bincount(where, np.concatenate([counts, more]), len(kept)) if where is not ... else more
                 while len(kept) > _DISTINCT:
                     thin *= 2
                     stays = kept % np.uint64(thin) == 0

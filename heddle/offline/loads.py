@@ -347,6 +347,7 @@ def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
             port = forwarding.member[member]
             loads += np.bincount(port, weights=part, minlength=len(loads))
             cell = wires.peer[port].astype(np.int64) * edges + to[entry]
-            arriving += np.bincount(cell, weights=part, minlength=len(arriving))
+            more = np.bincount(cell, weights=part, minlength=len(arriving))
+            arriving = more if start == 0 else arriving + more
         state = arriving.reshape(switches, edges)
     return loads

@@ -26,7 +26,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
 from heddle.fabric.policy import Policy
 from heddle.fabric.ucmp import expected_weights
-from heddle.predict.forwarding import Forwarding
+from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 from heddle.spec.routingpolicy import FIELDS_5_TUPLE
 
@@ -116,23 +116,26 @@ class Wires:
 
 def wires_of(fabric: Fabric) -> Wires:
     """All ports of a fabric, those of switches first, in the order of nodes."""
-    switches = fabric.switches
-    nodes = [*switches, *fabric.hosts]
+    nodes, switches = [*fabric.switches, *fabric.hosts], len(fabric.switches)
     every = [port for node in nodes for port in node.ports]
-    names = [port.ref for port in every]
+    names = [f"{port.node}:{port.name}" for port in every]
     at = {name: number for number, name in enumerate(names)}
-    switch = {node.name: number for number, node in enumerate(switches)}
-    level = {node.name: node.level for node in nodes}
-    number_of = {pair: number for number, pair in enumerate(directions(fabric))}
+    id_of = {node.name: number for number, node in enumerate(nodes)}
+    level = np.array([node.level for node in nodes])
+    number_of = np.full((len(fabric.levels),) * 2, NOWHERE, dtype=np.int32)
+    for number, pair in enumerate(directions(fabric)):
+        number_of[pair] = number
+    owner = np.repeat(np.arange(len(nodes), dtype=np.int32), [len(node.ports) for node in nodes])
+    peer = np.array([id_of[port.peer_node] for port in every], dtype=np.int32)
     return Wires(
         fabric,
-        tuple(switch),
+        tuple(node.name for node in fabric.switches),
         tuple(names),
         np.array([port.rate_bps for port in every], dtype=np.float64),
-        np.array([number_of[level[port.node], level[port.peer_node]] for port in every], dtype=np.int32),
-        np.array([switch.get(port.node, -1) for port in every], dtype=np.int32),
-        np.array([switch.get(port.peer_node, -1) for port in every], dtype=np.int32),
-        np.array([at[port.peer_ref] for port in every], dtype=np.int32),
+        number_of[level[owner], level[peer]],
+        np.where(owner < switches, owner, NOWHERE),
+        np.where(peer < switches, peer, NOWHERE),
+        np.array([at[f"{port.peer_node}:{port.peer_port}"] for port in every], dtype=np.int32),
     )
 
 
@@ -185,20 +188,22 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
         fabric.groups_without(trouble.dead, trouble.drained) if trouble else fabric.next_hop_groups
     )
     edges = len(fabric.edges)
-    mac = {port.ref: port.mac for node in fabric.switches for port in node.ports}
+    mac = [port.mac for node in (*fabric.switches, *fabric.hosts) for port in node.ports]
+    # MACs sort as the link-local addresses made from them, since the octets that differ keep their order.
+    gateway, id_of = [mac[far] for far in wires.other.tolist()], wires.id_of
     table = np.full((len(wires.switches), edges), -1, dtype=np.int32)
     members: list[int] = []
     weights: list[int] = []
     start = [0]
     for row, node in enumerate(fabric.switches):
-        gateway = {port.name: mac.get(port.peer_ref, "") for port in node.ports}
         for group in found[node.name]:
             table[row, _rows(group.edges, edges)] = len(start) - 1
-            # MACs sort as the link-local addresses made from them, since the octets that differ keep their order.
-            hops = sorted(zip(expected_weights(group, release), group.ports, strict=True),
-                          key=lambda hop: (hop[0], gateway[hop[1]]))  # fmt: skip
-            members += [wires.id_of[f"{node.name}:{port}"] for _, port in hops]
-            weights += [weight for weight, _ in hops]
+            ids = [id_of[f"{node.name}:{port}"] for port in group.ports]
+            hops = [(1, "", ids[0])]
+            if len(ids) > 1:
+                hops = sorted(zip(expected_weights(group, release), [gateway[at] for at in ids], ids, strict=True))
+            members += [at for _, _, at in hops]
+            weights += [weight for weight, _, _ in hops]
             start.append(len(members))
     return Forwarding(
         wires.switches,
@@ -212,9 +217,9 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
     )
 
 
-def _rows(bits: int, edges: int) -> I64:
+def _rows(bits: int, edges: int) -> I64 | int:
     if bits & (bits - 1) == 0:
-        return np.array([bits.bit_length() - 1])
+        return bits.bit_length() - 1
     octets = np.frombuffer(bits.to_bytes(-(-edges // 8), "little"), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
@@ -292,7 +297,8 @@ class Cuts:
         """(areas, areas): of bytes between edges, those between areas; none on the diagonal."""
         areas = len(self.area_bps)
         found = np.zeros((areas, areas))
-        np.add.at(found, (self.area_of[:, None], self.area_of[None, :]), between)
+        at = np.nonzero(between)
+        np.add.at(found, (self.area_of[at[0]], self.area_of[at[1]]), between[at])
         np.fill_diagonal(found, 0)
         return found
 

@@ -76,7 +76,8 @@ def e_ecmp_words(flows: FlowArrays, udf: Udf | None = None, *, qpn: bool = True)
     if last is None:
         raise ValueError("this field differs between packets of one flow")
     ports = flows.sport << np.uint32(16) | flows.dport
-    return np.column_stack([flows.src, flows.dst, ports, last])
+    rows = [*flows.src.T, *flows.dst.T] if flows.ipv6 else [flows.src, flows.dst]
+    return np.stack([*rows, ports, last]).T  # each column in one piece
 
 
 def udf_values(flows: FlowArrays, udf: Udf) -> U32 | None:
@@ -124,28 +125,31 @@ def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U
         chosen = _L3_IPV6 if flows.ipv6 else FIELD_SRC | FIELD_DST
     elif policy == POLICY_L4:
         chosen = FIELDS_5_TUPLE
-    words = np.zeros((len(flows), _KEYS_WORDS[6 if flows.ipv6 else 4]), dtype="<u4")
+    pairs = np.zeros((_KEYS_WORDS[6 if flows.ipv6 else 4] // 2, len(flows), 2), dtype="<u4")  # each column in one piece
+    words = [pairs[at // 2, :, at % 2] for at in range(2 * len(pairs))]
     if chosen & FIELD_PROTO:
-        words[:, 0] = flows.protocol << np.uint32(16)  # byte 2: basic.ip_proto
+        words[0][:] = flows.protocol << np.uint32(16)  # byte 2: basic.ip_proto
     if chosen & FIELD_LABEL and flows.ipv6 and len(flows.label):
         # ip6_flowlabel() is in network order, the dissector's label in host order.
-        words[:, 1] = flows.label.byteswap() if policy == POLICY_L3 else flows.label
+        words[1][:] = flows.label.byteswap() if policy == POLICY_L3 else flows.label
     if chosen & (FIELD_SPORT | FIELD_DPORT):
         none = np.zeros(len(flows), dtype=np.uint16)
         sport = flows.sport.astype(np.uint16).byteswap() if chosen & FIELD_SPORT else none
         dport = flows.dport.astype(np.uint16).byteswap() if chosen & FIELD_DPORT else none
         low, high = np.minimum(sport, dport).astype(np.uint32), np.maximum(sport, dport).astype(np.uint32)
-        words[:, 7] = low | high << np.uint32(16)  # bytes 28 to 31
+        words[7][:] = low | high << np.uint32(16)  # bytes 28 to 31
     src = flows.src if chosen & FIELD_SRC else np.zeros_like(flows.src)
     dst = flows.dst if chosen & FIELD_DST else np.zeros_like(flows.dst)
     if flows.ipv6:
         swap = _less(dst, src)[:, None]
-        words[:, 9:13] = np.where(swap, dst, src).byteswap()
-        words[:, 13:17] = np.where(swap, src, dst).byteswap()
+        low, high = np.where(swap, dst, src).byteswap(), np.where(swap, src, dst).byteswap()
+        for at in range(_IPV6_WORDS):
+            words[9 + at][:], words[13 + at][:] = low[:, at], high[:, at]
     else:
-        words[:, 9] = np.minimum(src.byteswap(), dst.byteswap())  # bytes 36 to 39
-        words[:, 10] = np.maximum(src.byteswap(), dst.byteswap())  # bytes 40 to 43
-    return words.view("<u8").astype(np.uint64, copy=False)
+        low, high = src.byteswap(), dst.byteswap()
+        words[9][:] = np.minimum(low, high)  # bytes 36 to 39
+        words[10][:] = np.maximum(low, high)  # bytes 40 to 43
+    return pairs.view("<u8")[:, :, 0].astype(np.uint64, copy=False).T
 
 
 def _less(a: U32, b: U32) -> npt.NDArray[np.bool_]:
@@ -156,51 +160,65 @@ def _less(a: U32, b: U32) -> npt.NDArray[np.bool_]:
     return less
 
 
-def _rotl64(x: U64, n: int) -> U64:
-    return x << np.uint64(n) | x >> np.uint64(64 - n)
-
-
 def siphash24(words: U64, key0: int | U64, key1: int | U64) -> U64:
     """SipHash-2-4 of messages of whole 64-bit words; words has shape (messages, n), n below 32.
 
-    key0, key1: the two halves of the key, one for all messages or one per message.
+    key0, key1: the two halves of the key, one for all messages or one per message. First words that are equal in all
+    messages are hashed once for each run of messages with one key.
     Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012; lib/siphash.c.
     """
     count, length = words.shape
-    state: list[U64] = [
-        np.zeros(count, dtype=np.uint64) + (np.asarray(key, dtype=np.uint64) ^ np.uint64(constant))
-        for key, constant in (
-            (key0, 0x736F6D6570736575),
-            (key1, 0x646F72616E646F6D),
-            (key0, 0x6C7967656E657261),
-            (key1, 0x7465646279746573),
-        )
-    ]
-    last = np.full(count, (length * 8) << 56, dtype=np.uint64)
-    for word in (*(words[:, i] for i in range(length)), last):
-        state[3] ^= word
-        _sip_rounds(state, 2)
-        state[0] ^= word
+    keys = np.stack(np.broadcast_arrays(*(np.atleast_1d(np.asarray(key, dtype=np.uint64)) for key in (key0, key1))))
+    begins = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))[:count]
+    one, two = keys[:, begins]
+    state = [one ^ _SIP[0], two ^ _SIP[1], one ^ _SIP[2], two ^ _SIP[3]]
+    same = next((at for at in range(length) if (words[1:, at] != words[:1, at]).any()), length)
+    for at in range(same):
+        _sip_word(state, words[:1, at])
+    state = [np.repeat(part, np.diff(np.append(begins, count))) for part in state]
+    for at in range(same, length):
+        _sip_word(state, words[:, at])
+    _sip_word(state, np.uint64((length * 8) << 56))
     state[2] ^= np.uint64(0xFF)
     _sip_rounds(state, 4)
     result: U64 = state[0] ^ state[1] ^ state[2] ^ state[3]
     return result
 
 
+_SIP: Final = tuple(map(np.uint64, (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)))
+
+
+def _sip_word(state: list[U64], word: U64 | np.uint64) -> None:
+    state[3] ^= word
+    _sip_rounds(state, 2)
+    state[0] ^= word
+
+
 def _sip_rounds(state: list[U64], rounds: int) -> None:
+    """Rounds, in place: memory for each operation would take longer than the operations."""
     v0, v1, v2, v3 = state
+    spare = np.empty_like(v0)
     for _ in range(rounds):
-        v0 = v0 + v1
-        v1 = _rotl64(v1, 13) ^ v0
-        v0 = _rotl64(v0, 32)
-        v2 = v2 + v3
-        v3 = _rotl64(v3, 16) ^ v2
-        v0 = v0 + v3
-        v3 = _rotl64(v3, 21) ^ v0
-        v2 = v2 + v1
-        v1 = _rotl64(v1, 17) ^ v2
-        v2 = _rotl64(v2, 32)
-    state[:] = [v0, v1, v2, v3]
+        v0 += v1
+        _rotate(v1, 13, spare)
+        v1 ^= v0
+        _rotate(v0, 32, spare)
+        v2 += v3
+        _rotate(v3, 16, spare)
+        v3 ^= v2
+        v0 += v3
+        _rotate(v3, 21, spare)
+        v3 ^= v0
+        v2 += v1
+        _rotate(v1, 17, spare)
+        v1 ^= v2
+        _rotate(v2, 32, spare)
+
+
+def _rotate(x: U64, n: int, spare: U64) -> None:
+    np.right_shift(x, np.uint64(64 - n), out=spare)
+    x <<= np.uint64(n)
+    x |= spare
 
 
 def _rotl32(x: U32, n: int) -> U32:

@@ -232,7 +232,7 @@ class FabricRules:
         """The port of each flow at its current switch; FAN where its packets take several ports."""
         found = np.empty(len(here), dtype=np.int32)
         kinds = self.kind[here]
-        for kind in np.unique(kinds):
+        for kind in np.flatnonzero(np.bincount(kinds)):
             rows = np.flatnonzero(kinds == kind)
             found[rows] = self._by(
                 self.rules[kind], forwarding, flows.take(rows), here[rows], group[rows], destination[rows],
@@ -314,7 +314,7 @@ class FabricRules:
         """
         found = np.zeros(len(here), dtype=np.int64)
         kinds = self.kind[here]
-        for kind in np.unique(kinds):
+        for kind in np.flatnonzero(np.bincount(kinds)):
             rows, rule = np.flatnonzero(kinds == kind), self.rules[kind]
             if rule.mode == "pinned" and self.steering is not None:
                 found[rows] = destination[rows]

@@ -119,7 +119,7 @@ def _choose(
     """The port for each row, FAN if there are several. Rows with a single next hop are not hashed."""
     port = forwarding.member[forwarding.start[group]]
     several = np.flatnonzero(forwarding.size[group] > 1)
-    for switch in np.unique(here[several]):
+    for switch in np.flatnonzero(np.bincount(here[several])):
         if rules.problems[switch] is not None:
             raise CheckError(rules.problems[switch] or Problem("", forwarding.switches[switch], "is not modelled"))
     for start in range(0, len(several), _BLOCK):

@@ -176,8 +176,7 @@ def shuffled(values: Sequence[Each], seed: int | tuple[int, ...]) -> list[Each]:
 
 def no_nic(fabric: Fabric, port: Port) -> str:
     """The reason that a host's port cannot have a rank; empty when it can. In fabrics of shapes all ports can."""
-    peer = fabric.by_name[port.peer_node]
-    gateway = peer.port(port.peer_port)
+    peer, gateway = fabric.by_name[port.peer_node], fabric.gateways[port.node, port.name]
     if port.address is None:
         return (
             f"has no {fabric.policy.ip.name} address (those of its VLANs, bonds and bridges are not used); imported "
@@ -188,7 +187,8 @@ def no_nic(fabric: Fabric, port: Port) -> str:
     if gateway.address is None:
         router = gateway.ref if gateway.bridge is None else f"{gateway.ref}, a port of the bridge {gateway.bridge.name}"
         return f"leads to {router}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
-    if gateway.address.ip not in port.address.network:
+    pair = fabric.edges and int(gateway.address) ^ int(port.address) == 1  # the addresses of a shape's host link
+    if not pair and gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""
 
@@ -282,7 +282,7 @@ class _Lines:
 
 def endpoint_at(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     """The endpoint of a rank at a port that `no_nic` has found fit."""
-    gateway = fabric.by_name[port.peer_node].port(port.peer_port)
+    gateway = fabric.gateways[port.node, port.name]
     if port.address is None or gateway.address is None:
         raise ValueError(f"{port.ref} has no address")  # no_nic checked this
     return Endpoint(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import AllReducePattern
 from heddle.traffic.collectives.hosts import ChannelPattern, Lane, orders
-from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,12 +30,17 @@ class Ring(ChannelPattern):
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
         """All to the neighbour of each channel."""
         if self.channels > 1:
-            yield from Pattern.sent_by(self, ranks, rank, count)
-            return
-        for chunk in self.sent_chunks(ranks, rank):
-            lo, hi = chunk_range(chunk, ranks, count)
-            if lo < hi:
-                yield (rank + 1) % ranks, hi - lo
+            return Pattern.sent_by(self, ranks, rank, count)
+        to = (rank + 1) % ranks
+        return ((to, length) for length in self.sent_to(ranks, rank, to, count).tolist())
+
+    def sent_to(self, ranks: int, rank: int, to: int, count: int) -> NDArray[np.int64]:
+        import numpy as np
+
+        if self.channels > 1:
+            return super().sent_to(ranks, rank, to, count)
+        lengths = chunk_lengths(ranks, count)[np.fromiter(self.sent_chunks(ranks, rank), dtype=np.int64) % ranks]
+        return lengths[lengths > 0] if to == (rank + 1) % ranks else lengths[:0]
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of several channels: by the number of transfers and their elements, since lengths differ by one at most."""
