@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
+from socket import inet_ntoa
 from typing import Any, Final, Literal, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
@@ -115,6 +116,11 @@ class Family:
     def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
         """The BGP router id (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 a separate number."""
         return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
+
+
+def text_of(address: Interface) -> str:
+    """The address of an interface, without its prefix length."""
+    return inet_ntoa(address.packed) if address.version == 4 else str(address.ip)
 
 
 def as_ipv6(address: str) -> bytes:

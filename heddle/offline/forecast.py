@@ -7,6 +7,7 @@ Out: Prediction (result.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -18,7 +19,6 @@ from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
 from heddle.fabric.hashmodes import EXACT_MATCH, TE
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
 from heddle.offline.loads import (
@@ -111,11 +111,15 @@ class _Forecast:
         left = TE if self._flows > QUICK and self._own != TE else ""
         self._modes = [mode for mode in compared(self._own) if mode != left]
         self._steering = steering_of(wires, before)
-        above = ports_above(wires.fabric, {endpoint.nic for traffic, _ in jobs for endpoint in traffic.endpoints})
-        self._ranked = np.array([port in above for port in wires.ports], dtype=bool)
-        self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
+        self._ranked = wires.above(np.concatenate([nics.up for _, nics in jobs]))
+        self._live = np.ones(len(wires.ports), dtype=bool)
+        self._live[[wires.id_of[port] for port in trouble.dead]] = False
 
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
+        with ThreadPoolExecutor(1) as pool:
+            return self._result(observer, checked, pool.submit(self._entropy))
+
+    def _result(self, observer: Observer, checked: SelfTest | None, entropy: Future[Entropy]) -> Prediction:
         scenarios, befores = self._scenarios()
         if TE in self._modes:
             observer.begin("te")
@@ -140,7 +144,7 @@ class _Forecast:
         nics = [self._wires.ports[at] for pair in main.named for at in pair]
         return Prediction(
             self._workload, self._wires, tuple(traffic for traffic, _ in self._jobs), self._trouble, results, roofline,
-            self._evenness(first) if first and not self._trouble and self._modes[0] != TE else {}, self._entropy(),
+            self._evenness(first) if first and not self._trouble and self._modes[0] != TE else {}, entropy.result(),
             main.unreachable, tuple(f"{a} to {b}" for a, b in zip(nics[::2], nics[1::2], strict=True)),
             self._moved(every), self._ask.trials, checked, tuple(self._notes()), self._ranked,
             "; ".join(self._idle()), self._shares(scenarios, of_jobs, demands),
@@ -309,8 +313,10 @@ class _Forecast:
                     return None
                 new = new[new % np.uint64(thin) == 0]
                 new, more = np.unique(new, return_counts=True)
-                kept, where = np.unique(np.concatenate([kept, new]), return_inverse=True) if len(kept) else (new, ...)
-                counts = np.bincount(where, np.concatenate([counts, more]), len(kept)) if where is not ... else more
+                if len(kept):
+                    new, where = np.unique(np.concatenate([kept, new]), return_inverse=True)
+                    more = np.bincount(where, np.concatenate([counts, more]), len(new))
+                kept, counts = new, more.astype(np.float64)
                 while len(kept) > _DISTINCT:
                     thin *= 2
                     stays = kept % np.uint64(thin) == 0

@@ -109,6 +109,19 @@ class Wires:
         """(switches,): hash seeds."""
         return np.array([n.hash_seed or 0 for n in self.fabric.switches], dtype=np.uint32)
 
+    def above(self, nics: I32) -> Bools:
+        """(ports,): the ports of wiring.ports_above. nics: ids of hosts' ports."""
+        found = np.zeros(len(self.ports), dtype=bool)
+        level = np.array([node.level for node in self.fabric.switches], dtype=np.int32)
+        low = nics
+        for _ in self.fabric.levels:
+            found[low] = found[self.other[low]] = True
+            reached = np.zeros(len(self.switches) + 1, dtype=bool)  # hosts are the last: none is reached
+            reached[self.peer[low]] = True
+            up = np.flatnonzero(reached[self.owner] & (self.owner >= 0) & (self.peer >= 0))
+            low = up[level[self.peer[up]] > level[self.owner[up]]]
+        return found
+
     def of_directions(self) -> list[int]:
         """The directions that the fabric has."""
         return [int(each) for each in np.unique(self.direction)]

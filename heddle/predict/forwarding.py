@@ -60,14 +60,10 @@ class FlowArrays:
         """Whether addresses are IPv6 ones."""
         return self.src.ndim == 2
 
-    def take(self, rows: npt.NDArray[np.integer]) -> FlowArrays:
-        """Some of the rows."""
+    def take(self, rows: npt.NDArray[np.integer] | slice) -> FlowArrays:
+        """Some of the rows; a slice of them is no copy."""
         columns = (getattr(self, each.name) for each in fields(self))
         return FlowArrays(*(column[rows] if len(column) else column for column in columns))
-
-    def part(self, start: int, stop: int) -> FlowArrays:
-        """A range of rows, without a copy."""
-        return FlowArrays(*(getattr(self, each.name)[start:stop] for each in fields(self)))
 
     def rows(self) -> Iterator[tuple[bytes, bytes, int, int]]:
         """For each flow: source and destination address in network order, source and destination port."""
@@ -161,6 +157,10 @@ class Forwarding:
         return shares + (owner.astype(np.int64) << 31)
 
     @cached_property
+    def _weightless(self) -> bool:
+        return bool((self.weight == 1).all())
+
+    @cached_property
     def _group_ports(self) -> I64:
         """(group, port) of all members, each packed into one number, sorted."""
         owner = np.repeat(np.arange(len(self.size)), self.size)
@@ -180,7 +180,11 @@ class Forwarding:
         The first member whose bound is not below the value (fib_select_multipath, fib6_select_path,
         nexthop_select_path_hthr); value % buckets in a resilient group (nexthop_select_path_res).
         """
-        at = np.searchsorted(self.bounds, value.astype(np.int64) + (group.astype(np.int64) << 31), side="left")
+        if self._weightless:  # the bound of the nth of N ports is round(n * 2^31 / N) - 1
+            size = self.size[group]
+            at = self.start[group] + ((value.astype(np.int64) + 1) * size - size // 2 - 1 >> 31)
+        else:
+            at = np.searchsorted(self.bounds, value.astype(np.int64) + (group.astype(np.int64) << 31), side="left")
         if self.modulo.any():
             by_bucket = self.start[group] + value % self.size[group]
             at = np.where(self.modulo[group], by_bucket, at)

@@ -25,6 +25,7 @@ from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
+_BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
 _SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 
 
@@ -80,8 +81,14 @@ class HashingRule:
 
     def inputs(self, flows: FlowArrays) -> npt.NDArray[np.uint64] | None:
         """A number for each flow, equal where what is hashed is: two hashes with different seeds. None: as `value`."""
-        first, second = (self.value(flows, np.full(len(flows), seed, dtype=np.uint32)) for seed in _SEEDS)
-        return None if first is None or second is None else first.astype(np.uint64) << np.uint64(32) | second
+        found = np.empty(len(flows), dtype=np.uint64)
+        for at in range(0, len(flows), _BLOCK):
+            part = flows.take(slice(at, at + _BLOCK))
+            first, second = (self.value(part, np.full(len(part), seed, dtype=np.uint32)) for seed in _SEEDS)
+            if first is None or second is None:
+                return None
+            found[at : at + _BLOCK] = first.astype(np.uint64) << np.uint64(32) | second
+        return found
 
     def spreads(self, flows: FlowArrays) -> bool:
         """Whether packets of one flow may take several ports: by the mode, or by bytes that differ between them."""
@@ -230,6 +237,8 @@ class FabricRules:
         self, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32, slices: I32 | None
     ) -> I32:
         """The port of each flow at its current switch; FAN where its packets take several ports."""
+        if len(self.rules) == 1:
+            return self._by(self.rules[0], forwarding, flows, here, group, destination, slices)
         found = np.empty(len(here), dtype=np.int32)
         kinds = self.kind[here]
         for kind in np.flatnonzero(np.bincount(kinds)):
@@ -255,12 +264,13 @@ class FabricRules:
             return found
         if rule.mode in SPREADING:
             return np.full(len(here), FAN, dtype=np.int32)
-        steered = np.full(len(here), NO_PORT, dtype=np.int32)
         if self.steering is not None and rule.mode == "pinned":
             steered = self.steering.pinned(here, destination, slices)
         elif self.steering is not None and rule.mode == "exact-match":
             port, backup = self.steering.exact(here, destination, flows.sport).T
             steered = np.where(forwarding.holds(group, port), port, backup)
+        else:
+            return self._hashed(rule, forwarding, flows, here, group, destination)
         live = forwarding.holds(group, steered)
         if live.all():
             return steered

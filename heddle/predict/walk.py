@@ -98,7 +98,8 @@ def walk(
         alive = forwarding.width[group] > 0
         if not alive.any():
             break
-        row, here, share, group = row[alive], here[alive], share[alive], group[alive]
+        if not alive.all():
+            row, here, share, group = row[alive], here[alive], share[alive], group[alive]
         port = _choose(forwarding, rules, flows, destination, slices, row, here, group)
         step = _step(forwarding, row, group, port, share)
         steps.append(step)
@@ -122,9 +123,10 @@ def _choose(
     for switch in np.flatnonzero(np.bincount(here[several])):
         if rules.problems[switch] is not None:
             raise CheckError(rules.problems[switch] or Problem("", forwarding.switches[switch], "is not modelled"))
+    every = len(several) == len(row) == len(flows) and bool((row == several).all())  # then blocks need no copy
     for start in range(0, len(several), _BLOCK):
-        block = several[start : start + _BLOCK]
-        rows = row[block]
+        block = slice(start, start + _BLOCK) if every else several[start : start + _BLOCK]
+        rows = block if every else row[block]
         port[block] = rules.choose(
             forwarding, flows.take(rows), here[block], group[block], destination[rows],
             None if slices is None else slices[rows],

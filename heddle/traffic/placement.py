@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain, zip_longest
 from typing import Final, NamedTuple, TypeVar
 
+from heddle.base.families import text_of
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric, Role
@@ -286,6 +287,6 @@ def endpoint_at(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     if port.address is None or gateway.address is None:
         raise ValueError(f"{port.ref} has no address")  # no_nic checked this
     return Endpoint(
-        rank, port.node, port.name, str(port.address.ip), port.mac,
-        str(gateway.address.ip), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
+        rank, port.node, port.name, text_of(port.address), port.mac,
+        text_of(gateway.address), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
     )  # fmt: skip

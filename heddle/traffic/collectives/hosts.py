@@ -191,4 +191,5 @@ class ChannelPattern(HostedPattern):
         import numpy as np
 
         found = np.array([self.links(order) for order in orders(self.hosts, ranks, self.channels)], dtype=np.int64)
-        return np.unique(found.reshape(-1, 2), axis=0)
+        src, dst = found.reshape(-1, 2).T
+        return np.stack(np.divmod(np.unique(src * ranks + dst), ranks), axis=1)
