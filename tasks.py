@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,7 @@ from heddle.cli.checkout_verbs import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke
 
+gc.set_threshold(100_000, 50, 1000)  # a large fabric is a million objects without cycles: do not look at them all again
 typed = typed_to_invoke()
 if typed is not None:  # `invoke up tiny`, `inv up tiny`: the words after the verb mean the same as after ./inv
     sys.argv[1:] = typed
