@@ -247,7 +247,7 @@ class FlowBatch:
         share = np.where(self.first == self.home, 1.0, 0.0)
         for step in hops.steps:
             home = peer[step.port] == self.home[step.flow]
-            share += np.bincount(step.flow[home], weights=step.share[home], minlength=len(share))
+            np.add.at(share, step.flow[home], step.share[home])
         arrived = self.alive & (share > 1 - 1e-9)
         amount = np.where(arrived, self.amount, 0.0)
         ones = (amount > 0).astype(np.float64)

@@ -272,7 +272,7 @@ def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
 
     Switches directly above the edge add the number of the destination's edge, from 0, to a slice.
     """
-    turn = np.where(wires.above_edge[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    turn = np.where(wires.above_edge[:, None], np.arange(forwarding.group.shape[1], dtype=np.int32), np.int32(0))
     return steering_like(forwarding, turn)
 
 

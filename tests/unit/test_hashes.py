@@ -96,6 +96,11 @@ def test_the_kernels_bounds_are_rounded_and_compared_as_the_kernel_does() -> Non
             running += weight
             bound = (2 * (running << 31) + total) // (2 * total) - 1
             assert chosen(weights, [bound, bound + 1]) == [at, at + 1]
+    # Equal next hops are counted without a search: the same at every bound.
+    for many in (2, 3, 7, 18, 37, 252, 1023):
+        bounds = [(2 * (n << 31) + many) // (2 * many) - 1 for n in range(1, many)]
+        assert chosen([1] * many, bounds) == [*range(many - 1)]
+        assert chosen([1] * many, [bound + 1 for bound in bounds]) == [*range(1, many)]
     # The first next hop whose bound is not below the hash is taken.
     edges = [0, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF]
     assert chosen([1, 1, 1, 1], edges) == [0, 0, 1, 1, 2, 3]
@@ -109,7 +114,7 @@ def test_every_row_may_have_a_seed_of_its_own() -> None:
     flows = FlowArrays.of(rows)
     seeds = np.arange(1, 40, dtype=np.uint32)
     for hashed in (lambda f, s: kernel_hash(f, s, 3), lambda f, s: kernel_hash(f, s, 1), e_ecmp_hash):
-        alone = [int(hashed(flows.part(i, i + 1), i + 1)[0]) for i in range(39)]
+        alone = [int(hashed(flows.take(slice(i, i + 1)), i + 1)[0]) for i in range(39)]
         assert hashed(flows, seeds).tolist() == alone
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
@@ -17,6 +18,7 @@ from heddle.fabric.shapes import build
 from heddle.fabric.wiring import ports_above
 from heddle.lab.rehash import RuleChange, with_exact
 from heddle.lab.snapshot import Snapshot
+from heddle.offline.wires import wires_of
 from heddle.predict import selftest
 from heddle.predict.predict import predict, predict_under
 from heddle.predict.selftest import SelfTest, remember, verdict
@@ -260,6 +262,9 @@ def test_links_above_nics_are_those_that_the_mmr_counts() -> None:
     assert tops == {node.name for node in dc.switches if node.level == 3}
     zones = {dc.by_name[ref.partition(":")[0]].group("zone") for ref in above if ref.startswith("ctsw")}
     assert zones == {1}
+    wires = wires_of(dc)
+    ids = np.array([wires.id_of[host.ports[0].ref] for host in dc.hosts if host.group("zone") == 1], dtype=np.int32)
+    assert {wires.ports[at] for at in np.flatnonzero(wires.above(ids))} == above
     # The mmr leaves out uplinks of racks without ranks: Two racks of four run: an even spread over their uplinks is
     # even, whatever the idle racks are.
     sent = [Sent(flow_between(1, 2), 10, 1000), Sent(flow_between(2, 1), 10, 1000)]
