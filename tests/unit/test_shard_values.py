@@ -54,7 +54,7 @@ def test_a_value_is_the_same_on_the_other_side(value: Any) -> None:
 
 def test_fields_of_a_named_tuple_have_its_types() -> None:
     port = load_fabric("tiny").fabric.nics[0]
-    with pytest.raises(ValueError, match="is not a heddle.fabric.wiring:Port: rate_bps"):
+    with pytest.raises(ValueError, match="wiring:Port: rate_bps"):
         again(port._replace(rate_bps="fast"))  # type: ignore[arg-type]
 
 
