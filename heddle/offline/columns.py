@@ -278,7 +278,8 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
 
 def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, cut: Cutting) -> Volume:
     """The bytes of one connection (sender, receiver), message by message. Shapes are (qps,)."""
-    transfers = pattern.sent_to(ranks, pair[0], pair[1], count) * pattern.element_bytes
+    sent = pattern.sent_by(ranks, pair[0], count)
+    transfers = np.array([length for to, length in sent if to == pair[1]], dtype=np.int64) * pattern.element_bytes
     messages = -(-transfers // cut.chunk)
     last = (transfers - (messages - 1) * cut.chunk)[messages > 0]
     uneven = len(np.unique(np.append(last, cut.chunk) if (messages > 1).any() else last)) > 1

@@ -407,12 +407,6 @@ class Pattern:
         for each in _sends(self.operations(ranks, rank, count)):
             yield each.to, each.span[1] - each.span[0]
 
-    def sent_to(self, ranks: int, rank: int, to: int, count: int) -> NDArray[np.int64]:
-        """Elements of each transfer that a rank sends to another, credits last: shape (transfers,)."""
-        import numpy as np
-
-        return np.array([length for each, length in self.sent_by(ranks, rank, count) if each == to], dtype=np.int64)
-
     def transfers(self, ranks: int, count: int) -> Iterator[tuple[int, list[int]]]:
         """(number of pairs, elements of each transfer of one pair) for each label: all that is sent."""
         import numpy as np
@@ -424,7 +418,7 @@ class Pattern:
             return
         for at, number in zip(first.tolist(), many.tolist(), strict=True):
             src, dst = pairs[at].tolist()
-            yield number, self.sent_to(ranks, src, dst, count).tolist()
+            yield number, [length for to, length in self.sent_by(ranks, src, count) if to == dst]
 
     def volume(self, ranks: int, count: int) -> int:
         """Elements that all ranks send in one iteration."""

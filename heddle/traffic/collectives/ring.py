@@ -31,16 +31,11 @@ class Ring(ChannelPattern):
         """All to the neighbour of each channel."""
         if self.channels > 1:
             return Pattern.sent_by(self, ranks, rank, count)
-        to = (rank + 1) % ranks
-        return ((to, length) for length in self.sent_to(ranks, rank, to, count).tolist())
-
-    def sent_to(self, ranks: int, rank: int, to: int, count: int) -> NDArray[np.int64]:
         import numpy as np
 
-        if self.channels > 1:
-            return super().sent_to(ranks, rank, to, count)
         lengths = chunk_lengths(ranks, count)[np.fromiter(self.sent_chunks(ranks, rank), dtype=np.int64) % ranks]
-        return lengths[lengths > 0] if to == (rank + 1) % ranks else lengths[:0]
+        to = (rank + 1) % ranks
+        return ((to, length) for length in lengths[lengths > 0].tolist())
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of several channels: by the number of transfers and their elements, since lengths differ by one at most."""
