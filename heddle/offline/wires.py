@@ -119,7 +119,7 @@ class Wires:
             reached = np.zeros(len(self.switches) + 1, dtype=bool)  # hosts are the last: none is reached
             reached[self.peer[low]] = True
             up = np.flatnonzero(reached[self.owner] & (self.owner >= 0) & (self.peer >= 0))
-            low = up[level[self.peer[up]] > level[self.owner[up]]]
+            low = up[level[self.peer[up]] > level[self.owner[up]]].astype(np.int32)
         return found
 
     def of_directions(self) -> list[int]:
