@@ -174,6 +174,7 @@ PREDICT: Final[Options] = {
     "calibrate": Option(
         "with --time: divide rates by what this run took over its own forecast", completion.runs, value="RUN"
     ),
+    "flows": Option("with --time: write all messages: HPCC's fct.txt or flow.txt, or htsim's FILE.htsim", value=_FILE),
 }
 
 QUEUES: Final[Options] = {

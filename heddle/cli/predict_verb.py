@@ -32,7 +32,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     help=words.PREDICT,
     extras=lambda typed: [PLOT] if typed["heatmap"] else [],
     files_in=files_in,
-    files_out=["csv", "heatmap"],
+    files_out=["csv", "heatmap", "flows"],
 )
 def predict(
     out: Console,
@@ -47,6 +47,7 @@ def predict(
     heatmap: str | None = None,
     time: bool = False,
     calibrate: str | None = None,
+    flows: str | None = None,
 ) -> None:
     """Predict the load of every link of a fabric that does not run, and compare the hashing modes.
 
@@ -62,7 +63,7 @@ def predict(
 
     ask = Ask(_mode(mode), _trials(trials), words_of_flag("--down", down), words_of_flag("--drain", drain))
     kind = picture_kind("--heatmap", heatmap) if heatmap is not None else None
-    _check_files(csv, heatmap, files_in({"fabric": fabric, "workload": workload}))
+    _check_files(csv, heatmap, flows, files_in({"fabric": fabric, "workload": workload}))
     built = load_fabric(fabric, overrides=set_).fabric
     if workload is None:
         hint = "add --workload with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
@@ -70,10 +71,10 @@ def predict(
     if time:
         if extra := [f"--{word}" for word, value in (("trials", trials), ("csv", csv), ("heatmap", heatmap)) if value]:
             raise InputError(Problem("", extra[0], "is not for --time", "leave one of them out"))
-        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask, calibrate)
+        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask, calibrate, flows)
         return
-    if calibrate is not None:
-        raise InputError(Problem("", f"--calibrate {calibrate}", "is for --time", "add --time"))
+    if only := [f"--{word} {value}" for word, value in (("calibrate", calibrate), ("flows", flows)) if value]:
+        raise InputError(Problem("", only[0], "is for --time", "add --time"))
     result = forecast(built, load_workload(workload).workload, ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render
@@ -83,14 +84,14 @@ def predict(
     out.exit_code = 1 if result.unreachable else 0
 
 
-def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
+def _check_files(csv: str | None, heatmap: str | None, flows: str | None, read: Sequence[str]) -> None:
     """InputError, before the prediction, for an output file that cannot be written, or that would overwrite an input
-    file or the other output file.
+    file or another output file.
     """
     from heddle.views.graph import check_target
 
     taken = {os.path.realpath(real(name)): "is an input file of the prediction" for name in read}
-    for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
+    for flag, name in (("--csv", csv), ("--heatmap", heatmap), ("--flows", flows)):
         if name is None:
             continue
         check_target(real(name), name, flag)

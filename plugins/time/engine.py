@@ -24,6 +24,7 @@ from heddle_plugins.time.maxmin import Incidence, max_min
 from heddle_plugins.time.pauses import paused_rates
 from heddle_plugins.time.tasks import Tasks
 
+_NO_MESSAGE: Final = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
 _SAME: Final = 1e-9  # relative difference of two times that count as one event
 _KEPT: Final = 4096  # sets of flows whose rates are kept
 _MANY: Final = 1 << 14  # flows beyond which they are not kept
@@ -93,9 +94,9 @@ class _Pass:
 
 
 class Engine:
-    """One simulation. states: the network, and what it becomes at later times."""
+    """One simulation. states: the network, and what it becomes at later times. log: keep the times of all messages."""
 
-    def __init__(self, states: Sequence[NetworkState], courses: Sequence[Course]) -> None:
+    def __init__(self, states: Sequence[NetworkState], courses: Sequence[Course], *, log: bool = False) -> None:
         self._state, self._courses = states[0], courses
         flows, links = self._state.paths.flows, self._state.paths.links
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -109,6 +110,8 @@ class Engine:
         self._queues: dict[int, deque[tuple[int, int, float]]] = {}
         self._rates: dict[bytes, tuple[F64, Bools]] = {}
         self._now = 0.0
+        self._log: list[tuple[I64, F64, F64, F64]] | None = [] if log else None
+        self._since = np.zeros(flows)
         self.times = Timing(
             [None] * len(courses), [None] * len(courses), [[[] for _ in each.passes] for each in courses],
             np.zeros(links), np.zeros(links),
@@ -127,6 +130,12 @@ class Engine:
         self.times.bits += self._state.paths.load(self._sent)
         self.times.seconds = self._now
         return self.times
+
+    @property
+    def messages(self) -> tuple[I64, F64, F64, F64]:
+        """Columns of all messages, by their ends: flow, bits, begin and end of its bits in seconds."""
+        flow, bits, begin, end = zip(*self._log or [_NO_MESSAGE], strict=True)
+        return np.concatenate(flow), np.concatenate(bits), np.concatenate(begin), np.concatenate(end)
 
     def _over(self) -> bool:
         return all(end is not None for end, each in zip(self.times.ends, self._courses, strict=True) if each.repeat)
@@ -258,17 +267,20 @@ class Engine:
         own = flows[~busy]
         self._job[own], self._task[own] = job, task
         self._rest[own] = self._size[own] = bits[~busy]
+        self._since[own] = self._now
         self._sent[own] += bits[~busy]
 
     def _flows_end(self, flows: I64) -> None:
         jobs, tasks = self._job[flows], self._task[flows]
         self._job[flows] = self._task[flows] = -1
+        if self._log is not None:
+            self._log.append((flows, self._size[flows], self._since[flows], np.full(len(flows), self._now)))
         for flow in flows[self._waits[flows]].tolist():
             queue = self._queues[flow]
             job, task, amount = queue.popleft()
             self._waits[flow] = bool(queue)
             self._job[flow], self._task[flow], self._rest[flow] = job, task, amount
-            self._size[flow] = amount
+            self._size[flow], self._since[flow] = amount, self._now
             self._sent[flow] += amount
         both, many = np.unique(jobs.astype(np.int64) << 32 | tasks, return_counts=True)
         for each, count in zip(both.tolist(), many.tolist(), strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.base.events import Observer
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.lab.runfaults import PlannedFault, faults_on
 from heddle.offline.forecast import Ask
@@ -25,6 +25,8 @@ from heddle.traffic.inflight import windows_of
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.engine import Course, Engine, NetworkState, Timing
+from heddle_plugins.time.flowfiles import FlowColumns
+from heddle_plugins.time.messages import messages_of
 from heddle_plugins.time.network import Network, Router
 from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 
@@ -83,6 +85,7 @@ class TimeForecast:
     notes: tuple[str, ...]
     flows: int
     factor: float = 1.0
+    messages: FlowColumns | None = None
 
     def to_json(self) -> dict[str, Any]:
         wires = self.wires
@@ -113,11 +116,13 @@ class TimeForecast:
 
 
 def time_forecast(
-    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, *, factor: float = 1.0, gains: bool = True
-) -> TimeForecast:
+    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, *, factor: float = 1.0, gains: bool = True,
+    log: bool = False,
+) -> TimeForecast:  # fmt: skip
     """Forecast. InputError for ranks that do not fit; CheckError for flows without a path, and jobs that never end.
 
     factor: links carry 1 / factor of their rate (calibration.py). gains: whether to try links that are twice as fast.
+    log: whether to keep all messages; InputError where there are too many.
     """
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
@@ -132,7 +137,11 @@ def time_forecast(
     observer.begin("time")
     states = [replace(each, capacity=each.capacity / factor) for each in states]
     simulation = _Simulation(workload, network, states, factor)
-    times = simulation.times()
+    if log and any(tasks.waves for course in simulation.courses for tasks in course.passes):
+        raise InputError(Problem("", "--flows", "has too many messages to keep", "use fewer ranks, or a smaller size"))
+    engine = Engine(states, simulation.courses, log=log)
+    times = engine.run()
+    messages = messages_of(network, simulation.flows, engine.messages) if log else None
     observer.end("time")
     observer.begin("gains")
     tried = simulation.gains(times) if gains and len(states) == 1 else ()
@@ -141,7 +150,7 @@ def time_forecast(
     return TimeForecast(
         fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
         times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
-        tried, tuple(simulation.notes(planned, times)), network.paths.flows,
+        tried, tuple(simulation.notes(planned, times)), network.paths.flows, factor, messages,
     )  # fmt: skip
 
 
@@ -219,9 +228,9 @@ class _Simulation:
     ) -> None:
         self._workload, self._network, self._states, self._factor = workload, network, states, factor
         fabric, inside = network.wires.fabric, network.paths.flows
-        self._flows = []
+        self.flows = []
         for number, each in enumerate(network.traffic):
-            self._flows.append(JobFlows(fabric, each, int(network.first[number]), inside))
+            self.flows.append(JobFlows(fabric, each, int(network.first[number]), inside))
             inside += len(each.endpoints)
 
     @cached_property
@@ -234,7 +243,7 @@ class _Simulation:
         """The jobs, with the iterations that are simulated."""
         by_name = {job.name: number for number, job in enumerate(self._workload.jobs)}
         found = []
-        for job, flows in zip(self._workload.jobs, self._flows, strict=True):
+        for job, flows in zip(self._workload.jobs, self.flows, strict=True):
             options = flows.options
             many = options.warmup + options.iters
             if self._alone:
@@ -248,14 +257,14 @@ class _Simulation:
             found.append(Course(job.name, passes, job.start_s, after, 1 if self._alone else job.repeat))
         return found
 
-    def times(self, capacity: F64 | None = None) -> Timing:
+    def times(self, capacity: F64) -> Timing:
         """Simulate. capacity: of the links, instead of their own."""
-        states = [replace(each, capacity=capacity) for each in self._states] if capacity is not None else self._states
+        states = [replace(each, capacity=capacity) for each in self._states]
         return Engine(states, self.courses).run()
 
     def jobs(self, times: Timing) -> Iterator[JobTime]:
         """Each job, with what its passes take."""
-        for number, (job, flows) in enumerate(zip(self._workload.jobs, self._flows, strict=True)):
+        for number, (job, flows) in enumerate(zip(self._workload.jobs, self.flows, strict=True)):
             options, pattern = flows.options, flows.pattern
             rows = []
             for at, tasks in enumerate(self.courses[number].passes):

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from heddle.base.files import real
 from heddle.cli.console import Console
 from heddle.fabric.model import Fabric
 from heddle.offline.forecast import Ask
 from heddle.traffic.workload import Workload
+from heddle.views.graph import write_file
 
 
-def predict_time(out: Console, fabric: Fabric, workload: Workload, ask: Ask, calibrate: str | None = None) -> None:
-    """Forecast, and print the result. calibrate: a run whose time over its own forecast divides the rates."""
+def predict_time(
+    out: Console, fabric: Fabric, workload: Workload, ask: Ask, calibrate: str | None = None, flows: str | None = None
+) -> None:
+    """Forecast, and print the result. calibrate: a run whose time over its own forecast divides the rates.
+
+    flows: a file for all messages, of a kind that its name says.
+    """
     from heddle_plugins.time.calibration import calibration
     from heddle_plugins.time.forecast import time_forecast
+    from heddle_plugins.time.messages import check_name, file_of
     from heddle_plugins.time.text import render
 
+    if flows is not None:
+        check_name(flows)
     known = None if calibrate is None else calibration(calibrate)
-    result = time_forecast(fabric, workload, ask, out.observer, factor=known.factor if known else 1.0)
+    factor = known.factor if known else 1.0
+    result = time_forecast(fabric, workload, ask, out.observer, factor=factor, log=flows is not None)
     if known:
-        result = replace(result, notes=(known.text, *result.notes), factor=known.factor)
-    out.result(result.to_json() if out.json else {}, render(result))
+        result = replace(result, notes=(known.text, *result.notes))
+    text = render(result)
+    if flows is not None and result.messages is not None:
+        written = file_of(flows, result.messages, fabric.policy.ib_mtu)
+        write_file(real(flows), written.encode(), flows, flag="--flows")
+        text += f"\n\nwrote {flows}"
+    out.result({**result.to_json(), "written": flows} if out.json else {}, text)

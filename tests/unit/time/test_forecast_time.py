@@ -21,6 +21,7 @@ from heddle.traffic.workload import Workload
 from heddle_plugins.time import tasks
 from heddle_plugins.time.calibration import calibration
 from heddle_plugins.time.forecast import TimeForecast, time_forecast
+from heddle_plugins.time.messages import file_of
 from heddle_plugins.time.text import render
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
@@ -155,3 +156,22 @@ def test_a_slow_receiver_makes_victims_of_those_that_share_its_links(tmp_path: A
     assert slow == pytest.approx(4.25, rel=0.01)
     free = forecast(str(path), *fabric, "queues.pfc.enabled=false")
     assert iteration(free) == pytest.approx((slow + slow * 2 / 25) / 2, rel=0.01), "the mean of both pairs"
+
+
+def test_all_messages_are_flows_of_other_tools(tmp_path: Any) -> None:
+    built = load_fabric("tiny", overrides=RACKS).fabric
+    work = load_workload("ring,qps=2,ranks=8,size=64K,iters=1,warmup=0").workload
+    found = time_forecast(built, work, Ask(), Silent(), gains=False, log=True)
+    rows = found.messages
+    assert rows is not None and len(rows.src) == 8 * 14 * 2 and int(rows.size.sum()) == 8 * 14 * 8192
+    assert {*zip(rows.src.tolist(), rows.dst.tolist(), strict=True)} == {(at, (at + 1) % 8) for at in range(8)}
+    k, last = built.policy.k, float((rows.start_s + rows.fct_s).max())
+    assert last * k == pytest.approx(iteration(found), rel=1e-9)
+    assert (rows.fct_s >= rows.standalone_s * (1 - 1e-9)).all() and (rows.fct_s > rows.standalone_s * 1.5).any()
+    assert (
+        len(file_of("a.fct.txt", rows, 4096).splitlines())
+        == len(rows.src)
+        == len(file_of("a.htsim", rows, 4096).splitlines())
+    )
+    with pytest.raises(InputError, match="does not say what to write"):
+        file_of("a.csv", rows, 4096)
