@@ -175,6 +175,7 @@ PREDICT: Final[Options] = {
         "with --time: divide rates by what this run took over its own forecast", completion.runs, value="RUN"
     ),
     "flows": Option("with --time: write all messages: HPCC's fct.txt or flow.txt, or htsim's FILE.htsim", value=_FILE),
+    "background": Option("with --time: what other jobs leave this one, as faults for ./inv run", value="JOB"),
 }
 
 QUEUES: Final[Options] = {

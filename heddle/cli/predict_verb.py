@@ -48,6 +48,7 @@ def predict(
     time: bool = False,
     calibrate: str | None = None,
     flows: str | None = None,
+    background: str | None = None,
 ) -> None:
     """Predict the load of every link of a fabric that does not run, and compare the hashing modes.
 
@@ -71,9 +72,11 @@ def predict(
     if time:
         if extra := [f"--{word}" for word, value in (("trials", trials), ("csv", csv), ("heatmap", heatmap)) if value]:
             raise InputError(Problem("", extra[0], "is not for --time", "leave one of them out"))
-        function("predict-time", "--time")(out, built, load_workload(workload).workload, ask, calibrate, flows)
+        work = load_workload(workload).workload
+        function("predict-time", "--time")(out, built, work, ask, calibrate, flows, background)
         return
-    if only := [f"--{word} {value}" for word, value in (("calibrate", calibrate), ("flows", flows)) if value]:
+    timed = {"calibrate": calibrate, "flows": flows, "background": background}
+    if only := [f"--{word} {value}" for word, value in timed.items() if value is not None]:
         raise InputError(Problem("", only[0], "is for --time", "add --time"))
     result = forecast(built, load_workload(workload).workload, ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)

@@ -63,7 +63,8 @@ class NetworkState:
 @dataclass
 class Timing:
     """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
-    the last repetition: begin, then the end of each iteration as a mean over ranks. bits, full_s: (links,). at_most:
+    the last repetition: begin, then the end of each iteration as a mean over ranks. lasts: the same for the last rank
+    of each iteration. bits, full_s: (links,). at_most:
     steps with many flows take so many times the seconds here at most. unsettled: sets of flows whose pauses do not
     settle; no_pauses: some had too many flows for pauses.
     """
@@ -71,6 +72,7 @@ class Timing:
     begins: list[float | None]
     ends: list[float | None]
     iterations: list[list[list[float]]]
+    lasts: list[list[list[float]]]
     bits: F64
     full_s: F64
     seconds: float = 0.0
@@ -94,9 +96,14 @@ class _Pass:
 
 
 class Engine:
-    """One simulation. states: the network, and what it becomes at later times. log: keep the times of all messages."""
+    """One simulation. states: the network, and what it becomes at later times. log: keep the times of all messages.
 
-    def __init__(self, states: Sequence[NetworkState], courses: Sequence[Course], *, log: bool = False) -> None:
+    watch: a job; `marks` then has its begin and its end, each with the bits that every flow has carried until then.
+    """
+
+    def __init__(
+        self, states: Sequence[NetworkState], courses: Sequence[Course], *, log: bool = False, watch: int = -1
+    ) -> None:
         self._state, self._courses = states[0], courses
         flows, links = self._state.paths.flows, self._state.paths.links
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -112,8 +119,10 @@ class Engine:
         self._now = 0.0
         self._log: list[tuple[I64, F64, F64, F64]] | None = [] if log else None
         self._since = np.zeros(flows)
+        self._watch, self.marks = watch, list[tuple[float, F64]]()
         self.times = Timing(
             [None] * len(courses), [None] * len(courses), [[[] for _ in each.passes] for each in courses],
+            [[[] for _ in each.passes] for each in courses],
             np.zeros(links), np.zeros(links),
         )  # fmt: skip
         for state in states[1:]:
@@ -229,6 +238,8 @@ class Engine:
         turn = self._begun[job]
         if turn == 0:
             self.times.begins[job] = self._now
+        if job == self._watch and turn in (0, course.repeat * len(course.passes)):
+            self.marks.append((self._now, self._sent - self._rest))
         if course.repeat and turn == course.repeat * len(course.passes):
             self.times.ends[job] = self._now
             self._passes[job] = None
@@ -322,4 +333,5 @@ class Engine:
             turn = (self._begun[job] - 1) % len(self._courses[job].passes)
             means = [sum(each) / len(each) for each in running.ended if each]
             self.times.iterations[job][turn] = [running.since, *means]
+            self.times.lasts[job][turn] = [running.since, *(max(each) for each in running.ended if each)]
             self._next_pass(job)

@@ -17,11 +17,13 @@ from heddle.base.arrays import F64
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, Problem
 from heddle.fabric.model import Fabric
+from heddle.lab.faults.slowlink import SlowLink
 from heddle.lab.runfaults import PlannedFault, faults_on
 from heddle.offline.forecast import Ask
 from heddle.offline.loads import Traffic, traffic_of
 from heddle.offline.wires import Wires, mode_note, trouble_of, wires_of
 from heddle.traffic.inflight import windows_of
+from heddle.traffic.options import RunOptions
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.engine import Course, Engine, NetworkState, Timing
@@ -124,6 +126,29 @@ def time_forecast(
     factor: links carry 1 / factor of their rate (calibration.py). gains: whether to try links that are twice as fast.
     log: whether to keep all messages; InputError where there are too many.
     """
+    network, simulation = simulation_of(fabric, workload, ask, observer, factor)
+    observer.begin("time")
+    if log and any(tasks.waves for course in simulation.courses for tasks in course.passes):
+        raise InputError(Problem("", "--flows", "has too many messages to keep", "use fewer ranks, or a smaller size"))
+    engine = simulation.engine(log=log)
+    times = engine.run()
+    messages = messages_of(network, simulation.flows, engine.messages) if log else None
+    observer.end("time")
+    observer.begin("gains")
+    tried = simulation.gains(times) if gains and len(simulation.states) == 1 else ()
+    observer.end("gains")
+    seconds = times.seconds
+    return TimeForecast(
+        fabric, workload, network.mode, network.wires, tuple(simulation.jobs(times)), simulation.whole(times),
+        times.bits / (network.wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
+        tried, tuple(simulation.notes(times)), network.paths.flows, factor, messages,
+    )  # fmt: skip
+
+
+def simulation_of(
+    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, factor: float = 1.0
+) -> tuple[Network, Simulation]:
+    """The network of a workload and its simulation; errors and factor as of `time_forecast`."""
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
     wires, traffic = wires_of(fabric), traffic_of(fabric, workload)
@@ -132,26 +157,9 @@ def time_forecast(
     network = Router(wires, ask.mode, trouble).network(traffic)
     _check_paths(network)
     planned = faults_on(fabric, [text for job in workload.jobs for text in job.options.faults], here=False)
-    states = [*_states(network, planned, ask)]
+    states = [replace(each, capacity=each.capacity / factor) for each in _states(network, planned, ask)]
     observer.end("flows")
-    observer.begin("time")
-    states = [replace(each, capacity=each.capacity / factor) for each in states]
-    simulation = _Simulation(workload, network, states, factor)
-    if log and any(tasks.waves for course in simulation.courses for tasks in course.passes):
-        raise InputError(Problem("", "--flows", "has too many messages to keep", "use fewer ranks, or a smaller size"))
-    engine = Engine(states, simulation.courses, log=log)
-    times = engine.run()
-    messages = messages_of(network, simulation.flows, engine.messages) if log else None
-    observer.end("time")
-    observer.begin("gains")
-    tried = simulation.gains(times) if gains and len(states) == 1 else ()
-    observer.end("gains")
-    seconds = times.seconds
-    return TimeForecast(
-        fabric, workload, network.mode, wires, tuple(simulation.jobs(times)), simulation.whole(times),
-        times.bits / (wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
-        tried, tuple(simulation.notes(planned, times)), network.paths.flows, factor, messages,
-    )  # fmt: skip
+    return network, Simulation(workload, network, states, planned)
 
 
 def _check_paths(network: Network) -> None:
@@ -170,22 +178,27 @@ def _check_paths(network: Network) -> None:
 
 
 def _states(network: Network, planned: Sequence[PlannedFault], ask: Ask) -> Iterator[NetworkState]:
-    """The network at first, and after each change of a fault that takes links out of use."""
+    """The network at first, and after each change of a fault that takes links out of use, or makes them slow."""
     fabric, wires = network.wires.fabric, network.wires
-    reroutes = [each for each in planned if each.reroutes]
-    moments = {0}
-    for each in reroutes:
-        moments.add(each.times.first)
-        if each.times.end_ns is not None:
-            moments.add(each.times.end_ns)
-    for moment in sorted(moments):
-        now = [each for each in reroutes if _is_set(each, moment)]
-        down = (*ask.down, *(each.port for each in now if each.kind != "drain"))
-        drain = (*ask.drain, *(each.port for each in now if each.kind == "drain"))
+    changes = [each for each in planned if _is_modelled(each)]
+    ends = {each.times.end_ns for each in changes if each.times.end_ns is not None}
+    for moment in sorted({0, *(each.times.first for each in changes), *ends}):
+        now = [each for each in changes if _is_set(each, moment)]
+        rerouted = [each for each in now if each.reroutes]
+        down = (*ask.down, *(each.port for each in rerouted if each.kind != "drain"))
+        drain = (*ask.drain, *(each.port for each in rerouted if each.kind == "drain"))
         found = network
-        if now:
+        if rerouted:
             found = Router(wires, network.mode, trouble_of(fabric, down, drain)).network(network.traffic)
-        yield _state(found, moment * NS)
+        state = _state(found, moment * NS)
+        for each in now:
+            if each.kind == SlowLink.name:
+                state.capacity[wires.id_of[each.port]] *= dict(each.values)["rate"]
+        yield state
+
+
+def _is_modelled(fault: PlannedFault) -> bool:
+    return fault.reroutes or fault.kind == SlowLink.name
 
 
 def _is_set(fault: PlannedFault, moment: int) -> bool:
@@ -201,8 +214,8 @@ def _state(network: Network, from_s: float) -> NetworkState:
     queues = network.wires.fabric.policy.queues
     flight = np.concatenate([*(_flight(network, each) for each in network.traffic), np.zeros(ranks)])
     if not (queues.pfc.enabled and flight.any()) or (paths.share < 1).any():
-        return NetworkState(paths, network.capacity, limit, from_s)
-    return NetworkState(paths, network.capacity, limit, from_s, 8.0 * queues.pfc.xoff, flight)
+        return NetworkState(paths, network.capacity.copy(), limit, from_s)
+    return NetworkState(paths, network.capacity.copy(), limit, from_s, 8.0 * queues.pfc.xoff, flight)
 
 
 def _flight(network: Network, traffic: Traffic) -> F64:
@@ -220,13 +233,13 @@ def _inside_bps(network: Network, job: Job) -> float:
     return options.inside_gbps(options.pattern) * 1e9 / k or np.inf
 
 
-class _Simulation:
+class Simulation:
     """The jobs of a workload on a network."""
 
     def __init__(
-        self, workload: Workload, network: Network, states: Sequence[NetworkState], factor: float = 1.0
+        self, workload: Workload, network: Network, states: Sequence[NetworkState], planned: Sequence[PlannedFault]
     ) -> None:
-        self._workload, self._network, self._states, self._factor = workload, network, states, factor
+        self._workload, self._network, self.states, self._planned = workload, network, states, planned
         fabric, inside = network.wires.fabric, network.paths.flows
         self.flows = []
         for number, each in enumerate(network.traffic):
@@ -236,7 +249,7 @@ class _Simulation:
     @cached_property
     def _alone(self) -> bool:
         """Whether iterations after the first ones need no simulation: nothing but this job happens."""
-        return len(self._workload.jobs) == 1 and len(self._states) == 1
+        return len(self._workload.jobs) == 1 and len(self.states) == 1
 
     @cached_property
     def courses(self) -> list[Course]:
@@ -257,9 +270,13 @@ class _Simulation:
             found.append(Course(job.name, passes, job.start_s, after, 1 if self._alone else job.repeat))
         return found
 
-    def times(self, capacity: F64) -> Timing:
-        """Simulate. capacity: of the links, instead of their own."""
-        states = [replace(each, capacity=capacity) for each in self._states]
+    def engine(self, *, log: bool = False, watch: int = -1) -> Engine:
+        """The simulation of all jobs; arguments as of Engine."""
+        return Engine(self.states, self.courses, log=log, watch=watch)
+
+    def times(self, scale: F64) -> Timing:
+        """Simulate with other links. scale: (links,) times the rate of each."""
+        states = [replace(each, capacity=each.capacity * scale) for each in self.states]
         return Engine(states, self.courses).run()
 
     def jobs(self, times: Timing) -> Iterator[JobTime]:
@@ -277,8 +294,13 @@ class _Simulation:
             begin, end = times.begins[number], times.ends[number]
             if self._alone:
                 begin = job.start_s
-                end = begin + sum(row.seconds for row in rows) * (options.warmup + options.iters) * max(1, job.repeat)
+                end = begin + sum(self._pass_s(marks, options) for marks in times.lasts[number]) * max(1, job.repeat)
             yield JobTime(job.name, len(flows.traffic.endpoints), begin or 0.0, end, many, tuple(rows))
+
+    def _pass_s(self, marks: Sequence[float], options: RunOptions) -> float:
+        """Seconds of a pass, with the iterations that are not simulated. marks: as Timing.lasts has them."""
+        left = options.warmup + options.iters - (len(marks) - 1)
+        return marks[-1] - marks[0] + left * _iteration(marks, min(1, options.warmup))
 
     def whole(self, times: Timing) -> float:
         """Seconds until the last job has ended."""
@@ -293,7 +315,7 @@ class _Simulation:
         order = np.lexsort((-times.bits, -times.full_s))
         tried = [int(at) for at in order[:_TRIED] if times.full_s[at] > 0]
         for at in tried:
-            after = self.whole(self.times(self._network.doubled(np.array([at])) / self._factor))
+            after = self.whole(self.times(self._network.doubled(np.array([at]))))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
         singles = sorted((each for each in found if each.share > _NO_GAIN), key=lambda each: -each.share)[:_SHOWN]
         seen = set[frozenset[int]]()
@@ -302,14 +324,12 @@ class _Simulation:
             if ends in seen:
                 continue
             seen.add(ends)
-            after = self.whole(
-                self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)) / self._factor)
-            )
+            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction))))
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
             singles.append(Gain(name, 1 - after / before, single=False))
         return tuple(singles)
 
-    def notes(self, planned: Sequence[PlannedFault], times: Timing) -> Iterator[str]:
+    def notes(self, times: Timing) -> Iterator[str]:
         """What is assumed, and what is not modelled, here."""
         if note := mode_note(self._network.mode):
             yield note
@@ -322,10 +342,10 @@ class _Simulation:
             yield "pauses of PFC are not modelled here: there are too many flows, or packets of a flow are spread"
         if times.unsettled:
             yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their rates are those of one round"
-        ignored = sorted({each.kind for each in planned if not each.reroutes})
+        ignored = sorted({each.kind for each in self._planned if not _is_modelled(each)})
         if ignored:
             yield f"faults of these kinds are not modelled: {', '.join(ignored)}"
-        if any(each.times.every_ns for each in planned if each.reroutes):
+        if any(each.times.every_ns for each in self._planned if _is_modelled(each)):
             yield "a fault that repeats is set once"
         for job in self._workload.jobs:
             if job.options.window is not None:

@@ -54,10 +54,9 @@ class Network:
         return found
 
     def doubled(self, ports: I32 | I64) -> F64:
-        """The capacity with these ports, and those at the other ends of their links, twice as fast."""
-        found = self.capacity.copy()
-        both = np.union1d(ports, self.wires.other[ports])
-        found[both] *= 2
+        """(ports,): 2 for these ports and those at the other ends of their links, 1 for others."""
+        found = np.ones(len(self.wires.ports))
+        found[np.union1d(ports, self.wires.other[ports])] = 2.0
         return found
 
 

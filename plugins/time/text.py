@@ -8,6 +8,7 @@ import numpy as np
 
 from heddle.base.units import format_size
 from heddle.views.forecasttext import seconds_text, wrapped
+from heddle_plugins.time.background import Background
 from heddle_plugins.time.forecast import JobTime, TimeForecast
 
 _LINKS = 5
@@ -72,3 +73,12 @@ def _gains(result: TimeForecast) -> Iterator[str]:
 def _notes(result: TimeForecast) -> Iterator[str]:
     for note in result.notes:
         yield from wrapped(note)
+
+
+def background_text(found: Background) -> str:
+    """The faults for a live run of a job without the others."""
+    if not found.left:
+        return f"no other job uses the links of job {found.job}"
+    flags = [f"    --fault {each}" for each in found.faults]
+    head = f"beside the others, job {found.job} takes {seconds_text(found.seconds)}, emulated; alone, live, with"
+    return "\n".join([head, *(f"{flag} \\" for flag in flags[:-1]), flags[-1]])

@@ -13,17 +13,22 @@ from heddle.views.graph import write_file
 
 
 def predict_time(
-    out: Console, fabric: Fabric, workload: Workload, ask: Ask, calibrate: str | None = None, flows: str | None = None
-) -> None:
+    out: Console, fabric: Fabric, workload: Workload, ask: Ask, calibrate: str | None = None, flows: str | None = None,
+    background: str | None = None,
+) -> None:  # fmt: skip
     """Forecast, and print the result. calibrate: a run whose time over its own forecast divides the rates.
 
-    flows: a file for all messages, of a kind that its name says.
+    flows: a file for all messages, of a kind that its name says. background: a job, for what the others leave it.
     """
+    from heddle_plugins.time.background import background_of
     from heddle_plugins.time.calibration import calibration
     from heddle_plugins.time.forecast import time_forecast
     from heddle_plugins.time.messages import check_name, file_of
-    from heddle_plugins.time.text import render
+    from heddle_plugins.time.text import background_text, render
 
+    if background is not None:
+        found = background_of(fabric, workload, ask, background, out.observer)
+        return out.result(found.to_json(), background_text(found))
     if flows is not None:
         check_name(flows)
     known = None if calibrate is None else calibration(calibrate)
@@ -36,4 +41,4 @@ def predict_time(
         written = file_of(flows, result.messages, fabric.policy.ib_mtu)
         write_file(real(flows), written.encode(), flows, flag="--flows")
         text += f"\n\nwrote {flows}"
-    out.result({**result.to_json(), "written": flows} if out.json else {}, text)
+    return out.result({**result.to_json(), "written": flows} if out.json else {}, text)

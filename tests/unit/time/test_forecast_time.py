@@ -19,6 +19,7 @@ from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.workload import Workload
 from heddle_plugins.time import tasks
+from heddle_plugins.time.background import background_of
 from heddle_plugins.time.calibration import calibration
 from heddle_plugins.time.forecast import TimeForecast, time_forecast
 from heddle_plugins.time.messages import file_of
@@ -71,11 +72,11 @@ def test_times_equal_arithmetic(monkeypatch: pytest.MonkeyPatch, waves: bool) ->
 
 def test_twice_as_fast_saves_what_it_says() -> None:
     found = forecast("shift:4,size=64K", "routing.ecmp=flow")
-    before, by_name = iteration(found), {each.links: each for each in found.gains}
+    before, by_name = found.seconds, {each.links: each for each in found.gains}
     assert by_name["all links between RTSW and CTSW"].share > 0.2
     rate = found.wires.rate[found.wires.id_of["rtsw1:eth1"]]
     fast = forecast("shift:4,size=64K", "routing.ecmp=flow", f"link.fabric={2 * rate / 1e6:g}mbit")
-    assert 1 - iteration(fast) / before == pytest.approx(by_name["all links between RTSW and CTSW"].share, abs=1e-9)
+    assert 1 - fast.seconds / before == pytest.approx(by_name["all links between RTSW and CTSW"].share, abs=1e-9)
     incast = forecast("incast:3,ranks=4,size=64K")
     first = incast.gains[0]
     assert first.single and "host1:eth1" in first.links and first.share == pytest.approx(0.5)
@@ -175,3 +176,25 @@ def test_all_messages_are_flows_of_other_tools(tmp_path: Any) -> None:
     )
     with pytest.raises(InputError, match="does not say what to write"):
         file_of("a.csv", rows, 4096)
+
+
+def test_what_other_jobs_take_is_left_out_of_the_links_of_one(tmp_path: Any) -> None:
+    path = tmp_path / "jobs.yml"
+    head = "size: 1M\niters: 2\nwarmup: 0\nshare_nics: true\njobs:\n"
+    one = '  a: {collective: matrix, matrix: "0,4,1M", ranks: "0:8"}\n'
+    two = '  b: {collective: matrix, matrix: "0,5,1M;1,6,1M", ranks: "0:8", repeat: background}\n'
+    path.write_text(head + one + two)
+    built = load_fabric("tiny", overrides=(*RACKS, "ctsw=1", "routing.ecmp=flow")).fabric
+    work = load_workload(str(path)).workload
+    found = background_of(built, work, Ask(), "a", Silent())
+    # Three flows share the only uplink of the rack, which is as fast as a NIC.
+    assert found.left["rtsw1:eth1"] == pytest.approx(1 / 3, abs=0.01)
+    faults = "".join(f"\n  - '{each}'" for each in found.faults)
+    path.write_text(
+        f"{head.replace('jobs:', f'fault:{faults}')}matrix: '0,4,1M'\nranks: '0:8'\n".replace("share_nics: true\n", "")
+    )
+    alone = time_forecast(built, load_workload(str(path)).workload, Ask(), Silent(), gains=False)
+    assert alone.seconds == pytest.approx(found.seconds, rel=0.01)
+    for name, why in (("c", "is not a job"), ("b", "never ends by itself")):
+        with pytest.raises(InputError, match=why):
+            background_of(built, work, Ask(), name, Silent())
