@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 # `render --kind`: name -> the file's name and text, for another tool.
-TOPOLOGIES: Final[Registry[Callable[[LoadedFabric], tuple[str, str]]]] = Registry("topology", {})
+TOPOLOGIES: Final[Registry[Callable[[LoadedFabric], tuple[str, str]]]] = Registry(
+    "topology", {}, lambda _, found: "" if callable(found) else f"{found!r} is not a function"
+)
 DEFAULT: Final = dialects.RenderOptions()
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
 # The files of a switch's directory, and those that the topology binds; containerlab's FRR kind adds the others itself.

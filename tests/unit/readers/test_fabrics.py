@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+import tasks
 from heddle.base.problems import InputError
+from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.render.render import TOPOLOGIES
 from heddle_plugins.readers.fabrics.importing import READERS, ImportedFabric, import_fabric
@@ -73,6 +75,42 @@ def test_a_fabric_that_was_written_is_read_as_the_same(kind: str, preset: str, t
         before.name, before.links, before.policy.delays, before.policy.k,
     )  # fmt: skip
     assert after == before
+
+
+def test_the_verbs_write_a_file_and_make_a_fabric_file_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def inv(*words: str) -> tuple[int, str]:
+        code = main(vars(tasks), ["inv", *words])
+        found = capsys.readouterr()
+        return code, found.out + found.err
+
+    monkeypatch.chdir(tmp_path)
+    settings = ["--set", "link.delay=1us"]
+    assert inv("render", "demo", "--kind", "hpcc", *settings) == (0, "wrote out/topology.txt\n")
+    assert inv("import", "hpcc", "out/topology.txt", "--out", "mine.yml") == (
+        0,
+        "wrote mine.yml: run ./inv up mine.yml\n",
+    )
+    assert load_fabric("mine.yml").fabric == load_fabric("demo", overrides=settings[1:]).fabric
+    code, text = inv("import", "hpcc", "out/topology.txt", "--set", "name=other")
+    assert code == 0 and text.startswith(
+        "# ./inv import hpcc out/topology.txt --set name=other\nname: other\nshape: clos\n"
+    )
+    assert inv("render", "demo", "--kind", "hpc") == (2, "--kind hpc is not a format\n  hint: did you mean hpcc?\n")
+    assert inv("render", "demo", "--kind", "hpcc", "--dialect", "frr")[0] == 2
+    assert inv("import", "cisco", "out/topology.txt")[0] == 2
+
+
+def test_a_few_links_have_another_rate_and_many_do_not(tool: Tool) -> None:
+    def text(slow: int) -> str:
+        rates = ["50Gbps"] * slow + ["100Gbps"] * (600 - slow)
+        links = [f"{host} {600 + host // 300} {rate} 1us 0" for host, rate in enumerate(rates)]
+        return "\n".join(["603 3 602", "600 601 602", *links, "600 602 1Tbps 1us 0", "601 602 1Tbps 1us 0"])
+
+    found = tool.read("hpcc", text(2), "addressing.rack_prefix=22").fabric
+    assert [nic.rate_bps * found.policy.k for nic in found.nics[:3]] == [50 * 10**9, 50 * 10**9, 100 * 10**9]
+    assert "f.txt:3  the link of node 0 and node 600 has 50gbit, and 257 links" in tool.refused("hpcc", text(257))
 
 
 def test_keys_that_a_format_does_not_have_come_from_the_other_fabric(tool: Tool) -> None:
