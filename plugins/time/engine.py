@@ -99,12 +99,15 @@ class Engine:
     """One simulation. states: the network, and what it becomes at later times. log: keep the times of all messages.
 
     watch: a job; `marks` then has its begin and its end, each with the bits that every flow has carried until then.
+    many: flows of a wave beyond which their rates are not computed one by one; its time is between bounds then, which
+    are equal for flows with equal bits.
     """
 
     def __init__(
-        self, states: Sequence[NetworkState], courses: Sequence[Course], *, log: bool = False, watch: int = -1
-    ) -> None:
-        self._state, self._courses = states[0], courses
+        self, states: Sequence[NetworkState], courses: Sequence[Course], *, log: bool = False, watch: int = -1,
+        many: int = _MANY,
+    ) -> None:  # fmt: skip
+        self._state, self._courses, self._many = states[0], courses, many
         flows, links = self._state.paths.flows, self._state.paths.links
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = self._changes = 0
@@ -197,7 +200,7 @@ class Engine:
         Many flows of one wave alone take as long as the link with the most to carry, at least. At most they take as if
         each had as many bits as the largest: then all that this link has are equal, and max-min keeps it full.
         """
-        state, many = self._state, len(active) > _MANY
+        state, many = self._state, len(active) > self._many
         wave = self._task[active] if many else active
         if many and wave[0] == wave[-1] and (wave == wave[0]).all() and np.isinf(state.limit[active]).all():
             rest = self._rest[active]

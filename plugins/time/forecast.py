@@ -32,7 +32,7 @@ from heddle_plugins.time.messages import messages_of
 from heddle_plugins.time.network import Network, Router
 from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 
-_TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
+TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
 _TRIED: Final = 12  # links that are made twice as fast, one at a time
 _SHOWN: Final = 5
 _NO_GAIN: Final = 1e-3
@@ -190,7 +190,7 @@ def _states(network: Network, planned: Sequence[PlannedFault], ask: Ask) -> Iter
         found = network
         if rerouted:
             found = Router(wires, network.mode, trouble_of(fabric, down, drain)).network(network.traffic)
-        state = _state(found, moment * NS)
+        state = network_state(found, moment * NS)
         for each in now:
             if each.kind == SlowLink.name:
                 state.capacity[wires.id_of[each.port]] *= dict(each.values)["rate"]
@@ -205,7 +205,7 @@ def _is_set(fault: PlannedFault, moment: int) -> bool:
     return fault.times.first <= moment and (fault.times.end_ns is None or moment < fault.times.end_ns)
 
 
-def _state(network: Network, from_s: float) -> NetworkState:
+def network_state(network: Network, from_s: float = 0.0) -> NetworkState:
     """With a flow for each rank that copies inside its host."""
     ranks = sum(len(each.endpoints) for each in network.traffic)
     paths = replace(network.paths, flows=network.paths.flows + ranks)
@@ -260,7 +260,7 @@ class Simulation:
             options = flows.options
             many = options.warmup + options.iters
             if self._alone:
-                many = min(1, options.warmup) + min(_TIMED, options.iters)
+                many = min(1, options.warmup) + min(TIMED, options.iters)
             passes: list[Tasks] = []
             made: dict[int, Tasks] = {}
             for size, _ in options.passes(flows.pattern):
@@ -285,7 +285,7 @@ class Simulation:
             options, pattern = flows.options, flows.pattern
             rows = []
             for at, tasks in enumerate(self.courses[number].passes):
-                seconds = _iteration(times.iterations[number][at], min(1, options.warmup))
+                seconds = iteration_s(times.iterations[number][at], min(1, options.warmup))
                 algbw = tasks.size / seconds / 1e9 if seconds else 0.0
                 rows.append(
                     SizeTime(tasks.size, seconds, algbw, algbw * pattern.busbw_factor(flows.size_of), tasks.waves)
@@ -300,7 +300,7 @@ class Simulation:
     def _pass_s(self, marks: Sequence[float], options: RunOptions) -> float:
         """Seconds of a pass, with the iterations that are not simulated. marks: as Timing.lasts has them."""
         left = options.warmup + options.iters - (len(marks) - 1)
-        return marks[-1] - marks[0] + left * _iteration(marks, min(1, options.warmup))
+        return marks[-1] - marks[0] + left * iteration_s(marks, min(1, options.warmup))
 
     def whole(self, times: Timing) -> float:
         """Seconds until the last job has ended."""
@@ -354,7 +354,7 @@ class Simulation:
                 yield f"{f'job {job.name}: ' if job.name else ''}admission is not modelled"
 
 
-def _iteration(marks: Sequence[float], warmup: int) -> float:
+def iteration_s(marks: Sequence[float], warmup: int) -> float:
     """Mean seconds of the timed iterations. marks: the beginning, and the end of each iteration."""
     skip = warmup if len(marks) - 1 > warmup else 0
     timed = len(marks) - 1 - skip

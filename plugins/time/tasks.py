@@ -148,15 +148,19 @@ class JobFlows:
         return flows.ravel(), np.repeat(bits / sports, sports).astype(np.float64)
 
 
-def tasks_of(job: JobFlows, size: int, iterations: int, alone: bool = False) -> Tasks:
-    """Of some iterations of a size: message by message, if these are few enough, else in waves.
+def tasks_of(
+    job: JobFlows, size: int, iterations: int, alone: bool = False, most: int | None = None
+) -> Tasks:  # fmt: skip
+    """Of some iterations of a size: message by message, if these are few enough (`most`), else in waves.
 
     alone: the iterations only serve to measure one; of waves, all are equal.
     """
     pattern, ranks = job.pattern, job.size_of
     count = size // pattern.element_bytes
     chunk = job.options.chunk
-    if _messages(pattern, ranks, count, chunk) * len(job.communicators) * iterations > MOST_MESSAGES:
+    if _messages(pattern, ranks, count, chunk) * len(job.communicators) * iterations > (
+        MOST_MESSAGES if most is None else most
+    ):
         return _in_waves(job, size, count, 1 if alone else iterations)
     schedules = [build_schedule(pattern, ranks, rank, count, chunk) for rank in range(ranks)]
     found = Tasks(size, ends=[[] for _ in range(iterations)])
