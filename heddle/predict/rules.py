@@ -25,7 +25,7 @@ from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
-_BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
+BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
 _SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
 
 
@@ -82,12 +82,12 @@ class HashingRule:
     def inputs(self, flows: FlowArrays) -> npt.NDArray[np.uint64] | None:
         """A number for each flow, equal where what is hashed is: two hashes with different seeds. None: as `value`."""
         found = np.empty(len(flows), dtype=np.uint64)
-        for at in range(0, len(flows), _BLOCK):
-            part = flows.take(slice(at, at + _BLOCK))
+        for at in range(0, len(flows), BLOCK):
+            part = flows.take(slice(at, at + BLOCK))
             first, second = (self.value(part, np.full(len(part), seed, dtype=np.uint32)) for seed in _SEEDS)
             if first is None or second is None:
                 return None
-            found[at : at + _BLOCK] = first.astype(np.uint64) << np.uint64(32) | second
+            found[at : at + BLOCK] = first.astype(np.uint64) << np.uint64(32) | second
         return found
 
     def spreads(self, flows: FlowArrays) -> bool:

@@ -21,10 +21,9 @@ import numpy as np
 from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import CheckError, Problem
 from heddle.predict.forwarding import NOWHERE, FlowArrays, Forwarding
-from heddle.predict.rules import FAN, FabricRules
+from heddle.predict.rules import BLOCK, FAN, FabricRules
 
 MAX_HOPS: Final = 16  # a packet that passes more switches than this is in a loop
-_BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,8 @@ def _choose(
         if rules.problems[switch] is not None:
             raise CheckError(rules.problems[switch] or Problem("", forwarding.switches[switch], "is not modelled"))
     every = len(several) == len(row) == len(flows) and bool((row == several).all())  # then blocks need no copy
-    for start in range(0, len(several), _BLOCK):
-        block = slice(start, start + _BLOCK) if every else several[start : start + _BLOCK]
+    for start in range(0, len(several), BLOCK):
+        block = slice(start, start + BLOCK) if every else several[start : start + BLOCK]
         rows = block if every else row[block]
         port[block] = rules.choose(
             forwarding, flows.take(rows), here[block], group[block], destination[rows],

@@ -147,7 +147,7 @@ def time_forecast(
 
 def simulation_of(
     fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, factor: float = 1.0
-) -> tuple[Network, Simulation]:
+) -> tuple[Network, JobSimulation]:
     """The network of a workload and its simulation; errors and factor as of `time_forecast`."""
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
@@ -159,7 +159,7 @@ def simulation_of(
     planned = faults_on(fabric, [text for job in workload.jobs for text in job.options.faults], here=False)
     states = [replace(each, capacity=each.capacity / factor) for each in _states(network, planned, ask)]
     observer.end("flows")
-    return network, Simulation(workload, network, states, planned)
+    return network, JobSimulation(workload, network, states, planned)
 
 
 def _check_paths(network: Network) -> None:
@@ -233,7 +233,7 @@ def _inside_bps(network: Network, job: Job) -> float:
     return options.inside_gbps(options.pattern) * 1e9 / k or np.inf
 
 
-class Simulation:
+class JobSimulation:
     """The jobs of a workload on a network."""
 
     def __init__(
