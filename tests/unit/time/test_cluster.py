@@ -157,6 +157,8 @@ def test_after_a_link_fails_paths_are_routed_again_and_without_one_a_job_stands(
     healthy = simulated(tmp_path, two + PAIR + jobs)
     before = {name: healthy.use[healthy.wires.id_of[name]] for name in at}
     assert at["rtsw1:eth1"] < before["rtsw1:eth1"] and at["rtsw1:eth2"] > before["rtsw1:eth2"]
+    sent = 200000 * 2 * alone(result)
+    assert (result.sent, *bits_on_nics(result)) == pytest.approx((sent, sent, sent), rel=1e-11)
     assert result.seconds >= healthy.seconds and column(result, "state") == [0]
 
 
@@ -194,6 +196,9 @@ def test_what_is_written_has_every_job(tmp_path: Path) -> None:
     result = simulated(tmp_path, RACKS + PAIR + DRAWN)
     lines = clustertext.to_csv(result).decode().splitlines()
     assert len(lines) == 41 and lines[0].startswith("name,ranks,state,arrived_s")
+    first = clustertext.to_json(result)["jobs"][0]
+    assert lines[1].split(",")[:3] == ["g1", str(first["ranks"]), first["state"]]
+    assert float(lines[1].split(",")[-1]) == first["completion_s"]
     assert max(map(len, clustertext.render(result).splitlines())) <= 100
     trace = json.loads(clustertext.to_perfetto(result))["traceEvents"]
     runs = [each for each in trace if each.get("name") in ("runs", "ends by a failure")]
