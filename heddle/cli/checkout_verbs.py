@@ -56,7 +56,8 @@ def _needed(what: str) -> Sequence[str]:
     group="Heddle",
     help={
         "what": "Of labs: large, kubernetes, vm, vm-build. Of traffic: budget, steady, dcqcn, order, packets, predict, "
-        "queues, te, te-live, transports, collectives, diagnosis. Or all, without large, vm-build, diagnosis",
+        "queues, te, te-live, transports, collectives, diagnosis, agreement. Or all, without large, vm-build, "
+        "diagnosis, agreement",
         "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },
     positional=["what"],

@@ -15,7 +15,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
 # It fills the machine; it downloads hundreds of megabytes; it takes a quarter of an hour.
-_ONLY_BY_NAME: Final = ("large", "vm-build", "diagnosis")
+_ONLY_BY_NAME: Final = ("large", "vm-build", "diagnosis", "agreement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult
 
 def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
     from tests.bench import (
+        agreement,
         collectives,
         dcqcn,
         diagnosis,
@@ -106,6 +107,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "large": large.figures,
+        "agreement": agreement.figures,
         "kubernetes": sharding.figures,
         "collectives": collectives.each_algorithm,
         "budget": collectives.budget,
