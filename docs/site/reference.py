@@ -565,9 +565,9 @@ def agreement_page() -> str:
         cells.setdefault((row.fabric, case), {}).setdefault(row.source, []).append(shown)
     lines = [
         [fabric, case, *(" ".join(found.get(each, ["-"])) for each in ("arithmetic", "live", "htsim")), "-"]
-        for (fabric, case), found in cells.items()
+        for (fabric, case), found in sorted(cells.items(), key=lambda item: item[0][0])
     ]
-    lines.append(["any", "any", "-", "-", "-", "not public: a mean accuracy of 98.1 %, without times"])
+    lines.append(["SimAI", "all", "-", "-", "-", "no times are in its repository; its paper states 98.1 % on average"])
     return _page(
         "Agreement of forecasts", _meanings()["agreement"].strip(),
         *_table(("fabric", "case", "arithmetic", "live", "htsim", "SimAI"), lines), "", *agreement.summary(rows), "",

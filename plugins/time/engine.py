@@ -305,10 +305,9 @@ class Engine:
             if running.parts[task]:
                 continue
             last = running.begun[task] + running.tasks.compute_s[task]
-            first = last + (self._now - last) / running.tasks.messages[task]
-            after = (
-                self._now if task in running.of_end and running.times[task] == 1 else first
-            ) + running.tasks.delay_s[task]
+            last_time = task in running.of_end and running.times[task] == 1
+            sent = self._now if last_time else last + (self._now - last) / running.tasks.messages[task]
+            after = sent + running.tasks.delay_s[task]
             self._at(max(self._now, after), partial(self._released, job, running, task))
 
     def _released(self, job: int, running: _Pass, task: int) -> None:
