@@ -571,7 +571,7 @@ def agreement_page() -> str:
     return _page(
         "Agreement of forecasts", _meanings()["agreement"].strip(),
         *_table(("fabric", "case", "arithmetic", "live", "htsim", "SimAI"), lines), "", *agreement.summary(rows), "",
-        *_table(("misses by more than 10 %", "cause, and what shows it"), _meanings()["agreement_causes"]),
+        *_table(("differs by about 10 % and more", "cause, and what shows it"), _meanings()["agreement_causes"]),
     )  # fmt: skip
 
 
