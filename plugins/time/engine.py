@@ -89,7 +89,7 @@ class _Pass:
         many = len(tasks.flows)
         self.tasks, self.left = tasks, many
         self.needs, self.times, self.parts = list(tasks.needs), list(tasks.times), [0] * many
-        self.begun, self.alone = [0.0] * many, [False] * many
+        self.begun, self.marks = [0.0] * many, dict[int, tuple[F64, int]]()
         self.of_end = {task: at for at, ends in enumerate(tasks.ends) for task in ends}
         self.ended: list[list[float]] = [[] for _ in tasks.ends]
         self.since = since
@@ -139,7 +139,7 @@ class Engine:
         while not self._over():
             self._step()
             self.times.events += 1
-        self.times.bits += self._state.paths.load(self._sent)
+        self.times.bits += self._state.paths.load(self._sent - self._rest)
         self.times.seconds = self._now
         return self.times
 
@@ -157,8 +157,8 @@ class Engine:
         heapq.heappush(self._heap, (time_s, self._count, event))
 
     def _becomes(self, state: NetworkState) -> None:
-        self.times.bits += self._state.paths.load(self._sent)
-        self._sent[:] = 0
+        self.times.bits += self._state.paths.load(self._sent - self._rest)
+        self._sent = self._rest.copy()
         self._state = state
         self._rates.clear()
         self._changes += 1
@@ -271,9 +271,9 @@ class Engine:
             self._released(job, running, task)
             return
         running.parts[task] = len(flows)
-        running.alone[task] = running.times[task] > 1 and not (self._job >= 0).any()
-        if running.alone[task]:
-            self._mark = self.times.full_s.copy(), self._changes
+        self._changes += 1
+        if running.times[task] > 1 and not (self._job >= 0).any():
+            running.marks[task] = self.times.full_s.copy(), self._changes
         busy = self._job[flows] >= 0
         for flow, amount in zip(flows[busy].tolist(), bits[busy].tolist(), strict=True):
             self._queues.setdefault(flow, deque()).append((job, task, amount))
@@ -317,11 +317,12 @@ class Engine:
         if (left := running.times[task]) > 0:
             period = self._now - running.begun[task]
             until = self._heap[0][0] if self._heap else np.inf
-            quiet = running.alone[task] and not (self._job >= 0).any() and self._mark[1] == self._changes
+            full_s, changes = running.marks.pop(task, (self.times.full_s, -1))
+            quiet = changes == self._changes and not (self._job >= 0).any()  # nothing else has begun meanwhile
             skip = min(left, int(min((until - self._now) / period, left)) if period else left) if quiet else 0
             if skip:
                 self._sent[tasks.flows[task]] += skip * tasks.bits[task]
-                self.times.full_s += skip * (self.times.full_s - self._mark[0])
+                self.times.full_s += skip * (self.times.full_s - full_s)
                 self._now += skip * period
                 running.times[task] -= skip
             if running.times[task] > 0:

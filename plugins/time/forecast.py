@@ -36,6 +36,7 @@ TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
 _TRIED: Final = 12  # links that are made twice as fast, one at a time
 _SHOWN: Final = 5
 _NO_GAIN: Final = 1e-3
+_WORK: Final = 2_000_000  # events x flows of all simulations with one faster link
 NS: Final = 1e-9
 
 
@@ -285,7 +286,7 @@ class JobSimulation:
             options, pattern = flows.options, flows.pattern
             rows = []
             for at, tasks in enumerate(self.courses[number].passes):
-                seconds = iteration_s(times.iterations[number][at], min(1, options.warmup))
+                seconds = iteration_s(times.iterations[number][at], self._untimed(options))
                 algbw = tasks.size / seconds / 1e9 if seconds else 0.0
                 rows.append(
                     SizeTime(tasks.size, seconds, algbw, algbw * pattern.busbw_factor(flows.size_of), tasks.waves)
@@ -297,10 +298,14 @@ class JobSimulation:
                 end = begin + sum(self._pass_s(marks, options) for marks in times.lasts[number]) * max(1, job.repeat)
             yield JobTime(job.name, len(flows.traffic.endpoints), begin or 0.0, end, many, tuple(rows))
 
+    def _untimed(self, options: RunOptions) -> int:
+        """Simulated iterations that are not timed."""
+        return min(1, options.warmup) if self._alone else options.warmup
+
     def _pass_s(self, marks: Sequence[float], options: RunOptions) -> float:
         """Seconds of a pass, with the iterations that are not simulated. marks: as Timing.lasts has them."""
         left = options.warmup + options.iters - (len(marks) - 1)
-        return marks[-1] - marks[0] + left * iteration_s(marks, min(1, options.warmup))
+        return marks[-1] - marks[0] + left * iteration_s(marks, self._untimed(options))
 
     def whole(self, times: Timing) -> float:
         """Seconds until the last job has ended."""
@@ -312,14 +317,15 @@ class JobSimulation:
         before, found = self.whole(times), []
         if not before:
             return ()
+        often = max(1, _WORK // max(1, times.events * self._network.paths.flows))
         order = np.lexsort((-times.bits, -times.full_s))
-        tried = [int(at) for at in order[:_TRIED] if times.full_s[at] > 0]
+        tried = [int(at) for at in order[: min(_TRIED, often)] if times.full_s[at] > 0]
         for at in tried:
             after = self.whole(self.times(self._network.doubled(np.array([at]))))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
         singles = sorted((each for each in found if each.share > _NO_GAIN), key=lambda each: -each.share)[:_SHOWN]
         seen = set[frozenset[int]]()
-        for direction in dict.fromkeys(wires.direction[tried].tolist()):
+        for direction in dict.fromkeys(wires.direction[order[times.bits[order] > 0]].tolist()):
             ends = frozenset(wires.directions[direction])
             if ends in seen:
                 continue
@@ -341,10 +347,10 @@ class JobSimulation:
         if queues.pfc.enabled and (times.no_pauses or (self._network.paths.share < 1).any()):
             yield "pauses of PFC are not modelled here: there are too many flows, or packets of a flow are spread"
         if times.unsettled:
-            yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their rates are those of one round"
-        ignored = sorted({each.kind for each in self._planned if not _is_modelled(each)})
-        if ignored:
-            yield f"faults of these kinds are not modelled: {', '.join(ignored)}"
+            yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their lowest rates count"
+        k = self._network.wires.fabric.policy.k
+        if ignored := [each.what(k) for each in self._planned if not _is_modelled(each)]:
+            yield f"not modelled: {', '.join(ignored)}"
         if any(each.times.every_ns for each in self._planned if _is_modelled(each)):
             yield "a fault that repeats is set once"
         for job in self._workload.jobs:

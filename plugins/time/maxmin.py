@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, I32, I64
+from heddle.base.arrays import F64, I32, I64, Bools
 
 _TIE: Final = 1e-12  # relative difference of shares that count as equal
 
@@ -60,6 +60,14 @@ class Incidence:
         return np.bincount(self.link, self.share * amount[self.flow], self.links).astype(np.float64)
 
 
+def changes(column: I32) -> Bools:
+    """Where a column has another value than in the row before; True in the first row."""
+    found = np.empty(len(column), dtype=bool)
+    found[:1] = True
+    np.not_equal(column[1:], column[:-1], out=found[1:])
+    return found
+
+
 def max_min(paths: Incidence, capacity: F64, limit: F64 | None = None) -> F64:
     """(flows,): rates in bit/s. capacity: (links,) in bit/s; limit: (flows,), the most that a flow sends.
 
@@ -74,16 +82,19 @@ def max_min(paths: Incidence, capacity: F64, limit: F64 | None = None) -> F64:
         weight = np.bincount(link, share, paths.links)
         there = weight > 0
         fair[there] = residual[there] / weight[there]
-        begins = np.flatnonzero(np.diff(flow, prepend=-1))
+        first = changes(flow)
+        begins, number = np.flatnonzero(first), np.cumsum(first) - 1  # of each flow; of the flow of each row
         least = np.minimum.reduceat(fair[link], begins)  # of each flow that is left
-        own = np.minimum(least, rates[flow[begins]])
-        of_row = np.repeat(own, np.diff(begins, append=len(flow)))
-        ends = np.flatnonzero(np.diff(link[by_link], prepend=-1))
+        limits = rates[flow[begins]]
+        own = np.minimum(least, limits)
+        of_row = own[number]
+        sorted_links = link[by_link]
+        ends = np.flatnonzero(changes(sorted_links))
         lowest = np.full(paths.links, np.inf)
-        lowest[link[by_link[ends]]] = np.minimum.reduceat(of_row[by_link], ends)
+        lowest[sorted_links[ends]] = np.minimum.reduceat(of_row[by_link], ends)
         full = there & (lowest >= fair * (1 - _TIE))
-        stops = np.logical_or.reduceat(full[link], begins) | (rates[flow[begins]] <= least * (1 + _TIE))
-        done = np.repeat(stops, np.diff(begins, append=len(flow)))
+        stops = np.logical_or.reduceat(full[link], begins) | (limits <= least * (1 + _TIE))
+        done = stops[number]
         rates[flow[begins[stops]]] = own[stops]
         residual -= np.bincount(link[done], share[done] * of_row[done], paths.links)
         np.maximum(residual, 0.0, out=residual)

@@ -16,20 +16,27 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import F64
-from heddle_plugins.time.maxmin import Incidence, max_min
+from heddle_plugins.time.maxmin import Incidence, changes, max_min
 
-_ROUNDS: Final = 60
+_FREE: Final = 6
+_ROUNDS: Final = 20
 _SAME: Final = 1e-9
 
 
 def paused_rates(paths: Incidence, capacity: F64, limit: F64, xoff: float, flight: F64) -> tuple[F64, bool]:
-    """(flows,): bit/s, and whether they settled. xoff: bits; flight: (flows,) bits, 0 for flows that cannot pause."""
+    """(flows,): bit/s, and whether they settle; of rates that swing, the lower ones.
+
+    xoff: bits; flight: (flows,) bits, 0 for flows that cannot pause.
+    """
     rates = max_min(paths, capacity, limit)
     before = limit
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         caps = np.minimum(limit, _caps(paths, capacity, rates, xoff, flight))
-        if np.allclose(caps, before, rtol=_SAME, atol=0.0):
-            return rates, True
+        if turn >= _FREE:  # they swing: from now on a flow only becomes slower
+            caps = np.minimum(caps, before)
+        moved = np.flatnonzero(caps != before)
+        if (np.isfinite(before[moved]) & (np.abs(caps[moved] - before[moved]) <= _SAME * before[moved])).all():
+            return rates, turn <= _FREE
         rates, before = max_min(paths, capacity, caps), caps
     return rates, False
 
@@ -40,7 +47,7 @@ def _caps(paths: Incidence, capacity: F64, rates: F64, xoff: float, flight: F64)
     found = np.full(paths.flows, np.inf)
     if not len(flow):
         return found
-    begins = np.flatnonzero(np.diff(flow, prepend=-1))
+    begins = np.flatnonzero(changes(flow))
     start = np.zeros(paths.flows, dtype=np.int64)
     start[flow[begins]] = begins
     finite = np.where(np.isfinite(rates), rates, 0.0)

@@ -215,11 +215,11 @@ def _iteration(
 
 def _in_waves(job: JobFlows, size: int, count: int, iterations: int) -> Tasks:
     """The waves of all communicators together, one after the other: they have equal ones, as they run one pattern."""
-    from heddle_plugins.time.waves import waves_of
+    from heddle_plugins.time.waves import Wave, waves_of
 
     found = Tasks(size, ends=[[] for _ in range(iterations)], waves=True)
     of = np.array(job.communicators, dtype=np.int64)
-    carried = []
+    carried: list[tuple[Wave, I64, F64, float]] = []
     for wave in waves_of(job.pattern, job.size_of, count, job.options.chunk):
         src, dst = of[:, wave.src].ravel(), of[:, wave.dst].ravel()
         payload = np.tile(wave.bytes.astype(np.int64), len(of))
@@ -227,6 +227,8 @@ def _in_waves(job: JobFlows, size: int, count: int, iterations: int) -> Tasks:
         flows, bits = job.transfers(src[~copies], dst[~copies], payload[~copies])
         flows = np.concatenate([flows, job.inside + src[copies]])
         bits = np.concatenate([bits, payload[copies] * 8.0])
+        if wave.follows and carried and carried[-1][0].messages == 1:
+            carried[-1] = (*carried[-1][:3], 0.0)  # its messages follow on the same links: the delay counts once
         carried.append((wave, flows, bits, job.longest_delay_s(src[~copies], dst[~copies])))
     last: list[int] = []
     for iteration in range(iterations):

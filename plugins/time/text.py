@@ -39,10 +39,11 @@ def _jobs(result: TimeForecast) -> Iterator[str]:
         for at, row in enumerate(job.sizes):
             name = f"{job.name if at == 0 else '':<{width}}  " if named else ""
             when = _when(job) if at == 0 else f"{'':>10} {'':>10}"
-            yield (
-                f"{name}{job.ranks:>7,} {format_size(row.size):>8} {seconds_text(row.seconds):>12} {row.algbw:>11.4g} "
-                f"{row.busbw:>11.4g} {when}"
-            ).rstrip()
+            head = f"{name}{job.ranks:>7,} {format_size(row.size):>8}"
+            times = f"{'-':>12} {'-':>11} {'-':>11}"  # of a background job that ended no iteration
+            if row.seconds:
+                times = f"{seconds_text(row.seconds):>12} {row.algbw:>11.4g} {row.busbw:>11.4g}"
+            yield f"{head} {times} {when}".rstrip()
 
 
 def _when(job: JobTime) -> str:

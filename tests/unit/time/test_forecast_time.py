@@ -198,3 +198,49 @@ def test_what_other_jobs_take_is_left_out_of_the_links_of_one(tmp_path: Any) -> 
     for name, why in (("c", "is not a job"), ("b", "never ends by itself")):
         with pytest.raises(InputError, match=why):
             background_of(built, work, Ask(), name, Silent())
+
+
+def test_a_job_ends_with_its_last_rank() -> None:
+    chain = forecast("broadcast,ranks=8,size=16K,iters=1,warmup=1", "routing.ecmp=spray")
+    assert chain.seconds >= 7 * wire_s(chain, 16384) > 3 * iteration(chain), "a message passes all ranks in turn"
+
+
+def test_links_carry_no_more_than_their_rate_and_nothing_while_they_are_down(tmp_path: Any) -> None:
+    path = tmp_path / "bits.yml"
+    path.write_text(
+        "jobs:\n"
+        '  a: {collective: all-gather, ranks: "0:2", size: 1000, iters: 2, warmup: 0}\n'
+        '  b: {collective: all-reduce, algorithm: ring, ranks: "2:4", size: 1M, repeat: background}\n'
+    )
+    beside = forecast(str(path))
+    assert beside.use.max() <= 1 + 1e-9
+    assert beside.jobs[1].end_s is None and "-" in render(beside).splitlines()[6]
+    path.write_text("matrix: shift:4\nsize: 4M\nchunk: 4M\niters: 1\nwarmup: 0\nfault: ['rtsw1:eth1,down,from=0.1s']\n")
+    found = forecast(str(path), "routing.ecmp=flow", "ctsw=2")
+    at = found.wires.id_of["rtsw1:eth1"]
+    assert 0 < found.use[at] <= 0.1 / found.seconds + 1e-9
+
+
+def test_waves_that_another_job_disturbs_are_not_repeated_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    path = tmp_path / "q.yml"
+    path.write_text(
+        "share_nics: true\niters: 1\nwarmup: 0\njobs:\n"
+        '  a: {collective: all-reduce, algorithm: ring, ranks: "0:4", size: 8M}\n'
+        '  b: {matrix: "shift:1", ranks: "0:4", size: 1M, start: 200ms}\n'
+    )
+    messages = forecast(str(path), "queues.pfc.enabled=false")
+    monkeypatch.setattr(tasks, "MOST_MESSAGES", 0)
+    waves = forecast(str(path), "queues.pfc.enabled=false")
+    assert waves.jobs[0].end_s == pytest.approx(messages.jobs[0].end_s, rel=0.01)
+
+
+def test_only_timed_iterations_count_beside_other_jobs(tmp_path: Any) -> None:
+    path = tmp_path / "wu.yml"
+    ring = 'collective: all-reduce, algorithm: ring, ranks: "0:4", size: 1M'
+    path.write_text(
+        f"share_nics: true\njobs:\n  a: {{{ring}, iters: 1, warmup: 9}}\n  b: {{{ring}, iters: 4, warmup: 0}}\n"
+    )
+    both, alone = forecast(str(path)), forecast("ring,ranks=4,size=1M")
+    assert iteration(both) == pytest.approx(iteration(alone), rel=0.01), "b has ended when it is timed"
