@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
+from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.spec.keys import Strict, at, reading, wrong
 
 MOST_JOBS: Final = 1_000_000
@@ -192,7 +193,7 @@ class ClusterFailure(Strict):
     def _is_one(self) -> Self:
         if bool(self.down) == bool(self.drain):
             why = "has down and drain, which exclude each other" if self.down else "has neither down nor drain"
-            raise at("", why, "write down: host3, down: rtsw1:eth3, or drain: ctsw1")
+            raise at("", why, f"write down: host3, down: {EXAMPLE_PORT}, or drain: {EXAMPLE_SWITCH}")
         return self
 
 

@@ -85,7 +85,7 @@ def go(
 def test_a_flows_path_does_not_depend_on_other_flows(rule: HashingRule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(clos(), rule, 500)
     assert whole.ports.shape == (500, 3) and not whole.fan.any()
-    monkeypatch.setattr(engine, "_BLOCK", 64)  # hashed in blocks of another size
+    monkeypatch.setattr(engine, "BLOCK", 64)  # hashed in blocks of another size
     assert (go(clos(), rule, 500).ports == whole.ports).all()
     assert (go(clos(), rule, 100).ports.shape) == (100, 3)
     used = np.bincount(whole.ports[:, 0], minlength=3)[:3]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ("heddle/fabric/shapes/clos.py", "heddle/spec/shapes/clos.py")
+FORMS = "plugins/readers/fabrics/"  # the forms of each shape in files of other tools
 EXAMPLES = ("heddle/cli/helptexts.py", "templates/help/examples.txt")  # help texts
 WORD = re.compile(r"(?<![a-z])(rtsw|ctsw|atsw)", re.IGNORECASE)
 NODE = re.compile(r"(?<![a-z])(rtsw|ctsw|atsw)([0-9]+|\*)")
@@ -22,11 +23,10 @@ QUOTED = re.compile(r"`[^`]*`")
 
 
 def texts(root: Path) -> list[Path]:
-    """Every text of the package and of its templates, but the shapes' own."""
+    """Every text of the package and of its templates, but the shapes' own, and their forms elsewhere."""
     found = [p for top in ("heddle", "plugins", "templates") for p in sorted((root / top).rglob("*")) if p.is_file()]
-    return [
-        p for p in found if "__pycache__" not in p.parts and p.suffix != ".o" and str(p.relative_to(root)) not in SHAPES
-    ]
+    names = {p: str(p.relative_to(root)) for p in found if "__pycache__" not in p.parts and p.suffix != ".o"}
+    return [p for p, name in names.items() if name not in SHAPES and not name.startswith(FORMS)]
 
 
 def without_examples(text: str) -> str:

@@ -27,8 +27,8 @@ def network(loaded: LoadedFabric) -> tuple[str, str]:
         why = "cannot be dimensions, since NPUs of different planes have no path"
         raise InputError(Problem("", "planes", why, "render each plane: --set planes=1, with its NICs and spines"))
     nics = len(fabric.nics)
-    rate = [sum(link.rate_bps for link in links if link.level == level) / nics for level in range(3)]
-    delay = [max((link.delay_ns for link in links if link.level == level), default=0) for level in range(3)]
+    rate = [sum(link.rate_bps for link in links if link.tier == level) / nics for level in range(3)]
+    delay = [max((link.delay_ns for link in links if link.tier == level), default=0) for level in range(3)]
     low, high = min(rate[:2]), min(rate)
     if spec.shape == "rail":
         each, hosts, pods = (getattr(spec, key) for key in ("nics_per_host", "hosts_per_pod", "pods"))

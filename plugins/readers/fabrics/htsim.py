@@ -141,7 +141,7 @@ def topo(loaded: LoadedFabric) -> tuple[str, str]:
         raise refuse(f"shape {spec.shape}", "htsim has no rails", "use shape: clos")
     if tops and spines > 1:
         raise refuse(f"ctsw {spines}", "htsim links a switch of tier 1 to a part of tier 2 only", "use ctsw: 1")
-    rates = [{link.rate_bps for link in links if link.level == level} for level in range(3)]
+    rates = [{link.rate_bps for link in links if link.tier == level} for level in range(3)]
     if any(len(each) > 1 for each in rates):
         raise refuse("link.exceptions", "htsim has one speed for each tier", "remove link.exceptions")
     if any(link.loss for link in links):
@@ -165,7 +165,7 @@ def topo(loaded: LoadedFabric) -> tuple[str, str]:
         if not last and down[tier] * speed != up[tier] * speeds[tier + 1] * ratio:
             why = f"tier {tier} has {down[tier]} links down and {up[tier]} up: htsim needs a whole ratio of their rates"
             raise refuse(fabric.name, why, "make links down a multiple of links up, at one rate")
-        if not (delay := next(link.delay_ns for link in links if link.level == tier)):
+        if not (delay := next(link.delay_ns for link in links if link.tier == tier)):
             raise refuse("link.delay: 0", "htsim needs a latency of every link", "add --set link.delay=1us")
         text += ["", f"Tier {tier}", f"Downlink_speed_Gbps {speed // 10**9}", f"Radix_Down {down[tier]}"]
         text += [] if last else [f"Radix_Up {up[tier]}", f"Oversubscribed {ratio}"]

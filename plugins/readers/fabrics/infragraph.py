@@ -18,6 +18,7 @@ import yaml
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.fabricfile import LoadedFabric
+from heddle.fabric.model import Role
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, dotted, parse, read_text
 from heddle_plugins.readers.fabrics.graph import MOST_LINKS, OtherGraph, OtherLink
 from heddle_plugins.readers.fabrics.own import hardware, own_line, own_values
@@ -217,9 +218,7 @@ def infragraph(loaded: LoadedFabric) -> tuple[str, str]:
     names: dict[tuple[int, int], str] = {}
     for link in found:
         names.setdefault((link.rate_bps, link.delay_ns), f"link{len(names) + 1}")
-    switches = {level.word for level in fabric.levels[1:]} & {
-        fabric.levels[node.level].word for node in fabric.switches
-    }
+    switches = {fabric.level_of(node).word for node in fabric.switches}
     devices, instances = [], []
     for level in fabric.levels:
         nodes = [node for node in fabric.nodes if node.level == fabric.levels.index(level)]
@@ -231,7 +230,7 @@ def infragraph(loaded: LoadedFabric) -> tuple[str, str]:
         devices.append({"name": level.word, "components": [component], "links": [], "edges": []})
         instances.append({"name": level.word, "device": level.word, "count": len(nodes)})
     edges = []
-    for _, each in groupby(found, lambda link: link.a[0] if link.level else link.b[0]):
+    for _, each in groupby(found, lambda link: link.a[0] if link.tier else link.b[0]):
         links = [*each]
         runs = [links] if len({(link.rate_bps, link.delay_ns) for link in links}) == 1 else [[link] for link in links]
         for run in runs:
@@ -256,7 +255,7 @@ def _end(loaded: LoadedFabric, ends: Sequence[tuple[str, str]]) -> dict[str, str
     """Ports as two slices: of nodes of one kind, and of ports that are the same in each of these nodes."""
     fabric = loaded.fabric
     nodes = [fabric.by_name[node] for node in dict.fromkeys(node for node, _ in ends)]
-    word, part = fabric.levels[nodes[0].level].word, "port" if nodes[0].level else "nic"
+    word, part = fabric.level_of(nodes[0]).word, "nic" if nodes[0].role is Role.HOST else "port"
     ports = [*dict.fromkeys(int(port.removeprefix("eth")) - 1 for _, port in ends)]
     return {"instance": _sliced(word, [node.index - 1 for node in nodes]), "component": _sliced(part, ports)}
 

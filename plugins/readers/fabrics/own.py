@@ -17,14 +17,17 @@ _OWN: Final = re.compile(r"# heddle:((?: [a-z_]+=[a-z0-9]{1,12})+)")
 
 
 class HardwareLink(NamedTuple):
-    """A link with node and port of both ends; bit/s, nanoseconds one way and share of lost packets on hardware."""
+    """A link with node and port of both ends; bit/s, nanoseconds one way and share of lost packets on hardware.
+
+    tier: 0 for a link of a host, as other tools count.
+    """
 
     a: tuple[str, str]
     b: tuple[str, str]
     rate_bps: int
     delay_ns: int
     loss: float
-    level: int
+    tier: int
 
 
 def hardware(loaded: LoadedFabric) -> Iterator[HardwareLink]:
@@ -34,11 +37,11 @@ def hardware(loaded: LoadedFabric) -> Iterator[HardwareLink]:
         raise InputError(Problem("", f"shape {loaded.spec.shape}", "has no form in other tools", "use clos or rail"))
     delays = fabric.policy.delays
     for each in sorted(fabric.links, key=lambda each: fabric.by_name[each.a[0]].level):  # stable
-        level = fabric.by_name[each.a[0]].level
+        tier = fabric.by_name[each.a[0]].level
         loss = getattr(link, "loss")  # noqa: B009 - made from the table of faults
-        share = loss.fabric if level else loss.host
+        share = loss.fabric if tier else loss.host
         yield HardwareLink(
-            each.a, each.b, each.rate_bps * loaded.spec.k, delays[level] if delays else 0, share, level
+            each.a, each.b, each.rate_bps * loaded.spec.k, delays[tier] if delays else 0, share, tier
         )  # fmt: skip
 
 
