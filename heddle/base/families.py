@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
 from socket import inet_ntoa
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Interface: TypeAlias = IPv4Interface | IPv6Interface
@@ -23,44 +23,6 @@ Version: TypeAlias = Literal[4, 6]
 _BEHIND_IP: Final = 44
 _TIER_ROOM: Final = 4096  # router ids per tier
 _ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0, as in IPv4 fabrics with the default pool
-
-
-_LATE: Final = ("network", "netmask", "_prefixlen")  # attributes that an Interface makes at once
-
-
-class _End4(IPv4Interface):
-    """One end of a host link. A large fabric has 10^5 of them, so its network is made when it is asked for."""
-
-    def __init__(self, number: int) -> None:
-        IPv4Address.__init__(self, number)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LATE:
-            raise AttributeError(name)
-        super().__init__((int(self), 31))
-        return getattr(self, name)
-
-    def __reduce__(self) -> Any:
-        return IPv4Interface, (str(self),)
-
-
-class _End6(IPv6Interface):
-    """The same of IPv6."""
-
-    def __init__(self, number: int) -> None:
-        IPv6Address.__init__(self, number)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LATE:
-            raise AttributeError(name)
-        super().__init__((int(self), 127))
-        return getattr(self, name)
-
-    def __reduce__(self) -> Any:
-        return IPv6Interface, (str(self),)
-
-
-_End4.__name__, _End6.__name__ = IPv4Interface.__name__, IPv6Interface.__name__  # as texts and values.py show them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +57,7 @@ class Family:
 
     def end(self, number: int) -> Interface:
         """One end of a host link. number: its address as an integer."""
-        return _End4(number) if self.version == 4 else _End6(number)
+        return IPv4Interface((number, self.link)) if self.version == 4 else IPv6Interface((number, self.link))
 
     def loopbacks(self, pool: Network) -> Network:
         """The pool's last block: the loopbacks of all switches."""
