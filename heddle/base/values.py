@@ -3,8 +3,8 @@
 In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, numpy arrays of numbers, and dataclasses,
      enums and named tuples of Heddle.
 Out: JSON, and the same value again. Reading creates only these kinds: a class is looked up in a module of Heddle and
-     must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own. Fields have the
-     types that their class declares. What a text unpacks to is limited.
+     must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own. The fields of a
+     dataclass have the types that it declares. What a text unpacks to is limited.
 """
 
 from __future__ import annotations
@@ -200,14 +200,10 @@ def _load_data(data: Mapping[str, Any], room: _Room) -> Any:
     kind = _class_of(data["of"])
     if not is_dataclass(kind):
         _refused(data["of"])
-    return _made(kind, {str(name): _load(each, room) for name, each in data["fields"]})
-
-
-def _made(kind: type, values: Mapping[str, Any]) -> Any:
-    hints = _hints(kind)
+    values, hints = {str(name): _load(each, room) for name, each in data["fields"]}, _hints(kind)
     for name, value in values.items():
         if not conforms(value, hints.get(name, Any)):
-            raise ValueError(f"is not a {kind.__module__}:{kind.__qualname__}: {name}")
+            raise ValueError(f"is not a {data['of']}: {name}")
     return kind(**values)
 
 
@@ -221,8 +217,7 @@ def _load_tuple(data: Mapping[str, Any], room: _Room) -> Any:
     if "of" not in data:
         return tuple(items)
     kind = _class_of(data["of"])
-    fields_of = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else _refused(data["of"])
-    return _made(kind, dict(zip(fields_of, items, strict=True)))
+    return kind(*items) if issubclass(kind, tuple) else _refused(data["of"])
 
 
 def _dump_data(value: Any) -> Any:

@@ -134,11 +134,8 @@ def fabric_to_json(fabric: Fabric) -> dict[str, Any]:
         "box": fabric.box,
         "area": fabric.area,
         "sizes": list(fabric.sizes),
-        "nodes": [
-            {**node, "ports": [dict(zip(Port._fields, port, strict=True)) for port in node["ports"]]}
-            for node in _NODES.dump_python(fabric.nodes, mode="json")
-        ],
-        "links": [dict(zip(Link._fields, link, strict=True)) for link in _LINKS.dump_python(fabric.links, mode="json")],
+        "nodes": _NODES.dump_python(fabric.nodes, mode="json"),
+        "links": _LINKS.dump_python(fabric.links, mode="json"),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.families import Address, Interface, Network
 from heddle.base.problems import Problems
@@ -61,7 +61,8 @@ class Bridge:
     mac: str
 
 
-class Port(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Port:
     """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered. A port in a
     bridge has the bridge's address; only imported topologies have such. network: the one that the link belongs to;
     `Policy.of` has its pool, MTU and queues.
@@ -131,7 +132,8 @@ class Node:
         raise KeyError(f"{self.name}:{name}")
 
 
-class Link(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Link:
     """Two ports, as node and port names; `a` is on the lower level."""
 
     a: tuple[str, str]

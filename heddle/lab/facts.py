@@ -139,7 +139,7 @@ def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | Non
     odd: dict[str, str] = {}
     for node in fabric.nodes:
         for port in node.ports:
-            slowed = port._replace(rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
+            slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
             has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
             if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
                 wrong[port.ref] = "; ".join(lines)

@@ -70,7 +70,7 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
     record = replace(record, fabric=HOSTILE, warnings=(HOSTILE,))
     fabric = samples.FABRIC
     nodes = tuple(replace(node, name=HOSTILE) if node.name == "host4" else node for node in fabric.nodes)
-    links = tuple(link._replace(a=(HOSTILE, link.a[1])) if link.a[0] == "host4" else link for link in fabric.links)
+    links = tuple(replace(link, a=(HOSTILE, link.a[1])) if link.a[0] == "host4" else link for link in fabric.links)
     around = replace(AROUND, fabric=replace(fabric, nodes=nodes, links=links), versions={HOSTILE: HOSTILE})
     text = report_html([keep(tmp_path, record=record, around=around)])
     assert "onerror" in text

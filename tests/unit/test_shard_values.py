@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import subprocess
 import sys
 import time
@@ -20,10 +18,8 @@ import pytest
 
 from heddle.base import values
 from heddle.base.events import Silent
-from heddle.base.families import FAMILIES, Family, text_of
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.resources import HERE
-from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.cutlinks import FarTrip, ShardCarrier
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
@@ -44,30 +40,12 @@ def again(value: Any) -> Any:
     [
         None, True, 7, 0.5, "a text", b"\0\xff", [1, [2]], (1, "a", (2,)), {(1, "a"): {2, 3}}, frozenset({"x"}),
         Path("/a b/c"), ip_network("10.0.0.0/24"), ip_interface("fd00::1/64"), LabPart.FIBS | LabPart.DROPS,
-        Problem("where", "what", "why", "hint"), load_fabric("tiny").fabric.nics[0],
+        Problem("where", "what", "why", "hint"),
     ],
 )  # fmt: skip
 def test_a_value_is_the_same_on_the_other_side(value: Any) -> None:
     found = again(value)
     assert found == value and type(found) is type(value)
-
-
-def test_fields_of_a_named_tuple_have_its_types() -> None:
-    port = load_fabric("tiny").fabric.nics[0]
-    with pytest.raises(ValueError, match="wiring:Port: rate_bps"):
-        again(port._replace(rate_bps="fast"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_an_end_of_a_host_link_is_any_interface(family: Family) -> None:
-    end, same = family.end(0x0A000003), ip_interface((0x0A000003, family.link))
-    if family.version == 6:
-        end, same = family.end(0xFD << 120 | 3), ip_interface((0xFD << 120 | 3, family.link))
-    for found in (end, copy.deepcopy(family.end(int(same))), pickle.loads(pickle.dumps(family.end(int(same))))):
-        assert (found, hash(found), str(found), repr(found), found.network) == (
-            same, hash(same), str(same), repr(same), same.network,
-        )  # fmt: skip
-    assert text_of(end) == str(same.ip) and not hasattr(end, "other")
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -178,7 +178,7 @@ def derive(description: TopologyDescription) -> Fabric:
             if row.is_edge:
                 racks[name] = counts[level]
             own = tuple(
-                port._replace(mac=port.mac or _mac(level, names[name], place))
+                replace(port, mac=port.mac or _mac(level, names[name], place))
                 for place, port in enumerate(sorted(ports[name], key=lambda p: _natural(p.name)), 1)
             )
             rack = racks.get(name) or next((racks[p.peer_node] for p in own if p.peer_node in racks), None)

@@ -256,7 +256,7 @@ def _as_running(port: Port, now: Interfaces) -> Port:
     name = now.bridges.get(port.name)
     bridge = None if name is None else Bridge(name, now.macs[name])
     address = _first(now.addresses.get(port.name if name is None else name))
-    return port._replace(address=address, mac=now.macs.get(port.name) or port.mac, bridge=bridge)
+    return replace(port, address=address, mac=now.macs.get(port.name) or port.mac, bridge=bridge)
 
 
 def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:

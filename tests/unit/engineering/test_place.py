@@ -201,7 +201,7 @@ def test_names_that_yaml_would_read_as_values_stay_names() -> None:
         replace(
             node,
             name=renamed(node.name),
-            ports=tuple(p._replace(node=renamed(p.node), peer_node=renamed(p.peer_node)) for p in node.ports),
+            ports=tuple(replace(p, node=renamed(p.node), peer_node=renamed(p.peer_node)) for p in node.ports),
         )
         for node in fabric.nodes
     )
