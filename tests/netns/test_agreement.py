@@ -14,7 +14,7 @@ from tests.conftest import Borrow
 BAND = 0.95, 1.15  # live / forecast
 TAKEN = ("ring, cyclic", "shift, spray", "shift, a link down", "shift, spray, a link down")
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
