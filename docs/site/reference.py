@@ -558,15 +558,7 @@ def agreement_page() -> str:
     from tests.bench import agreement
 
     rows = agreement.read_rows()
-    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for row in rows:
-        shown = f"{row.ratio:.4f}" + ("*" if row.doubt else "") if row.source != "htsim" else f"{row.ratio:.2f}"
-        case = row.case.rpartition(", ")[0] if row.source == "htsim" else row.case
-        cells.setdefault((row.fabric, case), {}).setdefault(row.source, []).append(shown)
-    lines = [
-        [fabric, case, *(" ".join(found.get(each, ["-"])) for each in ("arithmetic", "live", "htsim")), "-"]
-        for (fabric, case), found in sorted(cells.items(), key=lambda item: item[0][0])
-    ]
+    lines = agreement.cells(rows)
     lines.append(["SimAI", "all", "-", "-", "-", "no times are in its repository; its paper states 98.1 % on average"])
     return _page(
         "Agreement of forecasts", _meanings()["agreement"].strip(),

@@ -188,8 +188,7 @@ def no_nic(fabric: Fabric, port: Port) -> str:
     if gateway.address is None:
         router = gateway.ref if gateway.bridge is None else f"{gateway.ref}, a port of the bridge {gateway.bridge.name}"
         return f"leads to {router}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
-    pair = fabric.edges and int(gateway.address) ^ int(port.address) == 1  # the addresses of a shape's host link
-    if not pair and gateway.address.ip not in port.address.network:
+    if gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""
 

@@ -35,13 +35,13 @@ def calibration(word: str) -> Calibration:
         raise InputError(Problem("", f"--calibrate {word}", why, "name a run of one collective, alone"))
     if found := unfit(record):
         raise InputError(Problem("", f"--calibrate {word}", f"is not to be trusted: {found.why}", "run it again"))
-    if record.before is not None and not record.before.converged:
-        raise InputError(Problem("", f"--calibrate {word}", "ran on a degraded fabric", "run it again"))
+    state = record.fabric_state
+    if state is not None and state.word != "converged":
+        raise InputError(Problem("", f"--calibrate {word}", f"ran on a fabric that was {state.word}", "run it again"))
     mode = record.ecmp if record.ecmp in PREDICTED else None
     made = time_forecast(fabric, Workload.of(record.options), Ask(mode=mode), Silent(), gains=False)
-    sizes = {each.size: each.seconds for each in made.jobs[0].sizes}
-    size, seconds = max((row.size, row.time_us / 1e6) for row in record.rows)
-    factor = seconds / sizes[size]
+    largest = max(record.rows, key=lambda row: row.size)
+    factor = largest.time_us / 1e6 / next(each.seconds for each in made.jobs[0].sizes if each.size == largest.size)
     control = record.options.congestion
     text = (
         f"rates are divided by {factor:.3f}: {run.what} (congestion control {control}, {len(record.ranks)} ranks) took "

@@ -5,10 +5,10 @@ The model, whose assumptions are printed:
 - A job sends a vector of bits over links in each iteration, on the real routed paths of its NICs (clustershape.py).
 - Alone, an iteration takes its time of `predict --time`, and its computation after that.
 - Jobs beside each other progress at max-min fair rates of iterations: a job needs the share bits / time alone of a
-  link, and cannot be faster than alone. So phases of jobs mesh as well as they can: this is a lower bound of time.
-- Between two events (arrival, start, end, failure, repair) rates are constant. Paths are routed anew after a failure.
-- A job with a NIC that is down ends, and waits again, before later jobs; it begins at its last checkpoint, or anew. A
-  job whose NICs are up but have no path stands until they have one.
+  link, and cannot be faster than alone. One sends while another computes, as far as possible: a lower bound of time.
+- Between two events (arrival, start, end, failure, repair) rates are constant. Paths are routed again after a failure.
+- A job with a NIC that is down ends, and waits again, before later jobs. It starts again at its last checkpoint, or at
+  its beginning if it has none. A job whose NICs are up but have no path waits until they have one.
 - The queue is first come, first served; with backfill, later jobs pass those that do not fit.
 Starts, checkpoints and routing take no time. Memory: the jobs that run or wait, and a row for each that has ended.
 """
@@ -381,7 +381,7 @@ class ClusterSimulation:
     # failures
 
     def _fault(self, _: float, number: int, key: str, word: str, begins: bool) -> None:
-        """Set or repair a failure: jobs on NICs that are down end, and all others are routed anew."""
+        """Set or repair a failure: jobs on NICs that are down end, and all others are routed again."""
         self._set[key, word] += 1 if begins else -1
         now = [each for each, count in self._set.items() if count > 0]
         down, drained = (sorted(word for key, word in now if key == of) for of in ("down", "drain"))

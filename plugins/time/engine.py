@@ -62,11 +62,12 @@ class NetworkState:
 
 @dataclass
 class Timing:
-    """The result. begins, ends: of each job, in seconds; no end in the background. iterations: of each job and pass, of
-    the last repetition: begin, then the end of each iteration as a mean over ranks. lasts: the same for the last rank
-    of each iteration. bits, full_s: (links,). at_most:
-    steps with many flows take so many times the seconds here at most. unsettled: sets of flows whose pauses do not
-    settle; no_pauses: some had too many flows for pauses.
+    """The result. begins, ends: of each job, in seconds; no end in the background.
+
+    iterations: of each job and pass, of the last repetition: its begin, then the end of each iteration as a mean over
+    ranks. lasts: the same for the last rank of each. bits, full_s: (links,). at_most: steps with many flows take so
+    many times the seconds here at most. unsettled: sets of flows whose pauses do not settle. no_pauses: some sets had
+    too many flows for pauses.
     """
 
     begins: list[float | None]

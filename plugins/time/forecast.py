@@ -34,8 +34,6 @@ from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 
 TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
 _TRIED: Final = 12  # links that are made twice as fast, one at a time
-_SHOWN: Final = 5
-_NO_GAIN: Final = 1e-3
 _WORK: Final = 2_000_000  # events x flows of all simulations with one faster link
 NS: Final = 1e-9
 
@@ -312,18 +310,21 @@ class JobSimulation:
         return max((each.end_s for each in self.jobs(times) if each.end_s is not None), default=0.0)
 
     def gains(self, times: Timing) -> tuple[Gain, ...]:
-        """The links, and the directions, whose doubling saves most; those that were full longest are tried."""
+        """All that was tried: links that were full longest, as many as there is time for, and all tiers of links."""
         wires = self._network.wires
         before, found = self.whole(times), []
         if not before:
             return ()
-        often = max(1, _WORK // max(1, times.events * self._network.paths.flows))
+        often = min(_TRIED, max(1, _WORK // max(1, times.events * self._network.paths.flows)))
         order = np.lexsort((-times.bits, -times.full_s))
-        tried = [int(at) for at in order[: min(_TRIED, often)] if times.full_s[at] > 0]
-        for at in tried:
+        links: dict[int, int] = {}  # of the two directions of a link, the fuller one
+        for at in order.tolist():
+            if not times.full_s[at] or len(links) == often:
+                break
+            links.setdefault(min(at, int(wires.other[at])), at)
+        for at in links.values():
             after = self.whole(self.times(self._network.doubled(np.array([at]))))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
-        singles = sorted((each for each in found if each.share > _NO_GAIN), key=lambda each: -each.share)[:_SHOWN]
         seen = set[frozenset[int]]()
         for direction in dict.fromkeys(wires.direction[order[times.bits[order] > 0]].tolist()):
             ends = frozenset(wires.directions[direction])
@@ -332,8 +333,8 @@ class JobSimulation:
             seen.add(ends)
             after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction))))
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
-            singles.append(Gain(name, 1 - after / before, single=False))
-        return tuple(singles)
+            found.append(Gain(name, 1 - after / before, single=False))
+        return tuple(found)
 
     def notes(self, times: Timing) -> Iterator[str]:
         """What is assumed, and what is not modelled, here."""

@@ -49,7 +49,7 @@ class Incidence:
         )  # fmt: skip
 
     def only(self, flows: I64) -> Incidence:
-        """Of some flows, which are numbered anew. flows: sorted."""
+        """Of some flows, which get new numbers. flows: sorted."""
         number = np.full(self.flows, -1, dtype=np.int32)
         number[flows] = np.arange(len(flows), dtype=np.int32)
         rows = np.flatnonzero(number[self.flow] >= 0)

@@ -36,7 +36,7 @@ def messages_of(network: Network, jobs: Sequence[JobFlows], kept: tuple[I64, F64
         row = (flow - first) // connections.each
         nodes = np.array([number[each.nic] for each in traffic.endpoints])
         sport = np.concatenate([flows_of(connections, part, traffic.address).sport for part in connections.batches()])
-        size = [job.payloads[each] for each in (bits * connections.sports).tolist()]
+        size = [job.payloads[each] for each in np.rint(bits * connections.sports).astype(np.int64).tolist()]
         found.append((
             nodes[connections.src[row]], nodes[connections.dst[row]], sport[flow - first],
             np.full(len(flow), ROCE_PORT), np.array(size, dtype=np.int64) // connections.sports,

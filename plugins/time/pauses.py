@@ -18,9 +18,9 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle_plugins.time.maxmin import Incidence, changes, max_min
 
-_FREE: Final = 6
+_FREE: Final = 6  # rounds in which rates may also rise
 _ROUNDS: Final = 20
-_SAME: Final = 1e-9
+_SAME: Final = 1e-9  # relative difference of two rates that count as equal
 
 
 def paused_rates(paths: Incidence, capacity: F64, limit: F64, xoff: float, flight: F64) -> tuple[F64, bool]:
@@ -32,13 +32,20 @@ def paused_rates(paths: Incidence, capacity: F64, limit: F64, xoff: float, fligh
     before = limit
     for turn in range(_ROUNDS):
         caps = np.minimum(limit, _caps(paths, capacity, rates, xoff, flight))
+        if _same(caps, before):
+            return rates, True
         if turn >= _FREE:  # they swing: from now on a flow only becomes slower
             caps = np.minimum(caps, before)
-        moved = np.flatnonzero(caps != before)
-        if (np.isfinite(before[moved]) & (np.abs(caps[moved] - before[moved]) <= _SAME * before[moved])).all():
-            return rates, turn <= _FREE
+            if _same(caps, before):
+                break
         rates, before = max_min(paths, capacity, caps), caps
     return rates, False
+
+
+def _same(caps: F64, before: F64) -> bool:
+    moved = np.flatnonzero(caps != before)
+    close = np.isfinite(before[moved]) & (np.abs(caps[moved] - before[moved]) <= _SAME * before[moved])
+    return bool(close.all())
 
 
 def _caps(paths: Incidence, capacity: F64, rates: F64, xoff: float, flight: F64) -> F64:

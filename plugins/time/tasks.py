@@ -96,7 +96,7 @@ class JobFlows:
         self.inside_bps = options.inside_gbps(self.pattern) * 1e9 / fabric.policy.k
         hosts = np.unique([end.host for end in traffic.endpoints], return_inverse=True)[1]
         self._host = hosts if self.inside_bps else np.arange(ranks)
-        self.payloads: dict[float, int] = {}  # of the parts of messages, by their bits on the wire
+        self.payloads: dict[int, int] = {}  # of the parts of messages, by their bits on the wire
         self._delays, self._k, self._delay_of = PathDelays(fabric), fabric.policy.k, dict[tuple[str, str], float]()
 
     @property
@@ -142,7 +142,7 @@ class JobFlows:
         else:
             parts, qps = np.array([payload], dtype=np.int64), np.array([turn % cut.qps])
         bits = cut.frames(parts) * 8.0
-        self.payloads.update(zip(bits.tolist(), parts.tolist(), strict=True))
+        self.payloads.update(zip(bits.astype(np.int64).tolist(), parts.tolist(), strict=True))
         sports = self._connections.sports  # packets use the source ports of a queue pair in turn
         flows = self._first + row * self._connections.each + qps[:, None] * sports + np.arange(sports)
         return flows.ravel(), np.repeat(bits / sports, sports).astype(np.float64)

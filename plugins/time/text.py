@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from heddle.views.forecasttext import seconds_text, wrapped
 from heddle_plugins.time.background import Background
 from heddle_plugins.time.forecast import JobTime, TimeForecast
 
-_LINKS = 5
+_LINKS: Final = 5
+_LEAST: Final = 1e-3  # of the time, that counts as saved
 
 
 def render(result: TimeForecast) -> str:
@@ -65,10 +67,13 @@ def _gains(result: TimeForecast) -> Iterator[str]:
     if not result.gains:
         return
     yield f"{'twice as fast':<40} {'saves':>8}"
-    if not any(each.single for each in result.gains):
-        yield f"{'any single link':<40} {'nothing':>8}"
-    for each in result.gains:
-        yield f"{each.links:<40} {f'{each.share:.1%}' if each.share > 1e-3 else 'nothing':>8}"
+    single = [each for each in result.gains if each.single]
+    best = sorted((each for each in single if each.share > _LEAST), key=lambda each: -each.share)[:_LINKS]
+    if single and not best:
+        which = f"one of the {len(single)} fullest links" if len(single) > 1 else "the fullest link"
+        yield f"{which:<40} {'nothing':>8}"
+    for each in (*best, *(each for each in result.gains if not each.single)):
+        yield f"{each.links:<40} {f'{each.share:.1%}' if each.share > _LEAST else 'nothing':>8}"
 
 
 def _notes(result: TimeForecast) -> Iterator[str]:

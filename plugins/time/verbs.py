@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heddle.base.files import real
+from heddle.base.problems import InputError, Problem
 from heddle.cli.console import Console
 from heddle.fabric.model import Fabric
 from heddle.offline.forecast import Ask
@@ -27,6 +28,8 @@ def predict_time(
     from heddle_plugins.time.text import background_text, render
 
     if background is not None:
+        if others := [f"--{word}" for word, value in (("calibrate", calibrate), ("flows", flows)) if value is not None]:
+            raise InputError(Problem("", others[0], "is not for --background", "leave one of them out"))
         found = background_of(fabric, workload, ask, background, out.observer)
         return out.result(found.to_json(), background_text(found))
     if flows is not None:

@@ -312,6 +312,19 @@ def write_rows(rows: Sequence[Row]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Rows of a table: fabric, case, and the ratios of arithmetic, live runs and htsim; the last column is empty."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        shown = f"{row.ratio:.4f}" + ("*" if row.doubt else "") if row.source != "htsim" else f"{row.ratio:.2f}"
+        case = row.case.rpartition(", ")[0] if row.source == "htsim" else row.case
+        found.setdefault((row.fabric, case), {}).setdefault(row.source, []).append(shown)
+    return [
+        [fabric, case, *(" ".join(each.get(source, ["-"])) for source in ("arithmetic", "live", "htsim")), "-"]
+        for (fabric, case), each in sorted(found.items(), key=lambda item: item[0][0])
+    ]
+
+
 def errors(rows: Sequence[Row]) -> list[float]:
     """Percent that live times differ from the forecast, without UNRELIABLE runs."""
     return [100 * abs(row.ratio - 1) for row in rows if row.source == "live" and not row.doubt]
