@@ -1,0 +1,1 @@
+"""Shapes of HPC networks: `fat-tree`. The keys of a shape are in NAME_spec.py, its builder is in NAME.py."""
