@@ -8,6 +8,8 @@ switch refuses a route that has its own AS in its path. So an edge's prefix clim
 again. A route learned from below has a shorter path than one learned from above.
 A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a path is used
 only if there is no other.
+Where routes go sideways (`Level.prepends`) each switch has an AS of its own, and the shortest AS path counts, with the
+prepended numbers. So a third box is passed only when no link leads to the right one.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def groups_of(
     wiring: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
     """Switch -> its groups without bandwidths, sorted by their lowest port; see ucmp.next_hop_groups."""
-    return _Routes(wiring, dead, drained).groups()
+    return (_Sideways if wiring.sideways else _Routes)(wiring, dead, drained).groups()
 
 
 @dataclass(slots=True)
@@ -132,6 +134,56 @@ class _Routes:
         if node.name in self._drained:
             return _Known(0, clean | drained)
         return _Known(clean, drained & ~clean)
+
+
+class _Sideways:
+    """The shortest AS paths of every switch, for all edges at once, by rising length."""
+
+    def __init__(self, fabric: Wiring, dead: Collection[str], drained: Collection[str]) -> None:
+        own = {name: 1 << (number - 1) for name, number in fabric.edge_of.items()}
+        self._ports: dict[str, list[tuple[str, str, int]]] = {}  # name, peer, length of a path over this link alone
+        for node in fabric.switches:
+            prepends = fabric.level_of(node).prepends
+            self._ports[node.name] = [
+                (port.name, port.peer_node, 1 + fabric.is_global(port) * prepends)
+                for port in node.ports
+                if not fabric.leads_to_host(port) and port.ref not in dead and port.peer_ref not in dead
+            ]
+        self._longest = max((length for ports in self._ports.values() for _, _, length in ports), default=1)
+        # By the length of the path: switch -> edges that it announces.
+        self._known = [{name: own[name] for name in self._ports if name in own and name not in drained}]
+        self._settled = {name: own.get(name, 0) for name in self._ports}
+        self._by = {name: [0] * len(ports) for name, ports in self._ports.items()}
+        # Routes without the community first: they are preferred, but not at a drained switch.
+        self._flood({name for name in self._ports if name not in drained})
+        if drained:
+            self._known[0] |= {name: own[name] for name in drained if name in own}
+            self._flood(set(self._ports))
+
+    def groups(self) -> dict[str, tuple[Group, ...]]:
+        """Of every switch."""
+        found = {}
+        for name, ports in self._ports.items():
+            received = [(port, _Known(bits)) for (port, *_), bits in zip(ports, self._by[name], strict=True)]
+            found[name] = tuple(_grouped(received, 0, alike=False))
+        return found
+
+    def _flood(self, among: set[str]) -> None:
+        """Announce among these switches all edges to which they have no path yet."""
+        length = 0
+        while any(self._known[max(0, length + 1 - self._longest) :]):
+            length += 1
+            if length == len(self._known):
+                self._known.append({})
+            gained: dict[str, int] = {}
+            for name in among:
+                for place, (_, peer, more) in enumerate(self._ports[name]):
+                    if more <= length and (bits := self._known[length - more].get(peer, 0) & ~self._settled[name]):
+                        self._by[name][place] |= bits
+                        gained[name] = gained.get(name, 0) | bits
+            for name, bits in gained.items():
+                self._settled[name] |= bits
+                self._known[length][name] = self._known[length].get(name, 0) | bits
 
 
 def _grouped(received: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:

@@ -40,6 +40,8 @@ class Level:
     is_edge: hosts are connected to its switches. above_edge: those switches are directly below it.
     counts_uplinks: its links upwards are the uplinks whose spread a run measures. boxed: pictures draw its switches in
     boxes, with their hosts.
+    prepends: above 0, routes also go sideways: links within the level are local in a box, and global between boxes.
+    Over a global link a switch announces all routes with its AS number so many times more in the path.
     """
 
     word: str
@@ -51,6 +53,7 @@ class Level:
     above_edge: bool = False
     counts_uplinks: bool = False
     boxed: bool = False
+    prepends: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +228,41 @@ class Wiring:
         """The highest row that has a node."""
         return self.levels[max((node.level for node in self.nodes), default=0)]
 
+    @cached_property
+    def sideways(self) -> bool:
+        """Whether routes go by links within a level, see Level.prepends."""
+        return any(level.prepends for level in self.levels)
+
+    def is_sideways(self, port: Port) -> bool:
+        """Whether its link is within a level where routes go sideways."""
+        node, peer = self.by_name[port.node], self.by_name[port.peer_node]
+        return node.level == peer.level and self.levels[node.level].prepends > 0
+
+    def is_global(self, port: Port) -> bool:
+        """Whether its link goes sideways to another box."""
+        node, peer = self.by_name[port.node], self.by_name[port.peer_node]
+        return self.is_sideways(port) and node.group(self.box) != peer.group(self.box)
+
     def leads_up(self, port: Port) -> bool:
-        """Whether a node of a higher level is at the other end."""
-        return self.by_name[port.peer_node].level > self.by_name[port.node].level
+        """Whether a node of a higher level is at the other end, or of the same one where routes go sideways."""
+        return self.is_sideways(port) or self.by_name[port.peer_node].level > self.by_name[port.node].level
+
+    def is_uplink(self, port: Port) -> bool:
+        """Whether it is one of the links whose spread a run measures: a global one, where routes go sideways."""
+        counts = self.level_of(self.by_name[port.node]).counts_uplinks
+        return counts and self.leads_up(port) and self.is_sideways(port) == self.is_global(port)
+
+    def direction(self, port: Port) -> str:
+        """`RTSW to CTSW`; with the class of a link that goes sideways, `switch to switch (global)`."""
+        ends = " to ".join(self.level_of(self.by_name[name]).title for name in (port.node, port.peer_node))
+        return f"{ends} ({'global' if self.is_global(port) else 'local'})" if self.is_sideways(port) else ends
 
     def leads_to_host(self, port: Port) -> bool:
         """Whether a host is at the other end."""
         return self.by_name[port.peer_node].role is Role.HOST
 
     def uplinks_of(self, node: Node) -> int:
-        """How many of a node's ports lead to a higher level."""
+        """How many of a node's ports lead up (or sideways)."""
         return sum(self.leads_up(port) for port in node.ports)
 
     @cached_property
@@ -285,7 +313,7 @@ def refuse_level_links(wiring: Wiring) -> None:
     problems = Problems()
     level = {node.name: node.level for node in wiring.nodes}
     for link in wiring.links:
-        if level[link.a[0]] == level[link.b[0]]:
+        if level[link.a[0]] == level[link.b[0]] and not wiring.levels[level[link.a[0]]].prepends:
             what = f"the link {':'.join(link.a)} - {':'.join(link.b)}"
             why = f"is within level {wiring.levels[level[link.a[0]]].word}: no route climbs or descends by it"
             problems.add(where=wiring.name, what=what, why=why, hint="join nodes of two levels")
@@ -296,7 +324,8 @@ def ports_above(fabric: Wiring, nics: Collection[str]) -> frozenset[str]:
     """Both ends of every link whose lower end is one of these NICs, or a switch above one of them.
 
     nics: ports of hosts, `host1:eth1`. A switch is above a NIC when links lead down from it to that NIC, level by
-    level. A link within one level has its lower end at `a`, and leads no higher.
+    level. A link within one level has its lower end at `a`, and leads no higher. Where routes go sideways, the links
+    between switches of boxes with such NICs are used, also those of switches without one.
     """
     found: set[str] = set()
     nodes: set[str] = set()  # switches above the NICs
@@ -307,4 +336,9 @@ def ports_above(fabric: Wiring, nics: Collection[str]) -> frozenset[str]:
             found |= {low, ":".join(link.b)}
             if level[link.b[0]] > level[link.a[0]]:
                 nodes.add(link.b[0])
+    boxes = {fabric.by_name[name].group(fabric.box) for name in nodes} if fabric.sideways else set()
+    inside = (node for node in fabric.switches if node.group(fabric.box) in boxes)
+    for port in (port for node in inside for port in node.ports if fabric.is_sideways(port)):
+        if fabric.by_name[port.peer_node].group(fabric.box) in boxes:
+            found.add(port.ref)
     return frozenset(found)

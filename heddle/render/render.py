@@ -112,7 +112,8 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
     files: dict[str, str] = {}
     templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
     for node in fabric.switches:
-        own = {"node": node, "maximum_paths": _maximum_paths(fabric, node)}
+        global_ports = [port for port in node.ports if fabric.is_global(port)]
+        own = {"node": node, "maximum_paths": _maximum_paths(fabric, node), "global_ports": global_ports}
         files |= {f"{node.name}/{name}": template.render(shared, **own) for name, template in templates.items()}
     files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
         shared,
@@ -335,6 +336,8 @@ def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
 
 def _maximum_paths(fabric: Fabric, node: Node) -> int:
     """The largest number of equal-cost next hops to any edge; not larger, since FRR sizes its next-hop tables by it."""
+    if fabric.sideways:  # when a link fails, more paths can be equal than before
+        return max(1, fabric.uplinks_of(node))
     return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
 
 
