@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import Problem
+from heddle.fabric.deadlock import deadlock_warning
 from heddle.fabric.model import Role
 from heddle.kernel.namespace import NodeHandle
 from heddle.lab import agents, facts
@@ -108,7 +109,8 @@ def thresholds(subject: Subject) -> Answer:
     note = f", with values set at run time on {changed} nodes" if changed else ""
     ports = sum(len(node.ports) for node in lab.fabric.nodes)
     said = f"{ports} ports have {len(lab.fabric.policy.queues.numbers)} classes as configured{note}"
-    return Answer(said, [], (*late_marks(lab), *lab.fabric.policy.queues.lossy_data(DSCP_DATA)))
+    notes = *lab.fabric.policy.queues.lossy_data(DSCP_DATA), *deadlock_warning(lab.fabric)
+    return Answer(said, [], (*late_marks(lab), *notes))
 
 
 def depths(subject: Subject) -> Found:

@@ -160,7 +160,10 @@ def fitting_cut(fabric: Fabric, memory: int = NODE_BYTES) -> Cut:
 
 
 def racks_of(fabric: Fabric) -> list[list[Node]]:
-    """Groups of nodes that one shard must have: edge switches with the hosts that they share; in the fabric's order."""
+    """Groups of nodes that one shard must have: edge switches with the hosts that they share; in the fabric's order.
+
+    Where routes go sideways, a whole box: most links are inside.
+    """
     group = {node.name: node.name for node in fabric.nodes}
 
     def top(name: str) -> str:
@@ -171,6 +174,9 @@ def racks_of(fabric: Fabric) -> list[list[Node]]:
     for host in fabric.hosts:
         for port in host.ports:
             group[top(port.peer_node)] = top(host.name)
+    first: dict[int | None, str] = {}  # box -> a switch of it
+    for node in fabric.switches if fabric.sideways else ():
+        group[top(node.name)] = top(first.setdefault(node.group(fabric.box), node.name))
     found: dict[str, list[Node]] = {}
     for node in fabric.nodes:
         found.setdefault(top(node.name), []).append(node)
@@ -185,7 +191,8 @@ def _refusal(fabric: Fabric, count: int, most: int) -> Problem:
         return Problem("", what, "is not a number of shards", "use --shards 2")
     if most < 2:
         return Problem("", what, f"is not possible: all hosts of {fabric.name} share switches, and racks stay whole")
-    return Problem("", what, f"is more than the {most} racks of {fabric.name}", f"use --shards {most} or fewer")
+    word = fabric.box or "rack"
+    return Problem("", what, f"is more than the {most} {word}s of {fabric.name}", f"use --shards {most} or fewer")
 
 
 def _shard(name: str, nodes: Sequence[Node], costs: Mapping[str, Footprint]) -> Shard:

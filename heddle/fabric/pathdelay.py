@@ -36,7 +36,11 @@ class PathDelays:
 
 
 def _search(fabric: Fabric, start: str) -> dict[str, int]:
-    """Breadth-first search: of all paths with the fewest links, each switch gets the longest delay."""
+    """Breadth-first search: of all paths with the fewest links, each switch gets the longest delay.
+
+    A path leaves its box once, by a global link of that box: a third box is not passed.
+    """
+    box = fabric.by_name[start].group(fabric.box)
     found = {start: 0}
     edge = [start]
     while edge:
@@ -46,6 +50,8 @@ def _search(fabric: Fabric, start: str) -> dict[str, int]:
             for port in node.ports:
                 peer = fabric.by_name[port.peer_node]
                 if peer.name in found or fabric.leads_to_host(port):
+                    continue
+                if fabric.is_global(port) and node.group(fabric.box) != box:
                     continue
                 delay = found[name] + fabric.policy.delay_ns(min(node.level, peer.level))
                 beyond[peer.name] = max(delay, beyond.get(peer.name, 0))

@@ -235,8 +235,8 @@ class Wiring:
 
     def is_sideways(self, port: Port) -> bool:
         """Whether its link is within a level where routes go sideways."""
-        node, peer = self.by_name[port.node], self.by_name[port.peer_node]
-        return node.level == peer.level and self.levels[node.level].prepends > 0
+        node = self.by_name[port.node]
+        return self.levels[node.level].prepends > 0 and node.level == self.by_name[port.peer_node].level
 
     def is_global(self, port: Port) -> bool:
         """Whether its link goes sideways to another box."""
@@ -252,10 +252,13 @@ class Wiring:
         counts = self.level_of(self.by_name[port.node]).counts_uplinks
         return counts and self.leads_up(port) and self.is_sideways(port) == self.is_global(port)
 
-    def direction(self, port: Port) -> str:
-        """`RTSW to CTSW`; with the class of a link that goes sideways, `switch to switch (global)`."""
-        ends = " to ".join(self.level_of(self.by_name[name]).title for name in (port.node, port.peer_node))
-        return f"{ends} ({'global' if self.is_global(port) else 'local'})" if self.is_sideways(port) else ends
+    def direction(self, node: str, peer: str) -> str:
+        """Of a link: `RTSW to CTSW`; with its class where it goes sideways, `switch to switch (global)`."""
+        ends = [self.by_name[name] for name in (node, peer)]
+        text = " to ".join(self.level_of(each).title for each in ends)
+        if not self.sideways or ends[0].level != ends[1].level:
+            return text
+        return f"{text} ({'local' if ends[0].group(self.box) == ends[1].group(self.box) else 'global'})"
 
     def leads_to_host(self, port: Port) -> bool:
         """Whether a host is at the other end."""

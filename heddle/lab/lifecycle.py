@@ -37,6 +37,7 @@ from heddle.base.process import Journal
 from heddle.base.tables import many, some_of
 from heddle.base.userfiles import as_root, give_to_caller
 from heddle.base.version import VERSION
+from heddle.fabric.deadlock import deadlock_warning
 from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
 from heddle.host.engine.binary import installed_version
@@ -136,7 +137,8 @@ def _created(
     for note in lab.blueprint.notes:
         observer.say(note)
     queues = lab.fabric.policy.queues
-    for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA)):
+    ring = deadlock_warning(lab.fabric)
+    for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA), *ring):
         observer.warn(line)
     if engine.here:
         preflight(lab.fabric, daemons=engine.daemons_here)

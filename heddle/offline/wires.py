@@ -34,12 +34,13 @@ from heddle.spec.routingpolicy import FIELDS_5_TUPLE
 def directions(fabric: Fabric) -> tuple[tuple[int, int], ...]:
     """Pairs (from level, to level), from the hosts up and down again; a direction's number is its index here.
 
-    Those of links that skip a level come last.
+    Those of links that skip a level, or are within one, come last: then the local and the global ones are two.
     """
     up = range(len(fabric.levels))
     level = {node.name: node.level for node in fabric.nodes}
     ends = sorted({(level[link.a[0]], level[link.b[0]]) for link in fabric.links})
-    return tuple(dict.fromkeys((*pairwise(up), *pairwise(up[::-1]), *ends, *((high, low) for low, high in ends))))
+    found = dict.fromkeys((*pairwise(up), *pairwise(up[::-1]), *ends, *((high, low) for low, high in ends)))
+    return (*found, *(pair for pair in found if pair[0] == pair[1] and fabric.sideways))
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,25 @@ class Wires:
         return directions(self.fabric)
 
     @cached_property
-    def upward(self) -> tuple[int, ...]:
-        """The directions upwards between switches, where switches choose."""
+    def outward(self) -> tuple[int, ...]:
+        """The directions upwards and sideways between switches, where switches choose."""
         pairs = enumerate(self.directions)
-        return tuple(number for number, (low, high) in pairs if low < high and not self.at_hosts(number))
+        return tuple(number for number, (low, high) in pairs if low <= high and not self.at_hosts(number))
+
+    @cached_property
+    def upward(self) -> tuple[int, ...]:
+        """The same, of the links whose spread is measured: not local ones."""
+        first = self.directions.index
+        return tuple(n for n in self.outward if len({*self.directions[n]}) == 2 or first(self.directions[n]) < n)
 
     def direction_name(self, number: int) -> str:
-        """`RTSW to CTSW`."""
-        hosts = self.fabric.host_level
-        ends = (self.fabric.levels[level] for level in self.directions[number])
-        return " to ".join("NIC" if level == hosts else level.title for level in ends)
+        """`RTSW to CTSW`; sideways as of Wiring.direction."""
+        hosts, pair = self.fabric.host_level, self.directions[number]
+        ends = (self.fabric.levels[level] for level in pair)
+        name = " to ".join("NIC" if level == hosts else level.title for level in ends)
+        if not self.fabric.sideways or pair[0] != pair[1]:
+            return name
+        return f"{name} ({'global' if self.directions.index(pair) < number else 'local'})"
 
     def at_hosts(self, number: int) -> bool:
         """Whether hosts are at one end of a direction."""
@@ -120,6 +130,10 @@ class Wires:
             reached[self.peer[low]] = True
             up = np.flatnonzero(reached[self.owner] & (self.owner >= 0) & (self.peer >= 0))
             low = up[level[self.peer[up]] > level[self.owner[up]]].astype(np.int32)
+        if self.fabric.sideways:
+            box = self.groups(self.fabric.box)
+            used = np.isin(box, box[np.unique(self.peer[nics])])
+            found |= (self.owner >= 0) & (self.peer >= 0) & used[self.owner] & used[self.peer]
         return found
 
     def of_directions(self) -> list[int]:
@@ -135,17 +149,22 @@ def wires_of(fabric: Fabric) -> Wires:
     at = {name: number for number, name in enumerate(names)}
     id_of = {node.name: number for number, node in enumerate(nodes)}
     level = np.array([node.level for node in nodes])
+    every_way = directions(fabric)
     number_of = np.full((len(fabric.levels),) * 2, NOWHERE, dtype=np.int32)
-    for number, pair in enumerate(directions(fabric)):
+    for number, pair in reversed([*enumerate(every_way)]):
         number_of[pair] = number
     owner = np.repeat(np.arange(len(nodes), dtype=np.int32), [len(node.ports) for node in nodes])
     peer = np.array([id_of[port.peer_node] for port in every], dtype=np.int32)
+    direction = number_of[level[owner], level[peer]]
+    if fabric.sideways:
+        apart = np.array([fabric.is_global(port) for port in every])
+        direction = np.where(apart, len(every_way) - 1, direction).astype(np.int32)
     return Wires(
         fabric,
         tuple(node.name for node in fabric.switches),
         tuple(names),
         np.array([port.rate_bps for port in every], dtype=np.float64),
-        number_of[level[owner], level[peer]],
+        direction,
         np.where(owner < switches, owner, NOWHERE),
         np.where(peer < switches, peer, NOWHERE),
         np.array([at[f"{port.peer_node}:{port.peer_port}"] for port in every], dtype=np.int32),
@@ -294,7 +313,7 @@ def other_seeds(seeds: U32, trial: int) -> U32:
 
 @dataclass(frozen=True)
 class Cuts:
-    """The rate of all links that lead up and out of each edge switch, and of each area: they limit traffic.
+    """The rate of all links that lead out of each edge switch, and of each area, up or sideways: they limit traffic.
 
     edge_bps: (edges,), bit/s. area_of: (edges,), the area of each edge, from 0. area_bps: (areas,), bit/s.
 
@@ -320,7 +339,7 @@ def cuts_of(wires: Wires, live: Bools) -> Cuts:
     """All cuts. live: (ports,), whether a port is in use."""
     leaves = np.flatnonzero(wires.edge >= 0)
     rate = np.where(live, wires.rate, 0.0)
-    up = np.flatnonzero(np.isin(wires.direction, wires.upward))
+    up = np.flatnonzero(np.isin(wires.direction, wires.outward))
     by_switch = np.bincount(wires.owner[up], weights=rate[up], minlength=len(wires.switches))
     edge_bps = np.zeros(len(wires.fabric.edges))
     edge_bps[wires.edge[leaves]] = by_switch[leaves]
@@ -333,4 +352,5 @@ def cuts_of(wires: Wires, live: Bools) -> Cuts:
     upward = np.bincount(area[wires.owner[top]], weights=rate[top], minlength=areas).astype(np.float64)
     fabric = wires.fabric
     above = f"{fabric.level_of(fabric.by_name[wires.switches[wires.peer[top[0]]]]).title}s" if len(top) else ""
+    above = f"other {fabric.area}s" if above and fabric.sideways else above
     return Cuts(edge_bps, area_of, upward, above)

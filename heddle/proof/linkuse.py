@@ -139,7 +139,7 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
     above = ports_above(fabric, nics_of(fabric, [sent.flow for sent in evidence.sent]))
     states = _states(fabric, evidence.before)
     links: list[LinkUse] = []
-    for switch_node, port in _ports(fabric):
+    for _, port in _ports(fabric):
         packets, size, count = used.get(port.ref, (0, 0, 0))
         total = totals.get(port.ref)
         others = (total.packets - packets, total.bytes - size) if total else (0, 0)
@@ -147,7 +147,7 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
         for dropped in (evidence.tally(port.ref, number) for number in numbers):
             packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
         counts = (packets, size, count, *others)
-        links.append(_link(fabric, switch_node, port, above, counts, evidence.seconds, states.get(port.ref, "")))
+        links.append(_link(fabric, port, above, counts, evidence.seconds, states.get(port.ref, "")))
     return links
 
 
@@ -155,8 +155,8 @@ def planned_links(fabric: Fabric, flows: Sequence[Flow], counts: Mapping[str, in
     """The same before anything is sent. counts: flows by port."""
     above, states = ports_above(fabric, nics_of(fabric, flows)), _states(fabric, now)
     return [
-        _link(fabric, switch, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None, states.get(port.ref, ""))
-        for switch, port in _ports(fabric)
+        _link(fabric, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None, states.get(port.ref, ""))
+        for _, port in _ports(fabric)
     ]
 
 
@@ -188,16 +188,11 @@ def _ports(fabric: Fabric) -> list[tuple[Node, Port]]:
 
 
 def _link(
-    fabric: Fabric, switch: Node, port: Port, above: frozenset[str],
+    fabric: Fabric, port: Port, above: frozenset[str],
     counts: tuple[int, int, int, int, int], run_s: float | None, state: Literal["", "down", "drained"],
 ) -> LinkUse:  # fmt: skip
-    peer = fabric.by_name[port.peer_node]
-    uplink = fabric.level_of(switch).counts_uplinks and fabric.leads_up(port)
-    return LinkUse(
-        port.ref, uplink, *counts,
-        f"{fabric.level_of(switch).title} to {fabric.level_of(peer).title}", port.ref in above, port.rate_bps, run_s,
-        state,
-    )  # fmt: skip
+    way, ranked = fabric.direction(port.node, port.peer_node), port.ref in above
+    return LinkUse(port.ref, fabric.is_uplink(port), *counts, way, ranked, port.rate_bps, run_s, state)
 
 
 def _max_over_mean(values: Sequence[int]) -> float | None:

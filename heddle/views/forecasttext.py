@@ -101,7 +101,7 @@ def _between(wires: Wires, mode: ModeResult) -> list[int]:
 def _modes(result: Prediction) -> Iterator[str]:
     between = _between(result.wires, result.modes[0])
     names = [result.wires.direction_name(d).split(" to ") for d in between]
-    width = 11
+    width = max(11, *(len(f"{a}>{b}") + 2 for a, b in names), 0)
     if between:
         yield f"{'':46}MMR of bytes, over links with ranks below"
     yield (

@@ -119,16 +119,16 @@ def amount(count: float) -> str:
 
 def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
     """Every direction between two levels: first from the hosts up, then down."""
-    sent: dict[tuple[int, int], list[tuple[int, float, str, LinkLoad]]] = {}
+    sent: dict[str, list[tuple[int, float, str, LinkLoad]]] = {}
     for load in loads:
-        low, high = (fabric.by_name[ref.partition(":")[0]].level for ref in (load.a, load.b))
-        sent.setdefault((low, high), []).append((load.a_bytes, load.seconds[0], load.a, load))
-        sent.setdefault((high, low), []).append((load.b_bytes, load.seconds[1], load.b, load))
-    up = list(pairwise(range(len(fabric.levels))))
+        a, b = (ref.partition(":")[0] for ref in (load.a, load.b))
+        sent.setdefault(fabric.direction(a, b), []).append((load.a_bytes, load.seconds[0], load.a, load))
+        sent.setdefault(fabric.direction(b, a), []).append((load.b_bytes, load.seconds[1], load.b, load))
+    up = list(pairwise(level.title for level in fabric.levels))
     down = [(high, low) for low, high in reversed(up)]
     found = []
-    for one, other in dict.fromkeys((*up, *down, *sent)):
-        every = sent.get((one, other), [])
+    for what in dict.fromkeys((*(f"{one} to {other}" for one, other in (*up, *down)), *sent)):
+        every = sent.get(what, [])
         ranked = [each for each in every if each[3].ranked]
         ports = [each for each in ranked if each[3].usable or each[0]]
         if ports:
@@ -136,7 +136,6 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
             _, seconds, busiest, load = max(ports, key=lambda port: port[1])
             idle = sum(1 for count, *_ in ports if not count)
             mean = sum(count for count, *_ in ports) / len(ports)
-            what = f"{fabric.levels[one].title} to {fabric.levels[other].title}"
             used = use_text(seconds, load.run_s)
             out = len(every) - len(ranked), len(ranked) - len(ports)
             found.append(Spread(what, len(ports), idle, most, at, mean, busiest, used, *out))

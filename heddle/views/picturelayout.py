@@ -1,5 +1,7 @@
 """The one layout of a fabric's drawing: levels in rows, boxes of racks or pods, areas around them, links in two halves.
 
+Where links go sideways, the boxes are on a ring, with their switches inside: links between boxes cross its middle.
+
 In:  Fabric, and the LinkLoads of a run if there is one.
 Out: boxes, words and halves of links in inches; y grows upwards. picture.py draws them by matplotlib, fabricsvg.py as
 SVG for the report and for the dashboard.
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
+_BOTTOM: Final = -0.62  # of rows, with the words of boxes
 _HOST_SIZE: Final[Point] = (0.62, 0.3)
 _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
 
@@ -109,7 +112,10 @@ class PictureLayout:
         self.area_row = min(upper, default=self.box_top)  # areas are framed at the lowest row above the boxes
         self.crowd = {level: self._crowd(level) for level in self.members}
         self.left, self.right = -0.75, self.width + 0.25
-        self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
+        self.bottom, self.top = _BOTTOM, max(self.rows.values()) + 0.35
+        self.ring: dict[int, tuple[float, float, int]] = {}  # box -> what moves it there, and 1, or -1 if upside down
+        if fabric.sideways and self.box:
+            self._place_ring()
         # Width of lines in points: thinner when many links cross, but never invisible.
         crossing = sum(1 for link in fabric.links if fabric.by_name[link.a[0]].role is Role.SWITCH)
         self.thick = max(1.6, min(7.0, 7.0 * math.pow(16 / max(1, crossing), 0.4)))
@@ -118,22 +124,25 @@ class PictureLayout:
     def frames(self) -> Iterator[Box]:
         """Boxes with their number below, then areas."""
         word, area_word = self.fabric.box, self.fabric.area
-        low, high = self.bottom + 0.3, self.box_top + 0.32
+        low, high = _BOTTOM + 0.3, self.box_top + 0.32
         room = self.box_width * 72 / (0.62 * 9 * len(f"{word} {len(self.box)}"))
         for number, (x, width) in self.box.items():
             text = None
             if not number or (number - 1) % (1 if room >= 1 else 4) == 0:
-                text = Text((x + width / 2, self.bottom + 0.12), f"{word} {number}" if number else f"in no {word}")
-            yield Box("box", f"{word}-{number}", (x, low), (width, high - low), text)
+                below = self._moved(number, (x + width / 2, low - 0.18))
+                text = Text(below, f"{word} {number}" if number else f"in no {word}")
+            corner = self._moved(number, (x, low))
+            corner = corner[0], min(corner[1], self._moved(number, (x, high))[1])
+            yield Box("box", f"{word}-{number}", corner, (width, high - low), text)
         for number, (x, width, whole) in self.areas.items():
             beside = 0.04 if whole else -0.08
-            low, high = (self.bottom + 0.22 if whole else self.area_row - 0.42), self.area_row + 0.42
+            low, high = (_BOTTOM + 0.22 if whole else self.area_row - 0.42), self.area_row + 0.42
             text = Text((x - beside + 0.1, high - 0.12), f"{area_word} {number}", anchor="start")
             yield Box("area", f"{area_word}-{number}", (x - beside, low), (width + 2 * beside, high - low), text)
 
     def titles(self) -> list[Text]:
         """The name of each level, at the left."""
-        rows = ((level, y) for level, y in self.rows.items() if self.members[level])
+        rows = ((level, y) for level, y in self.rows.items() if self.members[level] and not self.ring)
         return [Text((self.left + 0.2, y), self.fabric.levels[level].title, anchor="start") for level, y in rows]
 
     def nodes(self) -> Iterator[Box]:
@@ -204,6 +213,44 @@ class PictureLayout:
                 offset = (place - (len(members) - 1) / 2) * step
                 self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[level])
 
+    def _place_ring(self) -> None:
+        """Bend each row of switches, so that their links do not lie on each other; then move the boxes to a ring."""
+        bend = min(3.0, 0.3 * max(len(each) for each in self.boxes.values()))
+        for box, nodes in self.boxes.items():
+            middle = self.box[box][0] + self.box[box][1] / 2
+            for node in nodes:
+                x, y = self.at[node.name]
+                if node.level != self.hosts:
+                    self.at[node.name] = x, y + bend * (2 * (x - middle) / self.box_width) ** 2
+        self.box_top = max(y for _, y in self.at.values())
+        height = self.box_top + 0.32 - _BOTTOM
+        turns = {box: math.pi * (0.5 - 2 * place / len(self.box)) for place, box in enumerate(self.box)}
+        # The smallest ring on which neighbours do not touch, and some room for the links between their neighbours.
+        radius = 0.0
+        while any(
+            abs(math.cos(a) - math.cos(b)) * radius < self.box_width
+            and abs(math.sin(a) - math.sin(b)) * radius < height
+            for place, a in enumerate(turns.values()) for b in [*turns.values()][:place]
+        ):  # fmt: skip
+            radius += 0.1
+        radius = 1.15 * radius + 0.3
+        wide = radius + self.box_width / 2
+        self.width, self.left, self.right = 2 * wide, -0.25, 2 * wide + 0.25
+        for box, turn in turns.items():
+            x, width = self.box[box]
+            sign = -1 if math.sin(turn) > 0 else 1
+            up = radius * math.sin(turn) - sign * (self.box_top + 0.32 + _BOTTOM) / 2
+            self.ring[box] = wide + radius * math.cos(turn) - x - width / 2, up, sign
+        self.bottom, self.top = (edge(map(math.sin, turns.values())) * radius for edge in (min, max))
+        self.bottom, self.top = self.bottom - height / 2 - 0.1, self.top + height / 2 + 0.1
+        for box, nodes in self.boxes.items():
+            self.at |= {node.name: self._moved(box, self.at[node.name]) for node in nodes}
+
+    def _moved(self, box: int, point: Point) -> Point:
+        """The point of a box's drawing, where the box is."""
+        x, y, sign = self.ring.get(box, (0.0, 0.0, 1))
+        return point[0] + x, sign * point[1] + y
+
     def size(self, level: int) -> Point:
         """Width and height of a node: wider when many links end at it, but it never overlaps its neighbours."""
         width, height = _HOST_SIZE if level == self.hosts else _SWITCH_SIZE
@@ -223,16 +270,27 @@ class PictureLayout:
 
     def ends(self, link: Link) -> tuple[Point, Point]:
         """The two ends of a link, at the edges of its nodes; links of one pair of nodes are side by side."""
+        a, b = (self.fabric.by_name[name] for name, _ in (link.a, link.b))
+        if self.ring and a.level == b.level:
+            return self._towards(a, b), self._towards(b, a)
         return self._end(*link.a), self._end(*link.b)
+
+    def _towards(self, node: Node, peer: Node) -> Point:
+        """Where the line to another node leaves a node."""
+        (x, y), (x2, y2), (width, height) = self.at[node.name], self.at[peer.name], self.size(node.level)
+        part = min(width / 2 / (abs(x2 - x) or 1e-9), height / 2 / (abs(y2 - y) or 1e-9), 0.5)
+        return x + part * (x2 - x), y + part * (y2 - y)
 
     def _end(self, name: str, port: str) -> Point:
         node, up = self.fabric.by_name[name], (name, port) in self.up
         x, y = self.at[name]
         width, height = self.size(node.level)
-        ports = [p.name for p in node.ports if ((name, p.name) in self.up) == up]
-        spread = 0.72 * width / max(1, len(ports))
-        x += (ports.index(port) - (len(ports) - 1) / 2) * spread
-        return x, y + height / 2 * (1 if up else -1)
+        ports = [p for p in node.ports if ((name, p.name) in self.up) == up]
+        names = [p.name for p in ports if not (self.ring and self.fabric.is_sideways(p))]
+        spread = 0.72 * width / max(1, len(names))
+        x += (names.index(port) - (len(names) - 1) / 2) * spread
+        turned = self.ring[node.group(self.fabric.box) or 0][2] if self.ring else 1
+        return x, y + height / 2 * (1 if up else -1) * turned
 
 
 def _most(boxes: Iterable[Sequence[Node]], level: int) -> int:

@@ -325,9 +325,9 @@ class JobSimulation:
         for at in links.values():
             after = self.whole(self.times(self._network.doubled(np.array([at]))))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
-        seen = set[frozenset[int]]()
+        seen = set[frozenset[str]]()
         for direction in dict.fromkeys(wires.direction[order[times.bits[order] > 0]].tolist()):
-            ends = frozenset(wires.directions[direction])
+            ends = frozenset(wires.direction_name(direction).split(" to "))
             if ends in seen:
                 continue
             seen.add(ends)

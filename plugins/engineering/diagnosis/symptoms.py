@@ -21,7 +21,7 @@ from heddle.base.arrays import F64
 from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
-from heddle.fabric.model import Role
+from heddle.fabric.model import Fabric, Port, Role
 from heddle.lab.facts import FACTS
 from heddle.proof.linkuse import links_of
 from heddle.runs.parts.slowest import Slowest
@@ -467,11 +467,11 @@ def collision(case: Case) -> CauseResult:
     if slowest is None or case.evidence is None:
         return CauseResult(unknown=_NO_SLOWEST)
     waits = {each.port: each for each in slowest.waits}
-    uplinks: dict[str, list[tuple[str, float]]] = {}
+    uplinks: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for link in links_of(case.fabric, case.evidence):
         node, _, name = link.port.partition(":")
-        if case.fabric.leads_up(case.fabric.by_name[node].port(name)) and link.usable:
-            uplinks.setdefault(node, []).append((link.port, link.seconds))
+        if link.usable and _chosen(case.fabric, case.fabric.by_name[node].port(name)):
+            uplinks.setdefault((node, link.direction), []).append((link.port, link.seconds))
     found = []
     for rows in uplinks.values():
         mean = sum(seconds for _, seconds in rows) / len(rows)
@@ -484,6 +484,13 @@ def collision(case: Case) -> CauseResult:
                 lines = (Observation(text, OF_RUN), wait)
                 found.append(Finding("hash-collision", port, what, _by_times(slowest), lines))
     return CauseResult.of(found, "the packets of the slowest QPs did not wait at an uplink with more load than others")
+
+
+def _chosen(fabric: Fabric, port: Port) -> bool:
+    """Whether a hash chooses a port that leads up; where routes go sideways, many edges have a single next hop."""
+    if not fabric.sideways:
+        return fabric.leads_up(port)
+    return any(len(group.ports) > 1 and port.name in group.ports for group in fabric.next_hop_groups[port.node])
 
 
 def busy_machine(case: Case) -> CauseResult:
