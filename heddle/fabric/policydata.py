@@ -56,16 +56,21 @@ def _link_delays(link: LinkSpec, levels: Sequence[Level]) -> tuple[int, ...]:
     """`link.delay` or `link.length` of a fabric file, by level; empty if no link has a delay."""
     delay, cable = link.delay, link.length
     host, fabric = delay_of_length(cable.host) or delay.host, delay_of_length(cable.fabric) or delay.fabric
-    given = (host, *[fabric] * (len(levels) - 2))
+    given = (host, *[fabric] * _links_of_switches(levels))
     found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
     return found if any(found) else ()
+
+
+def _links_of_switches(levels: Sequence[Level]) -> int:
+    """How many levels of switches have links upwards or sideways."""
+    return len(levels) - 2 + (levels[-1].prepends > 0)
 
 
 def _link_faults(link: LinkSpec, levels: Sequence[Level]) -> tuple[LinkFault, ...]:
     """What links do to packets, by level; empty if they do nothing. With `delay_at: link` this includes the delay."""
     delays = _link_delays(link, levels) if link.delay_at == "link" else ()
     found = []
-    words = ("host", *["fabric"] * (len(levels) - 2))
+    words = ("host", *["fabric"] * _links_of_switches(levels))
     for level, word in enumerate(words):
         values = {kind.field: getattr(getattr(link, key), word) for key, kind in KINDS.items()}
         found.append(LinkFault(**{**values, "delay_ns": delays[level] if delays else 0}))

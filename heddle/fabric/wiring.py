@@ -335,6 +335,8 @@ def ports_above(fabric: Wiring, nics: Collection[str]) -> frozenset[str]:
     level = {node.name: node.level for node in fabric.nodes}
     for link in sorted(fabric.links, key=lambda link: level[link.a[0]]):
         low = ":".join(link.a)
+        if fabric.sideways and level[link.a[0]] == level[link.b[0]]:
+            continue
         if low in nics if level[link.a[0]] == 0 else link.a[0] in nodes:
             found |= {low, ":".join(link.b)}
             if level[link.b[0]] > level[link.a[0]]:

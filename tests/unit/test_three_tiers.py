@@ -284,7 +284,7 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
     switches = {node.name: node for node in fabric.switches}
     links = {
         name: [
-            (port.name, port.peer_node)
+            (port.name, port.peer_node, fabric.is_global(port) * fabric.level_of(node).prepends)
             for port in node.ports
             if port.peer_node in switches and not {port.ref, port.peer_ref} & dead
         ]
@@ -297,9 +297,10 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
             now: dict[str, Route] = {origin.name: ((origin.asn or 0,), origin.name in drained)}
             for name, node in switches.items():
                 heard = [
-                    ((_SHUTDOWN if route[1] or name in drained else _USUAL, -len(route[0])), port, route)
-                    for port, peer in links[name]
-                    if (route := said.get(peer)) is not None and node.asn not in route[0]
+                    ((_SHUTDOWN if route[1] or name in drained else _USUAL, -len(path)), port, (path, route[1]))
+                    for port, peer, more in links[name]
+                    if (route := said.get(peer)) is not None
+                    if node.asn not in (path := (route[0][0],) * more + route[0])
                 ]
                 if node is origin or not heard:
                     continue

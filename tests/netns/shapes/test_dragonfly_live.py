@@ -1,0 +1,64 @@
+"""A dragonfly that runs: routes by the length of AS paths, whatever is down; every path proven in each hashing mode."""
+
+from __future__ import annotations
+
+import pytest
+
+from heddle.fabric.hashmodes import SPREADING
+from heddle.kernel.fib import read_fib
+from heddle.lab.lab import Lab
+from heddle.lab.outages import drain, link_down
+from heddle.lab.rehash import set_hashing
+from tests.conftest import Borrow
+from tests.marks import deep, long
+from tests.netns.collectives import proven, ran
+from tests.netns.live import failed
+
+# A global link, a local link, a switch.
+OUTAGES = {"sw1:eth4": link_down, "sw1:eth1": link_down, "sw2": link_down, "sw5": drain}
+
+
+@pytest.fixture(scope="module", params=["groups=3", long("groups=9")])
+def lab(borrow: Borrow, runtime: str, request: pytest.FixtureRequest) -> Lab:
+    """With 3 groups four links join two groups, with 9 groups a single one."""
+    return borrow("dragonfly", request.param, "hosts_per_switch=1", runtime=runtime)
+
+
+def prove(lab: Lab, gone: str = "", **options: str) -> None:
+    """Prediction, kernels and counters agree on every QP of an all-to-all of all hosts that have a link."""
+    lost = {port.peer_node for node in lab.fabric.switches for port in node.ports if node.name == gone}
+    ranks = ",".join(host.name for host in lab.fabric.hosts if host.name not in lost)
+    ran(lab, collective="all-to-all", algorithm="", sizes=(1 << 13,), iters=1, warmup=0, placement=ranks, **options)
+    paths = proven(lab)
+    count = ranks.count(",") + 1
+    here = {proof.flow.src: lab.fabric.by_name[proof.flow.first_hop.partition(":")[0]] for proof in paths.flows}
+    assert len(here) == count
+    assert not [proof for proof in paths.flows for step in proof.measured if str(step).startswith(f"{gone}:") and gone]
+
+
+def test_every_kernel_has_the_routes_of_the_prediction_whatever_is_down(lab: Lab) -> None:
+    fabric = lab.fabric
+    assert failed(lab) == {}
+    for word, outage in OUTAGES.items():
+        dead = {port.ref for node in fabric.switches for port in node.ports if word in (node.name, port.ref)}
+        groups = fabric.groups_without(*((dead, ()) if outage is link_down else ((), {word})))
+        assert groups != fabric.next_hop_groups
+        with outage(lab, word):
+            for name, table in fabric.next_hops(groups).items():
+                routes = read_fib(lab.handle(name), fabric.policy.ip_version).routes
+                found = {prefix: {hop.port for hop in hops if not hop.dead} for prefix, hops in routes.items()}
+                for prefix in fabric.edge_prefixes.keys() - {fabric.by_name[name].prefix}:
+                    assert found.get(prefix, set()) == table.get(prefix, set()), (word, name, prefix)
+
+
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp"), *map(long, ("pinned", "exact-match", *SPREADING))])
+def test_paths_are_proven_in_every_mode(lab: Lab, mode: str) -> None:
+    transport = {"transport": "srd"} if mode == "spray" else {}
+    set_hashing(lab, mode)
+    try:
+        prove(lab, **transport)
+        for word, outage in OUTAGES.items():
+            with outage(lab, word):
+                prove(lab, "" if outage is drain else word, **transport)
+    finally:
+        set_hashing(lab, "flow")
