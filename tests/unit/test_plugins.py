@@ -289,7 +289,7 @@ def test_a_shape_of_a_plugin_that_is_not_here_is_one_sentence(tmp_path: Path, li
     (tmp_path / "f.yml").write_text("name: f\nshape: torus\nracks: 2\n")
     (said,) = lines(tmp_path, "up f.yml --dry-run")
     assert said.code == 2
-    assert "shape: torus is not one of clos, rail, fat-tree" in said.err
+    assert "shape: torus is not one of clos, rail, dragonfly, fat-tree" in said.err
 
 
 def test_ours_are_those_of_the_project_file() -> None:
