@@ -36,11 +36,11 @@ class DragonflySpec(FabricSpec):
         ge=2, le=1024, examples=[9], description="groups; at most `switches_per_group` * `global_links` + 1"
     )
     switches_per_group: int = Field(default=4, ge=1, le=64, description="a: switches of a group, all linked")
-    global_links: int = Field(
-        default=0, ge=0, le=64, description="h: global links of a switch; 0: half of `switches_per_group`"
+    global_links: int | None = Field(
+        default=None, ge=1, le=64, description="h: global links of a switch. Without it half of `switches_per_group`"
     )
-    hosts_per_switch: int = Field(
-        default=0, ge=0, le=256, description="p: hosts of a switch; 0: as many as `global_links`"
+    hosts_per_switch: int | None = Field(
+        default=None, ge=1, le=256, description="p: hosts of a switch. Without it as many as `global_links`"
     )
     nics_per_host: int = Field(default=1, ge=1, le=32, description="NICs of a host, one rank each")
 
