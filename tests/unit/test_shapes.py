@@ -288,5 +288,5 @@ def test_hosts_are_at_edge_switches_and_levels_above_these_say_so() -> None:
         fabric = build(model.model_validate({"shape": shape, **needed}))
         for link in fabric.links:
             low, high = (fabric.level_of(fabric.by_name[name]) for name, _ in (link.a, link.b))
-            assert high.is_edge == (low is fabric.host_level)
-            assert high.above_edge == low.is_edge
+            assert high.is_edge == (low is fabric.host_level or low.prepends > 0)
+            assert high.above_edge == (low.is_edge and low is not high)
