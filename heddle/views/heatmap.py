@@ -90,7 +90,8 @@ def _panels(result: Prediction) -> list[_Panel]:
         quiet = np.isin(names_of[0], drained) | np.isin(names_of[1], drained)
         masks = [np.zeros(grids[0].shape, dtype=bool) for _ in "dq"]
         masks[0][row, column], masks[1][row, column] = gone, quiet
-        above = f"{high}, by place in its {area}" if several else ""
+        word = area if wires.groups(area)[wires.peer[up]].all() else "group"
+        above = f"{high}, by place in its {word}" if several else ""
         cuts = _cuts(wires, owners)
         rows = [wires.switches[int(s)] for s in owners]
         for grid, title in zip(grids, (f"{low} to {high}", f"{high} to {low}"), strict=True):
