@@ -29,6 +29,7 @@ _ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0, as in IPv4 fabrics with the defau
 class Family:
     """One IP version as fabrics use it; lengths are prefix lengths.
 
+    pool, front_pool: those of the back-end and of the front-end, by default.
     racks:     the shortest and the longest prefix of a rack.
     allowed:   the networks that a pool must be in.
     pool_most: the longest prefix of a pool.
@@ -41,6 +42,7 @@ class Family:
     name: str
     bits: int
     pool: str
+    front_pool: str
     rack_prefix: int
     racks: tuple[int, int]
     allowed: tuple[Network, ...]
@@ -59,11 +61,14 @@ class Family:
         """One end of a host link. number: its address as an integer."""
         return IPv4Interface((number, self.link)) if self.version == 4 else IPv6Interface((number, self.link))
 
+    def network(self, base: int, length: int) -> Network:
+        """The network of a prefix length that starts at an address, as an integer."""
+        return IPv4Network((base, length)) if self.version == 4 else IPv6Network((base, length))
+
     def loopbacks(self, pool: Network) -> Network:
         """The pool's last block: the loopbacks of all switches."""
         rest = self.bits - self.last
-        base = int(pool.broadcast_address) >> rest << rest
-        return IPv4Network((base, self.last)) if self.version == 4 else IPv6Network((base, self.last))
+        return self.network(int(pool.broadcast_address) >> rest << rest, self.last)
 
     def loopback(self, pool: Network, tier: int, index: int) -> Address:
         """A switch's loopback address, from the pool's last block: by the code of its tier and its index there.
@@ -103,6 +108,7 @@ IPV4: Final = Family(
     name="IPv4",
     bits=32,
     pool="10.0.0.0/8",
+    front_pool="172.16.0.0/12",
     rack_prefix=24,
     racks=(16, 30),
     # Not `is_private` of Python: it includes loopback and class E, which no kernel forwards.
@@ -119,6 +125,7 @@ IPV6: Final = Family(
     name="IPv6",
     bits=128,
     pool="fd00::/48",
+    front_pool="fd01::/48",
     rack_prefix=64,
     racks=(64, 126),
     allowed=(IPv6Network("fd00::/8"),),

@@ -13,6 +13,8 @@ from functools import cache
 from typing import Final
 
 from heddle.base.families import Interface, Network
+from heddle.base.plugins import function
+from heddle.base.problems import InputError, Problem
 from heddle.fabric.hashmodes import seed_for
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policy import NetworkPolicy
@@ -21,7 +23,7 @@ from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port, refuse_level_
 from heddle.spec.schema import FabricSpec
 
 Groups = tuple[tuple[str, int], ...]
-_HOST_CODE: Final = 4  # in MACs, where switches have their level: a shape has three levels of switches at most
+_HOST_CODE: Final = 4  # in MACs, where switches have their level; those from 4 up have the next number
 
 
 class FabricBuilder:
@@ -37,32 +39,61 @@ class FabricBuilder:
         self._links: list[Link] = []
         self._networks: dict[str, NetworkPolicy] = {}
 
+    @property
+    def spec(self) -> FabricSpec:
+        """The keys of the file."""
+        return self._spec
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels so far, hosts first."""
+        return self._levels
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes so far, with their ports."""
+        return tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
+
+    def above(self, *levels: Level) -> int:
+        """Add levels above all others, before their nodes; the number of the first of them."""
+        self._levels += levels
+        return len(self._levels) - len(levels)
+
     def switch(self, level: int, index: int, asn: int, groups: Groups, prefix: Network | None = None) -> str:
         """Add a switch and return its name. prefix: of its host links."""
-        spec, word = self._spec, self._levels[level].word
-        loopback = spec.ip.loopback(spec.addressing.network, level, index)
+        spec, word, network = self._spec, self._levels[level].word, self._levels[level].network
+        pool = spec.addressing.network if network == BACKEND else self._networks[network].pool
+        loopback = spec.ip.loopback(pool, level, index)
         router_id = spec.ip.router_id(loopback, level, index)
         name = f"{word}{index}"
         seed = seed_for(spec.routing.seed, word, name)
         node = Node(name, Role.SWITCH, level, index, (), groups, asn, loopback, prefix, seed, router_id)
         return self._add(node)
 
-    def host(self, index: int, groups: Groups) -> str:
-        """Add a host and return its name."""
-        return self._add(Node(f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups))
+    def host(self, index: int, groups: Groups, name: str = "", serves: str = "") -> str:
+        """Add a host and return its name: the word of its level and the index, if none is given."""
+        return self._add(Node(name or f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups, serves=serves))
 
     def network(self, name: str, policy: NetworkPolicy) -> None:
         """Add a network whose ports carry no ranks, before the links of it."""
         self._networks[name] = policy
 
     def join(
-        self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None, network: str = BACKEND
+        self,
+        low: str,
+        high: str,
+        addresses: tuple[Interface, Interface] | None = None,
+        network: str = BACKEND,
+        rate_bps: int = 0,
     ) -> None:
-        """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed."""
+        """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed.
+
+        rate_bps: the usual one; 0: that of links from the lower node's level.
+        """
         below, above = self._ports[low], self._ports[high]
         (one, one_mac), (two, two_mac) = _numbered(len(below) + 1), _numbered(len(above) + 1)
         a, b, link = (low, one), (high, two), self._link
-        rate = _rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
+        rate = _rate_of(link.exceptions, a, b, rate_bps or self._levels[self._nodes[low].level].uplink_bps)
         mtu = link.mtu if network == BACKEND else self._networks[network].mtu
         here, there = addresses or (None, None)
         below.append(Port(low, one, self._macs[low] + one_mac, high, two, rate, mtu, here, None, network))
@@ -71,16 +102,20 @@ class FabricBuilder:
 
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
         """The finished fabric; arguments as in Fabric. InputError for a link within one level."""
-        nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
+        if self._spec.frontend is not None:
+            function("frontend-build", "frontend")(self, self._spec.frontend, box)
         policy = replace(policy_of(self._spec, self._levels), others=self._networks)
-        found = Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
+        found = Fabric(self._spec.name, policy, self.nodes, tuple(self._links), self._levels, box, area, sizes)
         refuse_level_links(found)
         return found
 
     def _add(self, node: Node) -> str:
+        if node.name in self._nodes:
+            hint = "give the level of the shape another word"
+            raise InputError(Problem(self._spec.name, f"the name {node.name}", "is that of two nodes", hint))
         self._nodes[node.name], self._ports[node.name] = node, []
         # MACs are locally administered: 02, level (4: a host), node index and port of 16 bits each.
-        code = _HOST_CODE if node.role is Role.HOST else node.level
+        code = _HOST_CODE if node.role is Role.HOST else node.level + (node.level >= _HOST_CODE)
         self._macs[node.name] = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
         return node.name
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.ethernet import HEADER, LARGEST_PFC_MTU, QUANTUM_BITS
+from heddle.base.plugins import function
 from heddle.base.problems import Problem, nearest
 from heddle.base.units import format_duration, format_rate, round_down, round_up
 from heddle.fabric.policy import buffer_bytes, too_small
+from heddle.fabric.wiring import BACKEND
 from heddle.spec.key import Complaint
 from heddle.spec.routingpolicy import DEFAULT_BUCKETS, FIELDS
 
@@ -73,6 +75,8 @@ def complaints_of_names(spec: FabricSpec, fabric: Fabric) -> Iterator[Complaint]
         if wrong is not None:
             yield Complaint(f"link.exceptions.{name}", *wrong, counts=True)
     yield from unknown_words(spec.queues.buffer.words, fabric, spec.synonyms)
+    if spec.frontend is not None:
+        yield from function("frontend-check", "frontend")(spec, spec.frontend, fabric)
 
 
 def _hashing(fabric: Fabric) -> Iterator[Complaint]:
@@ -135,14 +139,14 @@ def _unknown(name: str, fabric: Fabric) -> tuple[str, str] | None:
 
 def _buffers(fabric: Fabric) -> Iterator[Complaint]:
     """Check queues against the rates and MTUs of links."""
-    queues = fabric.policy.queues
-    mtu = max((link.mtu for link in fabric.links), default=fabric.policy.mtu)
+    queues, backend = fabric.policy.queues, fabric.ports_of(BACKEND)
+    mtu = max((port.mtu for port in backend), default=fabric.policy.mtu)
     if queues.buffer.host < 2 * (mtu + HEADER):
         why = f"is below two frames of {mtu + HEADER} bytes"
         yield Complaint("queues.buffer.host", why, "try 1MB", ("link.mtu", "queues.buffer"))
     yield from _absent(fabric)
     if queues.paused:
-        yield from _pfc(fabric, mtu)
+        yield from _pfc(fabric, mtu, max((port.rate_bps for port in backend), default=fabric.slowest_bps))
     kinds: dict[int, dict[Ports, str]] = {}  # level -> ports -> the first switch that has such
     for node in fabric.switches:
         ports = tuple((port.rate_bps, port.mtu) for port in node.ports)
@@ -154,17 +158,18 @@ def _buffers(fabric: Fabric) -> Iterator[Complaint]:
 
 
 def unknown_words(
-    words: Iterable[str], fabric: Fabric, synonyms: Mapping[str, str] | None = None
+    words: Iterable[str], fabric: Fabric, synonyms: Mapping[str, str] | None = None, network: str = BACKEND
 ) -> Iterator[Complaint]:
-    """Keys of `queues.buffer` that are not a level of the fabric. synonyms: words of other tools for its levels."""
-    legal = [*(level.word for level in fabric.switch_levels), _HOST]
+    """Keys of `queues.buffer` that are not a level of the network. synonyms: words of other tools for its levels."""
+    legal = [*(level.word for level in fabric.switch_levels if level.network == network), _HOST]
+    within = "" if network == BACKEND else f"{network}."
     for word in words:
         if word in legal:
             continue
         meant = (synonyms or {}).get(word.lower(), "")
         near = meant if meant in legal else nearest(word, legal)
         hint = f"did you mean {near}?" if near else f"allowed keys: {', '.join(legal)}"
-        yield Complaint(f"queues.buffer.{word}", "is not a key", hint, valued=False)
+        yield Complaint(f"{within}queues.buffer.{word}", "is not a key", hint, valued=False)
 
 
 def _absent(fabric: Fabric) -> Iterator[Complaint]:
@@ -176,7 +181,7 @@ def _absent(fabric: Fabric) -> Iterator[Complaint]:
             yield Complaint(f"queues.buffer.{level.word}", why, f"remove it, or set {level.word}", counts=True)
 
 
-def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
+def _pfc(fabric: Fabric, mtu: int, fastest: int) -> Iterator[Complaint]:
     pfc, frame, slowest = fabric.policy.queues.pfc, mtu + HEADER, fabric.slowest_bps
     if mtu > LARGEST_PFC_MTU:
         why = f"is above {LARGEST_PFC_MTU}, the largest MTU that a closed gate can hold back"
@@ -188,7 +193,6 @@ def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
     if pfc.headroom != "auto" and pfc.headroom < frame:
         why = f"is below one frame of {frame} bytes: a frame above Xoff is dropped, so its sender is never paused"
         yield Complaint("queues.pfc.headroom", why, f"try auto, or {round_up(2 * frame)}", ("link.mtu",))
-    fastest = max((link.rate_bps for link in fabric.links), default=slowest)
     lasts = pfc.quanta_at(fastest) * QUANTUM_BITS * 10**9 // fastest
     if lasts < _SHORTEST_PAUSE_NS:
         last = f"of {QUANTUM_BITS} bits last {lasts / 10**6:g} ms on the fastest link ({format_rate(fastest)})"
@@ -208,13 +212,14 @@ def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
 
 def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Complaint]:
     """Check the shared part of a switch's buffer. name: the switch's, or its level's if all there have such ports."""
-    queues, level = fabric.policy.queues, fabric.levels[number]
+    level = fabric.levels[number]
+    queues, within = fabric.policy.of(level.network).queues, "" if level.network == BACKEND else f"{level.network}."
     found, mtu = buffer_bytes(queues, number, ports, is_edge=level.is_edge), max(mtu for _, mtu in ports)
     if found.shared >= mtu + HEADER:
         return
-    given = ("link.mtu", *_LINKS, *_SHARES)
-    same = len(set(fabric.policy.queues.buffer.switches)) == 1
-    path = "queues.buffer" if same else f"queues.buffer.{level.word}"
+    given = ("link.mtu", *_LINKS, *(within + path for path in _SHARES))
+    same = len(set(queues.buffer.switches)) == 1
+    path = f"{within}queues.buffer" if same else f"{within}queues.buffer.{level.word}"
     if queues.buffer.at_level(number) != "auto":
         why, hint = too_small(queues, name, len(ports), found, mtu)
         yield Complaint(path, why, hint, given, counts=True)
@@ -227,4 +232,4 @@ def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Co
     why = f"{each} leaves less than one frame of {mtu + HEADER}: auto gives {left} in all"
     hint = f"try {round_down(left // 2 // count // len(ports))}, or set queues.buffer"
     key = "queues.reserve" if size == queues.reserve else "queues.pfc.reserve"
-    yield Complaint(key, why, hint, (*given, path), counts=True)
+    yield Complaint(within + key, why, hint, (*given, path), counts=True)

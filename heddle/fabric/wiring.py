@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 BACKEND: Final = "backend"  # the network whose ports carry ranks
+FRONTEND: Final = "frontend"  # the network of storage, preprocessing and trainers (heddle/spec/frontend.py)
 
 
 class Role(StrEnum):
@@ -39,7 +40,7 @@ class Level:
     uplink_ns: delay of such a link on hardware, one way, if the fabric file says `shape`.
     is_edge: hosts are connected to its switches. above_edge: those switches are directly below it.
     counts_uplinks: its links upwards are the uplinks whose spread a run measures. boxed: pictures draw its switches in
-    boxes, with their hosts.
+    boxes, with their hosts. network: of its switches; hosts, on the first row, can be in several.
     prepends: above 0, routes also go sideways: links within the level are local in a box, and global between boxes.
     Over a global link a switch announces all routes with its AS number so many times more in the path.
     """
@@ -54,6 +55,7 @@ class Level:
     counts_uplinks: bool = False
     boxed: bool = False
     prepends: int = 0
+    network: str = BACKEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Node:
 
     level: index into `Fabric.levels`: 0 for hosts, then switches upwards. What a level means are the facts of `Level`.
     groups: the numbers of its rack, zone, pod, from 1, the smallest group first; the shape defines the words.
+    serves: of a host without ranks, `storage` or `preprocess`.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Node:
     prefix: Network | None = None  # the edge prefix: of the links to its hosts; the switch announces it
     hash_seed: int | None = None  # 32 bits, never 0 (0 means "random" to the kernel)
     router_id: IPv4Address | None = None  # BGP's, in IPv6 fabrics too
+    serves: str = ""
 
     def group(self, word: str | None) -> int | None:
         """The number of the node's group with that word (`rack`); None when it is in none."""
@@ -186,12 +190,40 @@ class Wiring:
     @cached_property
     def nics(self) -> tuple[Port, ...]:
         """The ports that can carry ranks, in file order. In an imported topology some have no address."""
-        return tuple(port for port in self.host_ports if port.network == BACKEND)
+        return tuple(port for nics in self.nics_of.values() for port in nics)
 
     @cached_property
     def nics_of(self) -> Mapping[str, tuple[Port, ...]]:
-        """Host -> its NICs."""
-        return {host.name: tuple(port for port in host.ports if port.network == BACKEND) for host in self.hosts}
+        """Host -> its NICs; none at hosts that serve."""
+        return {
+            host.name: tuple(port for port in host.ports if port.network == BACKEND and not host.serves)
+            for host in self.hosts
+        }
+
+    @cached_property
+    def networks(self) -> tuple[str, ...]:
+        """The networks of the fabric, the one that carries ranks first."""
+        return (BACKEND, *self.policy.others)
+
+    def ports_of(self, network: str) -> tuple[Port, ...]:
+        """All ports of a network, of switches and hosts, in file order."""
+        return tuple(port for node in self.nodes for port in node.ports if port.network == network)
+
+    def ends(self, network: str) -> Mapping[str, tuple[Port, ...]]:
+        """Host -> its ports that take part in a network, for each host that has one.
+
+        With `share_nics` the front-end has the links of the back-end: trainers use their NICs.
+        """
+        if network == BACKEND:
+            found = self.nics_of
+        else:
+            own = network if network in self.policy.others or not any(host.serves for host in self.hosts) else BACKEND
+            found = {host.name: tuple(port for port in host.ports if port.network == own) for host in self.hosts}
+        return {host: ports for host, ports in found.items() if ports}
+
+    def servers(self, word: str) -> tuple[Node, ...]:
+        """The hosts that serve as `storage` or `preprocess`, in file order."""
+        return tuple(host for host in self.hosts if host.serves == word)
 
     @cached_property
     def gateways(self) -> Mapping[tuple[str, str], Port]:
@@ -271,8 +303,7 @@ class Wiring:
     @cached_property
     def slowest_bps(self) -> int:
         """The rate of the slowest link that data of ranks can pass; without any 1 Mbit/s, the minimum."""
-        rates = (port.rate_bps for node in self.nodes for port in node.ports if port.network == BACKEND)
-        return min(rates, default=10**6)
+        return min((port.rate_bps for port in self.ports_of(BACKEND)), default=10**6)
 
     @cached_property
     def part_of(self) -> Mapping[str, int]:

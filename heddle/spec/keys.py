@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic_core import PydanticCustomError
 
+from heddle.base.families import Family, Network
 from heddle.base.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 
 
@@ -25,6 +27,22 @@ def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> Pyd
     """
 
     return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})
+
+
+def pool_of(text: str, family: Family, path: str, example: str) -> Network:
+    """The pool of addresses of a network, at a key; ValueError by `at` if it is not a private one of the family."""
+    try:
+        pool = ip_network(text)
+    except ValueError as error:
+        why = f"is not an {family.name} network: {error}"
+        raise at(path, why, f"try {example}", given=["family"]) from None
+    if pool.version != family.version:
+        why, other = f"is not an {family.name} network", "ipv6" if pool.version == 6 else "ipv4"
+        raise at(path, why, f"try {example}, or family: {other}", given=["family"])
+    inside = (pool.network_address in each and pool.prefixlen >= each.prefixlen for each in family.allowed)
+    if pool.prefixlen > family.pool_most or not any(inside):
+        raise at(path, family.pool_why, family.pool_hint, given=["family"])
+    return pool
 
 
 def wrong(why: str, hint: str = "") -> PydanticCustomError:

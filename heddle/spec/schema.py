@@ -18,8 +18,9 @@ from pydantic import Field, model_validator
 
 from heddle.base.families import FAMILIES, IPV4, Family, Network, Version
 from heddle.base.units import scale_of
+from heddle.spec.frontend import FrontendSpec
 from heddle.spec.groups import InFile
-from heddle.spec.keys import Strict, at
+from heddle.spec.keys import Strict, at, pool_of
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.queuepolicy import NamedBuffers, QueuePolicy
 from heddle.spec.routingpolicy import RoutingPolicy
@@ -64,23 +65,8 @@ class AddressingSpec(Strict):
         if not low <= found.rack_prefix <= high:
             why = f"is below {low}" if found.rack_prefix < low else f"is above {high}"
             raise at("addressing.rack_prefix", why, f"allowed: {low} to {high}", given=["family"])
-        try:
-            pool = found.network
-        except ValueError as error:
-            why = f"is not an {family.name} network: {error}"
-            raise at("addressing.pool", why, f"try {family.pool}", given=["family"]) from None
-        if pool.version != family.version:
-            why, other = f"is not an {family.name} network", "ipv6" if pool.version == 6 else "ipv4"
-            hint = f"try {family.pool}, or family: {other}"
-            raise at("addressing.pool", why, hint, given=["family"])
-        if pool.prefixlen > family.pool_most or not any(_inside(pool, space) for space in family.allowed):
-            raise at("addressing.pool", family.pool_why, family.pool_hint, given=["family"])
+        pool_of(found.pool, family, "addressing.pool", family.pool)
         return found
-
-
-def _inside(network: Network, space: Network) -> bool:
-    """Whether all of a network is in another of its version."""
-    return network.network_address in space and network.prefixlen >= space.prefixlen
 
 
 class FabricSpec(Strict):
@@ -105,6 +91,7 @@ class FabricSpec(Strict):
     queues: Annotated[QueuePolicy, InFile()] = QueuePolicy(buffer=NamedBuffers())
     roce: RoceSpec = RoceSpec()
     addressing: AddressingSpec = AddressingSpec()
+    frontend: FrontendSpec | None = None
 
     @property
     def k(self) -> int:
@@ -125,4 +112,6 @@ class FabricSpec(Strict):
     def _of_its_family(self) -> FabricSpec:
         # Not by assignment, since the model is frozen. Nothing else uses this object yet.
         object.__setattr__(self, "addressing", self.addressing.of_family(self.ip))
+        if self.frontend is not None:
+            object.__setattr__(self, "frontend", self.frontend.beside(self.addressing.network, self.ip))
         return self

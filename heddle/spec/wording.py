@@ -174,7 +174,10 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
     """The path in the file: pydantic's loc without the names of union members that it appends."""
     path = str(detail["ctx"]["path"]) if detail["type"] == "heddle_at" else ""
     if path and not path.startswith("."):
-        return tuple(path.split("."))
+        first = path.split(".")[0]
+        # A group can also be inside another: `queues` in `frontend`.
+        before = detail["loc"][: detail["loc"].index(first)] if first in detail["loc"] else ()
+        return (*before, *path.split("."))
     trail: list[str | int] = []
     here: Model | None = model
     named = False  # the next step is a name that the file gave, as in link.exceptions

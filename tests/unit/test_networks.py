@@ -16,10 +16,11 @@ from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, NicNames
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
-from heddle.fabric.wiring import BACKEND, Level
+from heddle.fabric.wiring import BACKEND, FRONTEND, Level
 from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
@@ -36,7 +37,6 @@ from heddle.traffic.flow import Sent
 from heddle.traffic.plan import build_plan
 from tests.unit.test_paths_report import fibs, snapshot
 
-FRONTEND = "frontend"
 POOL: Network = ip_network("192.168.0.0/16")
 FRONT: Network = ip_network("192.168.1.0/24")
 SPEC = ClosSpec(name="two", racks=1, ctsw=1)  # what is not of the shape
@@ -151,6 +151,51 @@ def test_a_proof_expects_no_packet_of_ranks_in_the_other_network() -> None:
     assert len(front) == 4 and not any(link.ranked or link.packets or link.uplink for link in front)
     assert [*result.per_leaf] == ["leaf1", "leaf2"]
     assert result.uplinks.switches == ("leaf1", "leaf2")
+
+
+def test_a_front_end_of_a_file_leaves_the_back_end_as_it_is() -> None:
+    both, alone = load_fabric("frontend").fabric, load_fabric("frontend", overrides=["frontend=null"]).fabric
+    assert both.nics == alone.nics and both.nics_of.items() >= alone.nics_of.items()
+    assert both.ports_of(BACKEND) == alone.ports_of(BACKEND)  # with their MACs and addresses
+    assert [both.by_name[node.name].hash_seed for node in alone.switches] == [n.hash_seed for n in alone.switches]
+    assert all(both.expected_next_hops[node.name] == hops for node, hops in zip(
+        alone.switches, alone.expected_next_hops.values(), strict=True))  # fmt: skip
+    assert len({port.mac for node in both.nodes for port in node.ports}) == 2 * len(both.links)
+    ends = both.ends(FRONTEND)
+    assert [*ends] == [f"host{n}" for n in range(1, 9)] + ["storage1", "storage2", "preprocess1", "preprocess2"]
+    assert {port.network for ports in ends.values() for port in ports} == {FRONTEND} and not alone.ends(FRONTEND)
+    assert [*both.ends(BACKEND)] == [f"host{n}" for n in range(1, 9)] == [*alone.ends(BACKEND)]
+    assert [node.name for node in both.servers("preprocess")] == ["preprocess1", "preprocess2"]
+    assert not any(policy.pfc for ref in both.ports_of(FRONTEND) for policy in policies_of(both)[ref.node, ref.name])
+    assert all(hop in ("eth1", "eth2") for name in ("rsw1", "rsw6") for hops in both.expected_next_hops[name].values()
+               for hop in hops if len(hops) == 2)  # fmt: skip
+    assert fabric_from_json(json.loads(json.dumps(fabric_to_json(both)))) == both
+
+
+@pytest.mark.parametrize("shape", ["zone", "rail", "dc"])
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_every_shape_has_a_front_end_with_racks_of_its_own_or_shared(shape: str, family: str) -> None:
+    for racks, storage in (("shared", 3), (3, 1)):
+        sets = [f"family={family}", f"frontend={{racks: {racks}, oversubscription: 2, storage: {storage}}}"]
+        fabric = load_fabric(shape, overrides=sets).fabric
+        trainers = [host for host in fabric.hosts if not host.serves]
+        rsws = [node for node in fabric.switches if fabric.level_of(node).network == FRONTEND and node.prefix]
+        hops = [fabric.expected_next_hops[rsw.name] for rsw in rsws]
+        assert {len(each) for rsw, each in zip(rsws, hops, strict=True)} >= {len(rsws) - 1 + len(rsws[0].ports) - 2}
+        most = max(len(rsw.ports) for rsw in rsws) - 2
+        assert rsws[0].ports[0].rate_bps == round(most * 10**8 / (2 * 2))
+        assert len(fabric.ends(FRONTEND)) == len(trainers) + storage
+
+
+def test_shared_nics_are_one_network_whose_ranks_are_those_of_trainers() -> None:
+    shared = load_fabric("frontend", overrides=["frontend.share_nics=true"]).fabric
+    alone = load_fabric("frontend", overrides=["frontend=null"]).fabric
+    assert shared.networks == (BACKEND,) and shared.nics == alone.nics and not shared.nics_of["storage1"]
+    assert {port.ref for ports in shared.ends(FRONTEND).values() for port in ports} == {
+        *(port.ref for port in alone.nics), "storage1:eth1", "storage2:eth1", "preprocess1:eth1", "preprocess2:eth1",
+    }  # fmt: skip
+    assert [port.peer_node for port in shared.host_ports][-4:] == ["rtsw1", "rtsw2", "rtsw3", "rtsw4"]
+    assert build_plan(shared, run_options(qps=4)).flows() == build_plan(alone, run_options(qps=4)).flows()
 
 
 def test_a_link_within_a_level_is_refused_by_name() -> None:

@@ -104,8 +104,7 @@ def test_no_two_ends_loopbacks_or_router_ids_are_the_same(six: Fabric) -> None:
     assert len({*ends, *loopbacks}) == len(ends) + len(loopbacks)
     assert len(set(ids)) == len(ids)
     assert all(isinstance(each, IPv4Address) for each in ids)
-    pool = six.policy.pool
-    assert all(each is not None and each in pool for each in loopbacks)
+    assert all(any(each is not None and each in pool for pool in six.policy.pools) for each in loopbacks)
     prefixes = sorted(prefix for prefix in six.edge_prefixes if isinstance(prefix, IPv6Network))
     assert len(prefixes) == len(six.edge_prefixes)
     assert not any(one.overlaps(next_) for one, next_ in pairwise(prefixes))

@@ -14,7 +14,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import BACKEND, Fabric
 from heddle.fabric.shapes import build
 from heddle.lab import frr as control
 from heddle.lab.imported import copy, frr
@@ -134,11 +134,13 @@ def test_what_holds_for_every_fabric_in_every_dialect(spec: FabricSpec, options:
     assert macs == {(node.name, port.name): port.mac for node in fabric.nodes for port in node.ports}
     assert len(set(macs.values())) == len(macs)
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs.values()), "locally administered and unicast"
-    assert {link["mtu"] for link in part["links"]} == {spec.link.mtu}
+    assert {link["mtu"] for link in part["links"]} == {fabric.policy.of(network).mtu for network in fabric.networks}
 
     # The groups that containerlab's graph knows.
     groups = {node["group"] for node in part["nodes"].values()}
-    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in fabric.switches})]
+    rows = ["server", "leaf", "spine", "superspine"][
+        : 1 + len({node.level for node in fabric.switches if fabric.level_of(node).network == BACKEND})
+    ]
     assert groups == set(rows) == set(part["groups"])
 
     for each in [*part["groups"].values(), *part["nodes"].values()]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Port
+from heddle.fabric.wiring import BACKEND, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.grace import grace
@@ -205,7 +205,7 @@ def file_faults(fabric: Fabric) -> dict[str, LinkFault]:
         return {}
     found = {}
     for node in fabric.nodes:
-        for port in node.ports:
+        for port in (port for port in node.ports if port.network == BACKEND):  # `link` of the file is its key
             fault = fabric.policy.link_fault(min(node.level, fabric.by_name[port.peer_node].level))
             if fault:
                 found[port.ref] = fault
