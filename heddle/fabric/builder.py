@@ -23,7 +23,8 @@ from heddle.fabric.wiring import BACKEND, Level, Link, Node, Port, refuse_level_
 from heddle.spec.schema import FabricSpec
 
 Groups = tuple[tuple[str, int], ...]
-_HOST_CODE: Final = 4  # in MACs, where switches have their level; those from 4 up have the next number
+_HOST_CODE: Final = 4  # in MACs
+_SWITCH_CODES: Final = [code for code in range(256) if code != _HOST_CODE]  # by level
 
 
 class FabricBuilder:
@@ -115,7 +116,7 @@ class FabricBuilder:
             raise InputError(Problem(self._spec.name, f"the name {node.name}", "is that of two nodes", hint))
         self._nodes[node.name], self._ports[node.name] = node, []
         # MACs are locally administered: 02, level (4: a host), node index and port of 16 bits each.
-        code = _HOST_CODE if node.role is Role.HOST else node.level + (node.level >= _HOST_CODE)
+        code = _HOST_CODE if node.role is Role.HOST else _SWITCH_CODES[node.level]
         self._macs[node.name] = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
         return node.name
 

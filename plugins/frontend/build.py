@@ -65,7 +65,8 @@ def build(builder: FabricBuilder, front: FrontendSpec, box: str) -> None:
         Level(FSW, "FSW", "spine", network=FRONTEND),
     )
     queues = QueuePolicy(**{each.name: getattr(front.queues, each.name) for each in fields(QueuePolicy)})
-    queues = queue_policy(queues, [level.word for level in builder.levels[1:]])
+    _, *switches = builder.levels
+    queues = queue_policy(queues, [level.word for level in switches])
     builder.network(FRONTEND, NetworkPolicy(front.network, front.mtu, queues))
 
     length = spec.addressing.rack_prefix
