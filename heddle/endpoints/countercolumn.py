@@ -14,9 +14,11 @@ class Column:
     text: the label that the table prints after the sum over all queue pairs: `retransmitted`.
     line: the line of the table that shows it: `packets` (with wrong ICRCs), `order` (packets that arrived before an
           earlier one); empty: in JSON only.
+    mean: a state at the end of the run: that of all queue pairs is the mean, not the sum.
     """
 
     key: str
     unit: str
     text: str
     line: Literal["", "packets", "order"] = ""
+    mean: bool = False

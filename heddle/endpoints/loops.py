@@ -4,7 +4,7 @@
 |---|---|---|
 | nicloop.py | packet sockets, in Python | every transport that builds its own frames |
 | fastpath/fastloop.py | packet sockets, compiled | those whose ends it knows (`Transport.fast`) |
-| rdma/verbsloop.py | the hosts' own RDMA stack | those that have a `Transport.stack` |
+| rdma/verbsloop.py, plugins' | the hosts' own kernel | those that have a `Transport.stack` |
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import find_pattern, patterns
-from heddle.traffic.options import NO_CONTROL, RunOptions
+from heddle.traffic.options import NO_CONTROL, TRANSPORT, RunOptions
 
 _OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc": CONTROLLERS}
 
@@ -73,16 +73,18 @@ def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
     if unknown := typed.keys() - {each.word for each in option_fields()}:
         raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
+    if (kind := TRANSPORTS.get(typed.get("transport") or TRANSPORT)) is not None:
+        typed = {**kind.typed(typed)}
     found = read_options(RunOptions, typed, problems)
     own: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
-    for word, name, kind, values in (
+    for word, name, kind_of, values in (
         ("collective", found.collective, lambda: type(find_pattern(found.collective, found.algorithm)), parameters),
         ("transport", found.transport, lambda: find_transport(found.transport).options, own),
         ("cc", found.congestion, lambda: getattr(find_control(found.congestion), "options", None), own),
     ):
         try:
-            values.update(_values(word, name, kind(), typed, problems))
+            values.update(_values(word, name, kind_of(), typed, problems))
         except InputError as error:  # nothing can be said about what an unknown one supports
             problems.found += error.problems
     found.check_admission(problems)

@@ -47,7 +47,7 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.host import capacity as machine
 from heddle.host.capacity import WorkerUse
 from heddle.kernel.namespace import inside
-from heddle.traffic.flow import Endpoint
+from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER
 
@@ -64,8 +64,13 @@ def qp_text(plan: Plan, rank: int, qpn: int) -> str:
             (q.flow.dst_rank, q.flow.qpn, "from", q.flow.src_rank),
         ):
             if (mine, number) == (rank, qpn):
-                return f"QP {qpn:#x} {word} rank {peer} on {plan.endpoints[peer].nic}"
+                return f"{_named(q.flow, number)} {word} rank {peer} on {plan.endpoints[peer].nic}"
     return f"QP {qpn:#x}"
+
+
+def _named(flow: Flow, number: int) -> str:
+    """`QP 0x12`; `TCP 10017`, the port of a stream's receiver."""
+    return f"QP {number:#x}" if flow.has_qp else flow.label
 
 
 def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> str:
@@ -75,9 +80,9 @@ def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, i
     """
     members = next(each for each in plan.communicators if rank in each)
     peer = plan.endpoints[members[waits.peer]]
-    numbers = [q.flow.qpn for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
-    which = ", ".join(f"QP {number:#x}: {ends.get((rank, number), '')}" for number in numbers[:_NAMED])
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    flows = [q.flow for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
+    which = ", ".join(f"{_named(flow, flow.qpn)}: {ends.get((rank, flow.qpn), '')}" for flow in flows[:_NAMED])
+    more = f" and {len(flows) - _NAMED} more" if len(flows) > _NAMED else ""
     return (
         f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
         f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which or 'inside the host'}{more})"
@@ -404,7 +409,7 @@ def loop_of(plan: Plan, transport: Transport) -> NicLoop:
     allow it; else Python's, which has everything.
     """
     if transport.stack is not None:
-        return transport.stack.loop(plan)
+        return transport.stack.loop(plan, transport.params)
     pause, congestion = moderation_s(plan), congestion_of(plan)
     connection = transport.fast()
     if connection is None or why_not_compiled(plan, transport) or (found := _library(plan)) is None:

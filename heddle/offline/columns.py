@@ -25,10 +25,10 @@ from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
 from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.flow import SEAT_QPNS, Endpoint, qpn_before_first
+from heddle.traffic.flow import ROCE, Endpoint, Numbering
 from heddle.traffic.options import TRANSPORT, QpMode
 from heddle.traffic.readers import SourcePorts
-from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
+from heddle.wire.layout import ETH_BYTES, IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT, TCP_BYTES
 from heddle.wire.sport import SPORT_RULES, entropy_sport
 
 # The formulas for one QP; they use 64-bit arithmetic, so they work for columns too.
@@ -55,6 +55,7 @@ class Connections:
     qps: int
     source_ports: SourcePorts
     sports: int = 1
+    numbering: Numbering = ROCE
 
     def __len__(self) -> int:
         return len(self.src)
@@ -78,16 +79,17 @@ class Connections:
 
 def connect(
     endpoints: Sequence[Endpoint], src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], kind: I32,
-    qps: int, source_ports: SourcePorts, sports: int = 1,
+    qps: int, source_ports: SourcePorts, sports: int = 1, numbering: Numbering = ROCE,
 ) -> Connections:  # fmt: skip
     """Open `qps` QPs for every pair of ranks, in this order; each NIC assigns QP numbers in sequence."""
     ends = np.stack([src, dst], axis=1).astype(np.int32).ravel()  # in the order of number assignment
     earlier = _earlier_equal(ends, len(endpoints))
-    start = np.array([qpn_before_first(e.nic) + e.seat * SEAT_QPNS for e in endpoints], dtype=np.int64)
+    start = np.array([numbering.before(e) for e in endpoints], dtype=np.int64)
     number = (start[ends] + 1 + earlier * qps).astype(np.uint32).reshape(-1, 2)
     return Connections(
         src.astype(np.int32), dst.astype(np.int32),
         np.ascontiguousarray(number[:, 0]), np.ascontiguousarray(number[:, 1]), kind, qps, source_ports, sports,
+        numbering,
     )  # fmt: skip
 
 
@@ -122,7 +124,10 @@ def flows_of(connections: Connections, part: slice | I64, address: U32) -> FlowA
     sport = np.concatenate([base[:, None], more], axis=1).ravel().astype(np.uint32)
     src = address[np.repeat(connections.src[part], connections.each)]
     dst = address[np.repeat(connections.dst[part], connections.each)]
-    return FlowArrays(src, dst, sport, np.full(len(sport), ROCE_PORT, dtype=np.uint32), np.repeat(theirs, sports))
+    number, numbering = np.repeat(theirs, sports), connections.numbering
+    if numbering.protocol:
+        return FlowArrays(src, dst, sport, number, number | np.uint32(numbering.key(0)))
+    return FlowArrays(src, dst, sport, np.full(len(sport), ROCE_PORT, dtype=np.uint32), number)
 
 
 _WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
@@ -212,9 +217,13 @@ class Cutting:
     chunk: int  # bytes of one message
     addressed: bool = False  # every packet has a RETH, not only the first of a message
     sports: int = 1  # source ports of a QP, used packet by packet
+    lead: int = 0  # bytes before each message of a stream
 
     def frames(self, payload: I64) -> I64:
         """Bytes on the wire of messages (RDMA WRITE with immediate) with this payload; 0 for no message."""
+        if self.lead:
+            stream: I64 = np.where(payload > 0, payload + self.lead, 0)
+            return stream + -(-stream // self.ib_mtu) * self.overhead
         packets = -(-payload // self.ib_mtu)
         extended = RETH_BYTES * (packets if self.addressed else 1) + IMM_BYTES  # the immediate is in the last packet
         padded = payload + -payload % _WORD
@@ -230,8 +239,11 @@ def cutting(
     fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int, transport: str = TRANSPORT, sports: int = 1
 ) -> Cutting:
     """The cutting of a fabric's NICs. sports: source ports of a QP, more than one only if packets are addressed."""
-    overhead = LAYOUTS[fabric.policy.ip_version].overhead_bytes
-    addressed = TRANSPORTS[transport].addressed
+    layout, kind = LAYOUTS[fabric.policy.ip_version], TRANSPORTS[transport]
+    if kind.lead:
+        overhead = layout.udp_at + TCP_BYTES
+        return Cutting(fabric.policy.mtu + ETH_BYTES - overhead, overhead, qps, qp_mode, chunk, lead=kind.lead)
+    overhead, addressed = layout.overhead_bytes, kind.addressed
     return Cutting(fabric.policy.ib_mtu, overhead, qps, qp_mode, chunk, addressed, sports)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,10 @@ from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import grouped, rounded
 from heddle.traffic.workload import Job, Workload
+
+_CUT_BY_KERNELS: Final = (
+    "kernels cut streams into segments: bytes are those of full ones, without retransmissions and handshakes"
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def check_memory(job: Job, ranks: int, connections: int, lengths: int = 1) -> No
 def traffic_of(fabric: Fabric, workload: Workload) -> tuple[Traffic, ...]:
     """Place the ranks and open the QPs. InputError if the fabric has too few NICs, or the machine too little memory."""
     for job in workload.jobs:
-        if TRANSPORTS[job.options.transport].stack is not None:
-            legal = sorted(name for name, each in TRANSPORTS.items() if each.stack is None)
+        if not TRANSPORTS[job.options.transport].predicted:
+            legal = sorted(name for name, each in TRANSPORTS.items() if each.predicted)
             why = "is not predicted offline, because the kernel builds its packets"
             hint = f"use one of {', '.join(legal)}; sport: rxe predicts its source ports"
             raise InputError(job.problem("transport", job.options.transport, why, hint))
@@ -96,6 +101,8 @@ def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traff
     cut = columns.cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport, _spread(job))
     count = max(options.sizes) // pattern.element_bytes
     pairs, kinds, volume = columns.of_pattern(pattern, size, count, cut)
+    if cut.lead:
+        volume = replace(volume, doubt=_CUT_BY_KERNELS)
     check_memory(job, len(endpoints), many * len(pairs), len(volume.wire))
     src, dst = groups[:, pairs].reshape(-1, 2).T
     kinds = np.tile(kinds, many)
@@ -103,8 +110,9 @@ def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traff
         hosts = np.unique([end.host for end in endpoints], return_inverse=True)[1]
         out = hosts[src] != hosts[dst]
         src, dst, kinds = src[out], dst[out], kinds[out]
+    numbering = TRANSPORTS[options.transport].numbering
     connections = columns.connect(
-        endpoints, src, dst, kinds, options.qps, options.source_ports, _spread(job)
+        endpoints, src, dst, kinds, options.qps, options.source_ports, _spread(job), numbering
     )  # fmt: skip
     job = replace(job, options=options) if options.steps else job
     said = describe(fabric, endpoints, communicators)

@@ -298,7 +298,7 @@ def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
 def rules_of(wires: Wires, rule: HashingRule, steering: SteeringTables, seeds: U32) -> FabricRules:
     """The same rule for every switch."""
     kind = np.zeros(len(wires.switches), dtype=np.int32)
-    return FabricRules(wires.switches, (rule,), kind, seeds, steering)
+    return FabricRules(wires.switches, (rule,), kind, seeds, steering, seeds)
 
 
 def other_seeds(seeds: U32, trial: int) -> U32:

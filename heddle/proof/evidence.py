@@ -25,8 +25,8 @@ from heddle.switch.counters import QPNS, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.hashing.maps import MAX_MEMBERS
 from heddle.switch.queues.cells import Tallies, Tally, tallies_since
-from heddle.traffic.flow import PROTOCOL_SHIFT, Flow, Sent
-from heddle.wire.layout import DSCP_DATA, PROTO_TCP, PROTO_UDP
+from heddle.traffic.flow import PROTOCOL_SHIFT, Flow, Sent, usual_dscp
+from heddle.wire.layout import PROTO_TCP, PROTO_UDP
 
 # Of both snapshots. What BGP drains is kept too, if the caller has read it.
 PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER
@@ -259,7 +259,7 @@ def _sent(row: Mapping[str, Any]) -> Sent:
     src, dst, src_ip, dst_ip, first_hop = (str(row[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop"))
     sport, qpn, dport, *ranks = (int(row[key]) for key in ("sport", "qpn", "dport", "src_rank", "dst_rank"))
     job = str(row.get("job", ""))
-    dscp = int(row.get("dscp", DSCP_DATA))
+    dscp = int(row.get("dscp", usual_dscp(qpn)))
     flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job, dscp)
     return Sent(flow, int(row["packets"]), int(row["bytes"]), bool(row.get("planned", True)))
 

@@ -27,8 +27,8 @@ from heddle.predict.rules import HashingRule
 from heddle.predict.walk import MAX_HOPS, element, walk
 from heddle.proof import oracle
 from heddle.switch.hashing.hashing import SwitchHashing
-from heddle.traffic.flow import Flow
-from heddle.wire.layout import ROCE_PORT
+from heddle.traffic.flow import PROTOCOL_SHIFT, Flow
+from heddle.wire.layout import PROTO_TCP
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -136,9 +136,10 @@ class Explanation:
 
     def text(self) -> str:
         """The whole explanation; each step can be checked with a calculator."""
-        f = self.flow
+        f, protocol = self.flow, "TCP" if self.flow.protocol == PROTO_TCP else "UDP"
+        name = f"QP {f.qpn} (0x{f.qpn:x})" if f.has_qp else f.label
         lines = [
-            f"{f.src} to {f.dst}, QP {f.qpn} (0x{f.qpn:x}): {f.src_ip} -> {f.dst_ip}, UDP {f.sport} -> {f.dport}",
+            f"{f.src} to {f.dst}, {name}: {f.src_ip} -> {f.dst_ip}, {protocol} {f.sport} -> {f.dport}",
             "Words are hexadecimal, and arithmetic is modulo their size. rol(x, n) rotates x left by n bits.",
         ]
         for hop in self.hops:
@@ -375,7 +376,7 @@ def _quads(octets: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(octets[at : at + 4], "big") for at in range(0, len(octets), 4))
 
 
-_LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1}
+_LIMITS: Final = {"qpn": (1 << 24) - 1, "sport": (1 << 16) - 1, "tcp": (1 << 16) - 1}
 _DEFAULTS: Final = {"qpn": 0x100, "sport": 0xC000}
 _HINT: Final = "a QP number of the run, or host1,host5,qpn=0x101,sport=50000"
 
@@ -391,22 +392,23 @@ def flow_of(lab: Lab, word: str, run: str | None = None) -> Flow:
 
 
 def made_up(fabric: Fabric, word: str) -> Flow:
-    """Parse `SRC,DST[,qpn=N][,sport=N]`: hosts, or their ports (host1:eth2). Defaults: QP 0x100, port 49152."""
+    """Parse `SRC,DST[,qpn=N][,sport=N]`: hosts, or their ports (host1:eth2). Defaults: QP 0x100, port 49152.
+
+    tcp=N instead of qpn: a TCP stream to this port.
+    """
     names = [part.strip() for part in word.split(",") if "=" not in part and part.strip()]
     values = dict(_DEFAULTS)
     for key, _, text in (part.partition("=") for part in word.split(",") if "=" in part):
-        if key not in values:
-            raise InputError(Problem("", f"--explain {word}", f"has {key!r}, which is no key", "use qpn or sport"))
+        if key not in _LIMITS:
+            raise InputError(Problem("", f"--explain {word}", f"has {key!r}, which is no key", "use qpn, tcp or sport"))
         values[key] = _number(word, text, key)
     if len(names) != 2:
         raise InputError(Problem("", f"--explain {word}", f"names {len(names)} ends of a flow, not two", _HINT))
     (src, src_ip), (dst, dst_ip) = (nic_named(fabric, f"--explain {word}", name) for name in names)
     if src.ref == dst.ref:
         raise InputError(Problem("", f"--explain {word}", "has the same NIC at both ends", _HINT))
-    return Flow(
-        src.node, dst.node, src_ip, dst_ip,
-        sport=values["sport"], qpn=values["qpn"], first_hop=src.peer_ref, dport=ROCE_PORT,
-    )  # fmt: skip
+    qpn = PROTO_TCP << PROTOCOL_SHIFT | values["tcp"] if "tcp" in values else values["qpn"]
+    return Flow.counted((src_ip, dst_ip, values["sport"], qpn), src.node, dst.node, src.peer_ref)
 
 
 def nic_named(fabric: Fabric, typed: str, name: str) -> tuple[Port, str]:
@@ -439,13 +441,14 @@ def _of_run(lab: Lab, word: str, qpn: int, run: str | None) -> Flow:
     from heddle.runs.store import load
 
     stored = load(lab, run)
-    flows = [sent.flow for sent in stored.evidence.sent if sent.flow.has_qp]
-    found = [flow for flow in flows if flow.qpn == qpn]
+    flows = [sent.flow for sent in stored.evidence.sent if sent.flow.has_qp or sent.flow.protocol == PROTO_TCP]
+    found = [flow for flow in flows if flow.number == qpn]
     if len(found) == 1:
         return found[0]
     if not found:
-        some = ", ".join(str(flow.qpn) for flow in flows[:4]) or "none"
+        some = ", ".join(str(flow.number) for flow in flows[:4]) or "none"
         hint = f"it had {some}{', ...' if len(flows) > 4 else ''}; or {_HINT.partition(', or ')[2]}"
         raise InputError(Problem("", f"--explain {word}", f"is no QP number of run {stored.id}", hint))
-    hint = "; or ".join(f"{f.src},{f.dst},qpn={f.qpn},sport={f.sport}" for f in found[:4])
+    names = [(f, "qpn" if f.has_qp else "tcp") for f in found[:4]]
+    hint = "; or ".join(f"{f.src},{f.dst},{key}={f.number},sport={f.sport}" for f, key in names)
     raise InputError(Problem("", f"--explain {word}", f"is a QP number of {len(found)} hosts", hint))

@@ -93,8 +93,11 @@ class MeasuredRun:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The sum of each counter over all flows."""
-        return {key: sum(flow.counters[key] for flow in self.flows) for key in self.flows[0].counters}
+        """The sum of each counter over all flows; the mean of a state over those that were used."""
+        means = {column.key for column in self.transport.columns if column.mean}
+        found = {key: sum(flow.counters[key] for flow in self.flows) for key in self.flows[0].counters}
+        used = max(1, sum(flow.sent.packets > 0 for flow in self.flows))
+        return {key: round(count / used) if key in means else count for key, count in found.items()}
 
     def at_nics(self, count: Callable[[NicCounters], int]) -> int | None:
         """The sum over all NICs of one count; None: the hosts' own stack does not report it."""

@@ -104,9 +104,9 @@ def run_workload(
     Each job is stored as a run of its own. Where one fails, the others end, and keep the sizes that they have measured.
     only: run this job alone, on the NICs that it has in the workload.
     """
-    if any(find_transport(job.options.transport).stack is not None for job in workload.jobs):
-        why = "soft-RoCE is made on this machine, not in the kernels of shards"
-        lab.require_here(why, "use another --transport, or run ./inv up FABRIC here")
+    for stack in (find_transport(job.options.transport).stack for job in workload.jobs):
+        if stack is not None and stack.only_here:
+            lab.require_here(stack.only_here, "use another --transport, or run ./inv up FABRIC here")
     jobs, faults = plan_workload(lab.fabric, workload, lab)
     # Of all jobs, also for one alone: it is to run with equal settings.
     factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
@@ -297,7 +297,7 @@ def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload:
         job=planned.job.name,
         workload=workload,
         beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
-        in_flight=plan.in_flight,
+        in_flight=None if planned.transport.lead else plan.in_flight,
     )
 
 
@@ -333,7 +333,8 @@ def plan_workload(
 
 def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int) -> tuple[Plan, Transport]:
     options, kind = job.options, find_transport(job.options.transport)
-    if kind.stack is not None and (shared := next((end.nic for end in ends if end.shared), "")):
+    shared = next((end.nic for end in ends if end.shared), "")
+    if shared and kind.stack is not None and not kind.stack.shared:
         why = "cannot have several ranks with the kernel's own stack"
         raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
     plan = job_plan(fabric, options, more_ns, ends, job.name)
@@ -394,10 +395,11 @@ def _warnings(jobs: Sequence[PlannedJob], queues: QueuePolicy) -> Iterator[str]:
     packets = sum(total_packets(each.plan) for each in jobs)
     if budget.exceeded and packets > budget.budget_pps:  # a shorter run ends before a backlog builds up
         yield f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks"
-    yield from queues.lossy_data(*dict.fromkeys(each.plan.options.dscp for each in jobs))
+    dscps = [each.plan.options.dscp for each in jobs if not each.transport.numbering.protocol]
+    yield from queues.lossy_data(*dict.fromkeys(dscps))
     for each in jobs:
         o = each.plan.options
-        if short := shortfall(o.qps, o.window, each.plan.propagation.bdp_packets):
+        if not each.transport.lead and (short := shortfall(o.qps, o.window, each.plan.propagation.bdp_packets)):
             yield short
 
 
@@ -503,9 +505,8 @@ def job_plan(
 ) -> Plan:
     """The plan of a job; more_ns, endpoints and job as in build_plan."""
     kind = find_transport(options.transport)
-    before_first = kind.stack.before_first if kind.stack is not None else None
     plan = build_plan(
-        fabric, options, more_ns, before_first, kind.stack is None, endpoints, job, kind.spread(options)
+        fabric, options, more_ns, kind.numbering, kind.stack is None, endpoints, job, kind.spread(options)
     )  # fmt: skip
     return with_control(plan)
 

@@ -53,8 +53,7 @@ class Flow:
 
     qpn: the destination's QP. Of other flows protocol << 24 | destination port, as the counters number them.
     src, dst: hosts. first_hop: the switch port where its packets enter the fabric, `rtsw1:eth5`. src_rank, dst_rank:
-    within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several. data_dscp:
-    of the data of a QP.
+    within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several.
     """
 
     src: str
@@ -68,13 +67,14 @@ class Flow:
     src_rank: int = NO_RANK
     dst_rank: int = NO_RANK
     job: str = ""
-    data_dscp: int = DSCP_DATA
+    dscp: int = DSCP_DATA  # of its packets, unless its program sets another one
 
     @classmethod
     def counted(cls, key: FlowKey, src: str, dst: str, first_hop: str) -> Flow:
         """A flow that counters have, and its ends."""
         qpn = key[3]
-        return cls(src, dst, *key, first_hop, qpn & 0xFFFF if qpn >> PROTOCOL_SHIFT else ROCE_PORT)
+        dport = qpn & 0xFFFF if qpn >> PROTOCOL_SHIFT else ROCE_PORT
+        return cls(src, dst, *key, first_hop, dport, dscp=usual_dscp(qpn))
 
     @property
     def key(self) -> FlowKey:
@@ -102,19 +102,19 @@ class Flow:
         protocol = "" if self.has_qp else "TCP " if self.protocol == PROTO_TCP else "UDP "
         return f"{protocol}{self.number}"
 
-    @property
-    def dscp(self) -> int:
-        """Of its packets, unless its program sets another one."""
-        return self.data_dscp if self.has_qp else 0
-
     def to_json(self) -> dict[str, Any]:
         return {
             **({"job": self.job} if self.job else {}),
             "src": self.src, "dst": self.dst, "src_rank": self.src_rank, "dst_rank": self.dst_rank,
             "src_ip": self.src_ip, "dst_ip": self.dst_ip, "sport": self.sport, "dport": self.dport,
             "qpn": self.qpn, "first_hop": self.first_hop,
-            **({"dscp": self.data_dscp} if self.data_dscp != DSCP_DATA else {}),
+            **({"dscp": self.dscp} if self.dscp != usual_dscp(self.qpn) else {}),
         }  # fmt: skip
+
+
+def usual_dscp(qpn: int) -> int:
+    """The DSCP of a flow that names no other. qpn: as in Flow."""
+    return 0 if qpn >> PROTOCOL_SHIFT else DSCP_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +151,36 @@ def qpns_of(endpoint: Endpoint) -> range | None:
     return range(first, first + SEAT_QPNS) if endpoint.shared else None
 
 
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """How the queue pairs of a transport are numbered.
+
+    protocol: 0 is RoCEv2. With another one, IPPROTO_TCP, a queue pair is a connection, and its number is a port.
+    before_first: one less than the first number of a NIC. each: numbers of each rank at a NIC.
+    """
+
+    protocol: int = 0
+    before_first: Callable[[str], int] = qpn_before_first
+    each: int = SEAT_QPNS
+
+    def before(self, endpoint: Endpoint) -> int:
+        """One less than the first number of a rank."""
+        return self.before_first(endpoint.nic) + endpoint.seat * self.each
+
+    def key(self, number: int) -> int:
+        """`Flow.qpn` of the queue pair with this number."""
+        return self.protocol << PROTOCOL_SHIFT | number
+
+
+ROCE: Final = Numbering()
+
+
 class QpNumbers:
     """Assigns QP numbers as NICs do: in sequence, from a start that differs between NICs."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], before_first: Callable[[str], int]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], numbering: Numbering = ROCE) -> None:
         self._nics = [e.nic for e in endpoints]
-        self._next = [before_first(e.nic) + e.seat * SEAT_QPNS for e in endpoints]
+        self._next = [numbering.before(e) for e in endpoints]
 
     def next(self, rank: int) -> int:
         """The next free QP number of that rank's NIC."""

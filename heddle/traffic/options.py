@@ -111,10 +111,11 @@ class RunOptions(AdmissionOptions):
         reads=readers.parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
         words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
     )] = _BY_NUMBERS  # fmt: skip
+    # None only until __post_init__: so the default of a transport is known from a typed value.
     dscp: Annotated[int, Declared(
-        "DSCP of the data, which queues.dscp maps to a class", _TRANSPORT, value="N", least=0, most=63,
-        hint="the default is 24",
-    )] = DSCP_DATA  # fmt: skip
+        "DSCP of the data, which queues.dscp maps to a class; left out: 24, and 0 with tcp", _TRANSPORT, value="N",
+        least=0, most=63, hint="the default is 24",
+    )] = None  # type: ignore[assignment]  # fmt: skip
     # One message; NCCL's P2P net chunk.
     chunk: Annotated[int, Declared("bytes per message", _SIZES, reads=readers.parse_chunk, typed="128K")] = 1 << 17
     # Unacknowledged packets of a QP; default: 64 per connection, shared by its QPs.
@@ -210,6 +211,7 @@ class RunOptions(AdmissionOptions):
             problems.add(where="", what=f"--size {size}", why=why)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dscp", DSCP_DATA if self.dscp is None else self.dscp)
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
         object.__setattr__(self, "own", {name: as_tuples(value) for name, value in self.own.items()})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Any, Final
@@ -32,14 +32,14 @@ from heddle.traffic.communicators import (
     communicators_of,
     hosted,
 )
-from heddle.traffic.flow import Endpoint, Flow, QpNumbers, qpn_before_first, source_port
+from heddle.traffic.flow import ROCE, Endpoint, Flow, Numbering, QpNumbers, source_port
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.sequence import STEPS, Part, PartSequence, parts_text, pattern_of
 from heddle.traffic.tunables import Control
-from heddle.wire.layout import LAYOUTS
+from heddle.wire.layout import LAYOUTS, ROCE_PORT
 from heddle.wire.sport import entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
@@ -149,7 +149,7 @@ def build_plan(
     fabric: Fabric,
     options: RunOptions,
     more_ns: int = 0,
-    before_first: Callable[[str], int] | None = None,
+    numbering: Numbering = ROCE,
     nics_delay: bool = True,
     endpoints: tuple[Endpoint, ...] | None = None,
     job: str = "",
@@ -158,7 +158,7 @@ def build_plan(
     """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
 
     more_ns: the most that faults of links add to a path, one way, on hardware; only timers take it into account.
-    before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
+    numbering: of the transport's queue pairs.
     nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
     endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
     spread: UDP source ports that each queue pair uses in turn.
@@ -175,7 +175,7 @@ def build_plan(
     if why := pattern.too_large(size):
         raise InputError(Problem("", pattern.typed, why, "use fewer or smaller steps"))
     _check_messages(pattern, size, options, admission)
-    numbers, delays = QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
+    numbers, delays = QpNumbers(endpoints, numbering), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
     connections: Sequence[Sequence[int]] = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
@@ -200,8 +200,8 @@ def build_plan(
             sports = entropy_sports(sport, spread)
             answer_sport = source_port(options.source_ports, index, peer, own)
             flow = Flow(
-                here.host, there.host, here.ip, there.ip, sport, peer, here.first_hop, src_rank=here.rank,
-                dst_rank=there.rank, job=job, data_dscp=options.dscp,
+                here.host, there.host, here.ip, there.ip, sport, numbering.key(peer), here.first_hop,
+                peer if numbering.protocol else ROCE_PORT, here.rank, there.rank, job, options.dscp,
             )  # fmt: skip
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))

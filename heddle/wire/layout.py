@@ -32,6 +32,7 @@ ETH_BYTES: Final = 14
 IPV4_BYTES: Final = 20
 IPV6_BYTES: Final = 40
 UDP_BYTES: Final = 8
+TCP_BYTES: Final = 32  # with timestamps, as Linux sends them
 BTH_BYTES: Final = 12
 RETH_BYTES: Final = 16
 ATOMIC_BYTES: Final = 28

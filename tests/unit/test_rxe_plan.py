@@ -39,15 +39,13 @@ def test_a_new_device_numbers_queue_pairs_from_17_and_ports_follow_from_the_numb
 
 
 def test_the_kernels_nics_add_no_delay_and_the_header_says_so() -> None:
-    stack = Rxe.stack
-    assert stack is not None
     for overrides, delays, said in (
         (["link.delay=shape"], 0, "not modelled: the kernel's NICs do not add link.delay (3 us one way on hardware)"),
         (["link.delay=shape", "link.delay_at=link"], 73, "1 to 3 us one way on hardware"),
         ([], 0, "not modelled (link.delay: 0)"),
     ):
         built = load_fabric("tiny", overrides=overrides).fabric
-        plan = build_plan(built, RunOptions(transport="rxe"), 0, stack.before_first, nics_delay=False)
+        plan = build_plan(built, RunOptions(transport="rxe"), 0, Rxe.numbering, nics_delay=False)
         Rxe.of(plan)
         assert {qp.delay_s for qp in plan.qps} == {0.0}
         assert plan.propagation.bdp_packets == delays

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from heddle.endpoints.transports.protocol import HostStack
 from heddle.kernel import rdma
 from heddle.traffic.plan import Plan
 
@@ -39,26 +40,19 @@ def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, 
         counters.detach(lab, places)
 
 
-class RxeStack:
-    """The RDMA stack of the hosts, which carries a run in place of Heddle's NICs."""
+class RxeStack(HostStack):
+    """The RDMA stack of the hosts."""
 
-    def before_first(self, nic: str) -> int:
-        """One less than the number of the first queue pair that a NIC makes: 16.
-
-        Plans number queue pairs in advance, and the loop checks that the stack gives them the same numbers.
-        """
-        return rdma.QPS_BEFORE_FIRST
+    only_here = "soft-RoCE is made on this machine, not in the kernels of shards"
+    shared = False
 
     def require(self) -> None:
-        """MachineError when this kernel cannot make soft-RoCE devices in namespaces."""
         rdma.require()
 
     def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
-        """A device on each NIC of the plan."""
         return rxe_devices(plan.lab, [(each.host, each.port) for each in plan.endpoints], netns, 2 * len(plan.qps))
 
-    def loop(self, plan: Plan) -> NicLoop:
-        """A loop over completion queues."""
+    def loop(self, plan: Plan, params: Any) -> NicLoop:
         from heddle.endpoints.rdma.verbsloop import VerbsLoop
 
         return VerbsLoop(plan)

@@ -22,24 +22,28 @@ Receiver-driven admission is a pair of ends around those of another transport, c
 gate that keeps messages until they are granted is in front of the connection, because a message may use several queue
 pairs. So admission works with any transport.
 
-A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pairs (rxe.py). Then nothing calls `fast`,
+A transport of the hosts' own kernel has a `stack`, which makes the queue pairs (rxe.py). Then nothing calls `fast`,
 `sender` and `receiver`: the stack builds the packets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
-from heddle.endpoints.rdma.rxestack import RxeStack
+from heddle.traffic.flow import ROCE, Numbering
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
+
+    from heddle.endpoints.loops import NicLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,28 @@ class FastConnection:
     why: Callable[[int, int], str]  # (syndrome of the refusal or 0, oldest PSN not acknowledged) -> error of an end
 
 
+class HostStack:
+    """The part of the hosts' own kernel that carries a run in place of Heddle's NICs.
+
+    only_here: why the hosts must be on this machine, not in shards; empty if they need not.
+    shared: whether a NIC can have several ranks.
+    """
+
+    only_here: ClassVar[str] = ""
+    shared: ClassVar[bool] = True
+
+    def require(self) -> None:
+        """MachineError when this kernel does not have it."""
+
+    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
+        """Prepare the hosts for a with block. netns: by host."""
+        return nullcontext()
+
+    def loop(self, plan: Plan, params: Any) -> NicLoop:
+        """The loop that drives it. params: of the transport."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """How queue pairs carry messages in one run. Frozen: the same parameters give the same ends in every worker.
@@ -69,6 +95,9 @@ class Transport:
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
     addressed:    every packet has its own address (RETH), not only the first of a message.
     stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
+    numbering:    of its queue pairs.
+    lead:         bytes before each message, where messages are parts of a stream that a kernel cuts; 0: packets.
+    predicted:    whether its source ports and bytes can be known offline.
     packet_cost:  of one 4 KB data packet, as in host/capacity.py, if it differs from that of other transports.
     options:      what users choose of this transport alone: a frozen dataclass of declared options (base/declared.py).
     """
@@ -79,7 +108,10 @@ class Transport:
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
     addressed: ClassVar[bool] = False
-    stack: ClassVar[RxeStack | None] = None
+    stack: ClassVar[HostStack | None] = None
+    numbering: ClassVar[Numbering] = ROCE
+    lead: ClassVar[int] = 0
+    predicted: ClassVar[bool] = True
     packet_cost: ClassVar[float | None] = None
     options: ClassVar[type[Any] | None] = None
 
@@ -87,6 +119,11 @@ class Transport:
     def of(cls, plan: Plan) -> Self:
         """The transport with parameters for a plan; InputError for options that it does not support."""
         raise NotImplementedError
+
+    @classmethod
+    def typed(cls, typed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options that a user typed, by their words, with this transport's defaults; InputError for wrong ones."""
+        return typed
 
     @classmethod
     def spread(cls, options: RunOptions) -> int:

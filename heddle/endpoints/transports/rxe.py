@@ -14,7 +14,9 @@ from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.endpoints.rdma.verbsdevice import MTU_OF_BYTES, VerbsParams, message_bytes
-from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.protocol import HostStack, Transport
+from heddle.kernel.rdma import QPS_BEFORE_FIRST
+from heddle.traffic.flow import Numbering
 from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS
 
@@ -34,7 +36,10 @@ class Rxe(Transport):
     params: VerbsParams
 
     columns: ClassVar[tuple[Column, ...]] = _COLUMNS
-    stack: ClassVar[RxeStack | None] = RxeStack()
+    stack: ClassVar[HostStack | None] = RxeStack()
+    # Plans number queue pairs in advance, and the loop checks that the stack gives them the same numbers.
+    numbering: ClassVar[Numbering] = Numbering(before_first=lambda nic: QPS_BEFORE_FIRST)
+    predicted: ClassVar[bool] = False
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -1,0 +1,1 @@
+"""Traffic of storage: TCP between hosts, checkpoints and ingest."""

@@ -1,0 +1,109 @@
+"""Runs with --transport tcp: the data are right, and each stream takes the path that was predicted before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError
+from heddle.endpoints import crew
+from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.workloadfile import load_workload
+from heddle.lab.lab import Lab
+from heddle.offline import columns
+from heddle.offline.loads import traffic_of
+from heddle.runs.parts.queues import QueueUse
+from heddle.runs.run import run, run_workload
+from heddle.runs.runrecord import RunRecord
+from heddle.traffic.flow import PROTOCOL_SHIFT
+from heddle.traffic.options import RunOptions
+from heddle.traffic.workload import Workload
+from heddle.wire.layout import PROTO_TCP
+from heddle_plugins.storage import tcp
+from tests import wrongbyte
+from tests.netns.collectives import proven, total
+
+BESIDE = """
+share_nics: true
+size: 64K
+jobs:
+  train: {collective: all-reduce, ranks: "0:4"}
+  store: {collective: all-to-all, ranks: "0:4", transport: tcp, streams: 2}
+"""
+
+
+def options(**typed: Any) -> RunOptions:
+    usual: dict[str, Any] = {"transport": "tcp", "size": "256K", "iters": 1, "tcp_control": "reno"}
+    return run_options(**(usual | typed))
+
+
+def ran(lab: Lab, chosen: RunOptions) -> RunRecord:
+    result = run(lab, chosen, Silent())
+    assert result.wrong == 0
+    return result
+
+
+def test_two_streams_of_each_pair_take_the_paths_of_the_prediction(tiny: Lab) -> None:
+    chosen = options(streams=2, tcp_ecn="on", collective="all-to-all")
+    result = ran(tiny, chosen)
+    paths = proven(tiny)
+    assert len(paths.flows) == 2 * 12 and paths.units == "flows"
+    (offline,) = traffic_of(tiny.fabric, Workload.of(chosen))
+    flows = columns.flows_of(offline.connections, slice(None), offline.address)
+    sent = [flow.sent.flow for flow in result.flows]
+    assert flows.sport.tolist() == [flow.sport for flow in sent]
+    assert flows.dport.tolist() == [flow.dport for flow in sent]
+    assert flows.qpn.tolist() == [flow.qpn for flow in sent]
+    assert {flow.qpn >> PROTOCOL_SHIFT for flow in sent} == {PROTO_TCP} and {flow.dscp for flow in sent} == {0}
+    parameters = result.transport.parameters
+    assert (parameters["control"], parameters["ecn"]) == ("reno", True)
+    assert {flow.counters["mss"] for flow in result.flows} == {parameters["mss"]}
+    assert result.counters["cwnd"] < total(result, "cwnd") and result.counters["min_rtt_us"] > 0, "means, not sums"
+    assert all(flow.received == flow.sent.packets > 0 for flow in result.flows)
+    assert "transport: tcp, streams: 2, tcp control: reno, tcp ecn: on" in result.table()
+
+
+@pytest.mark.deep
+def test_ecn_is_negotiated_only_if_it_is_on_and_answers_marks(tiny: Lab) -> None:
+    """An incast fills the queue to the sink: with ECN it marks, without it nothing can be marked."""
+    on, off = (ran(tiny, options(collective="incast", size="1M", tcp_ecn=word)) for word in ("on", "off"))
+    print(on[QueueUse].marks, total(on, "ece"), sum(flow.ce for flow in on.flows))
+    assert total(on, "ece") > 0 and on[QueueUse].marks > 0
+    assert total(off, "ece") == off[QueueUse].marks == 0
+    proven(tiny)
+
+
+def test_a_wrong_byte_fails_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "_WORKER", wrongbyte.__name__)
+    assert run(tiny, options(), Silent()).wrong > 0
+
+
+def test_a_job_over_tcp_shares_nics_with_one_over_roce(tiny: Lab, tmp_path: Path) -> None:
+    (tmp_path / "beside.yml").write_text(BESIDE)
+    found = run_workload(tiny, load_workload(str(tmp_path / "beside.yml")).workload, Silent())
+    assert [(job.wrong, job.options.transport) for job in found.jobs] == [(0, "rc"), (0, "tcp")]
+    assert {flow.sent.flow.has_qp for flow in found.jobs[0].flows} == {True}
+    for job in found.jobs:
+        proven(tiny, job.id)
+
+
+@pytest.mark.long("waits for the kernel's timers")
+def test_a_lost_link_is_survived_and_a_dead_host_is_named(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ran(tiny, options(size="8M", iters=4, fault=["rtsw1:eth1,down,from=200ms,to=900ms"]))
+    assert total(result, "retransmitted") > 0
+    monkeypatch.setattr(tcp, "_LEAST_S", 2.0)
+    dark = options(size="8M", iters=8, fault=["host3:eth1,down,from=200ms"])
+    with pytest.raises(CheckError, match=r"TCP \d+ (to|from) rank \d on host\d:eth1: no acknowledgement for \d+ s"):
+        run(tiny, dark, Silent())
+
+
+@pytest.mark.deep
+def test_it_runs_over_ipv6(borrow: Callable[..., Lab]) -> None:
+    six = borrow("tiny", "family=ipv6")
+    result = ran(six, options(streams=2))
+    assert {flow.counters["mss"] for flow in result.flows} == {result.transport.parameters["mss"]}
+    proven(six)

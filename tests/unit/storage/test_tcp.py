@@ -1,0 +1,94 @@
+"""tcp without a fabric: numbers and ports of a plan, its options, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.endpoints.runoptions import run_options, typed_options
+from heddle.fabric.fabricfile import load_fabric
+from heddle.offline.forecast import Ask, forecast
+from heddle.runs.run import plan_run
+from heddle.traffic.plan import Plan
+from heddle.traffic.workload import Workload
+from heddle.wire.sport import SPORTS
+from heddle_plugins.storage.tcp import Tcp, TcpParams, refused, usual_control
+from heddle_plugins.storage.tcpinfo import TcpInfo
+
+TINY = load_fabric("tiny").fabric
+
+
+def plan_of(**typed: Any) -> tuple[Plan, TcpParams]:
+    plan, transport = plan_run(TINY, run_options(**{"transport": "tcp", **typed}))
+    assert isinstance(transport, Tcp)
+    return plan, transport.params
+
+
+def test_each_stream_has_its_own_port_below_the_source_ports() -> None:
+    plan, _ = plan_of(streams=8, collective="all-to-all")
+    ports = Counter((qp.flow.dst_ip, qp.flow.dport) for qp in plan.qps)
+    assert max(ports.values()) == 1 and len(ports) == 8 * 12
+    assert all(qp.flow.dport < SPORTS[0] <= qp.flow.sport for qp in plan.qps)
+
+
+def test_streams_are_queue_pairs_and_the_defaults_of_tcp_are_typed_again() -> None:
+    chosen = run_options(transport="tcp", streams=4)
+    assert (chosen.qps, chosen.dscp, chosen.own["tcp_control"]) == (4, 0, usual_control())
+    again = typed_options(chosen)
+    words: dict[str, Any] = {word: int(text) if text.isdecimal() else text for word, (text, *_) in again.items()}
+    assert run_options(**words) == chosen
+    assert run_options(transport="tcp", dscp=24).dscp == 24 and run_options().dscp == 24
+
+
+def test_the_segment_size_follows_the_mtu() -> None:
+    assert {plan_of()[1].mss} == {TINY.policy.mtu - 52}
+
+
+@pytest.mark.parametrize(
+    ("typed", "what", "why"),
+    [
+        ({"window": 8}, "--window 8", "the kernel decides when segments leave"),
+        ({"cc": "dcqcn"}, "--cc dcqcn", "the kernel decides when segments leave"),
+        ({"admission": "on"}, "--admission on", "the kernel decides when segments leave"),
+        ({"local_ack_timeout": 14}, "--local-ack-timeout 14", "the kernel decides when segments leave"),
+        ({"tcp_control": "swift"}, "--tcp-control swift", "is not a congestion control of this kernel"),
+        ({"sport": "fixed:4000"}, "--sport", "streams have source ports from 49152 to 65535"),
+        ({"streams": 2, "qps": 4}, "--streams 2", "does not go together with --qps 4"),
+        ({"streams": 128, "collective": "all-to-all", "ranks": 16}, "--qps 128 on 16 ranks", "has 2,560 ports"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_refused_in_a_sentence(typed: dict[str, Any], what: str, why: str) -> None:
+    fabric = load_fabric("zone").fabric if "ranks" in typed else TINY
+    with pytest.raises(InputError) as caught:
+        plan_run(fabric, run_options(**{"transport": "tcp", **typed}))
+    (problem,) = caught.value.problems
+    assert problem.what == what and why in problem.why and problem.hint
+
+
+def test_ranks_of_one_host_would_not_use_the_fabric() -> None:
+    fabric = load_fabric("rail").fabric
+    with pytest.raises(InputError, match="delivers between its own addresses"):
+        plan_run(fabric, run_options(transport="tcp"))
+    plan_run(fabric, run_options(transport="tcp", nvlink_rate=3600))
+
+
+def test_a_prediction_says_that_kernels_cut_the_streams() -> None:
+    found = forecast(TINY, Workload.of(run_options(transport="tcp", tcp_control="any")), Ask(), Silent())
+    assert any("kernels cut streams into segments" in note for note in found.notes)
+
+
+def test_tcp_info_of_a_stream_counts_its_segments() -> None:
+    assert refused("no-such") and not refused(usual_control())
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            near.sendall(b"x" * 1000)
+            assert far.recv(1000, socket.MSG_WAITALL)
+            info = TcpInfo.of(near)
+    assert (info.segments_out, info.bytes_sent, info.retransmitted, info.ecn) == (3, 1000, 0, False)
+    assert info.frames(20, syns=1) == 1000 + 3 * 66 + 8
