@@ -17,8 +17,9 @@ from heddle.runs.run import plan_run
 from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Workload
 from heddle.wire.sport import SPORTS
-from heddle_plugins.storage.tcp import Tcp, TcpParams, refused, usual_control
+from heddle_plugins.storage.tcp import Tcp, refused, usual_control
 from heddle_plugins.storage.tcpinfo import TcpInfo
+from heddle_plugins.storage.tcpparams import TcpParams
 
 TINY = load_fabric("tiny").fabric
 
