@@ -76,7 +76,7 @@ def _silent(sock: socket.socket) -> None:
     sock.close()
 
 
-class Sender:
+class Sender(_End):
     """The sending end. It has no socket before its first message."""
 
     def __init__(self, loop: TcpLoop, rank: int, netns: Path, qp: QpInfo) -> None:
@@ -152,7 +152,7 @@ class Sender:
             self._sock = None
 
 
-class Receiver:
+class Receiver(_End):
     """The receiving end: it listens, and accepts the one peer of the plan."""
 
     def __init__(self, loop: TcpLoop, rank: int, listener: socket.socket, qp: QpInfo, memory: Rank) -> None:
