@@ -68,8 +68,9 @@ def _panels(result: Prediction) -> list[_Panel]:
     drained = [index for index, name in enumerate(wires.switches) if name in result.trouble.drained]
     panels = []
     levels, area = wires.fabric.levels, wires.fabric.area
-    for direction in wires.upward:
+    for direction in wires.outward:
         low, high = (levels[level].title for level in wires.directions[direction])
+        sideways = len({*wires.directions[direction]}) == 1  # then the other direction is the same rows again
         up = np.flatnonzero(wires.direction == direction)
         if not len(up):
             continue
@@ -91,10 +92,11 @@ def _panels(result: Prediction) -> list[_Panel]:
         masks = [np.zeros(grids[0].shape, dtype=bool) for _ in "dq"]
         masks[0][row, column], masks[1][row, column] = gone, quiet
         word = area if wires.groups(area)[wires.peer[up]].all() else "group"
-        above = f"{high}, by place in its {word}" if several else ""
+        above = ("link" if sideways else f"{high}, by place in its {word}") if several else ""
         cuts = _cuts(wires, owners)
         rows = [wires.switches[int(s)] for s in owners]
-        for grid, title in zip(grids, (f"{low} to {high}", f"{high} to {low}"), strict=True):
+        titles = (wires.direction_name(direction),) if sideways else (f"{low} to {high}", f"{high} to {low}")
+        for grid, title in zip(grids, titles, strict=not sideways):
             panels.append(_Panel(title, grid, rows, names, above, cuts, *masks))
     return panels
 

@@ -66,14 +66,15 @@ def _links(result: TimeForecast) -> Iterator[str]:
 def _gains(result: TimeForecast) -> Iterator[str]:
     if not result.gains:
         return
-    yield f"{'twice as fast':<40} {'saves':>8}"
+    width = max(40, *(len(each.links) for each in result.gains))
+    yield f"{'twice as fast':<{width}} {'saves':>8}"
     single = [each for each in result.gains if each.single]
     best = sorted((each for each in single if each.share > _LEAST), key=lambda each: -each.share)[:_LINKS]
     if single and not best:
         which = f"one of the {len(single)} fullest links" if len(single) > 1 else "the fullest link"
-        yield f"{which:<40} {'nothing':>8}"
+        yield f"{which:<{width}} {'nothing':>8}"
     for each in (*best, *(each for each in result.gains if not each.single)):
-        yield f"{each.links:<40} {f'{each.share:.1%}' if each.share > _LEAST else 'nothing':>8}"
+        yield f"{each.links:<{width}} {f'{each.share:.1%}' if each.share > _LEAST else 'nothing':>8}"
 
 
 def _notes(result: TimeForecast) -> Iterator[str]:

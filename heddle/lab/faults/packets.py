@@ -258,14 +258,14 @@ def extra_delay_ns(lab: Lab, more: Mapping[str, LinkFault]) -> int:
     """The most that faults add to a path, one way, on hardware, beyond the delays of the fabric file; with jitter.
 
     more: port -> fault that will be set, too. A path passes each level once up and once down; the slowest port of each
-    counts. Which ports it passes is not known.
+    counts. Sideways it passes five links at most: local, global, local, global, local. Which ones is not known.
     """
     nodes, policy = lab.fabric.by_name, lab.fabric.policy
-    most: dict[tuple[int, bool], int] = {}
+    most: dict[tuple[int, int], int] = {}
     for ref, fault in {**wanted_faults(lab), **more}.items():
         name, _, port = ref.partition(":")
         here, there = nodes[name].level, nodes[nodes[name].port(port).peer_node].level
         known = policy.delay_ns(min(here, there)) if policy.delayed_on_links else 0
-        key = min(here, there), here < there
+        key = here, there
         most[key] = max(most.get(key, 0), fault.delay_ns + fault.jitter_ns - known)
-    return sum(most.values())
+    return sum(each * (5 if here == there else 1) for (here, there), each in most.items())
