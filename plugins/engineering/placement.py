@@ -362,7 +362,7 @@ def tree(fabric: Fabric) -> Branch:
     leaves: dict[tuple[int, str], list[str]] = {}
     for host in fabric.hosts:
         if edges := sorted({port.peer_node for port in fabric.nics_of[host.name]}):
-            area = (host.group(fabric.area) or 0) if fabric.area != fabric.box else 0
+            area = (host.group(fabric.area) or 0) if fabric.area != fabric.box or fabric.sideways else 0
             leaf = edges[0] if len(edges) == 1 else f"{fabric.box or 'group'}{host.group(fabric.box) or 1}"
             leaves.setdefault((area, leaf), []).append(host.name)
     areas: dict[int, list[Branch]] = {}
