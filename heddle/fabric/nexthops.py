@@ -49,7 +49,11 @@ def groups_of(
     wiring: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
 ) -> dict[str, tuple[Group, ...]]:
     """Switch -> its groups without bandwidths, sorted by their lowest port; see ucmp.next_hop_groups."""
-    return (_Sideways if wiring.sideways else _Routes)(wiring, dead, drained).groups()
+    found = _Routes(wiring, dead, drained).groups()
+    if wiring.sideways:
+        sideways = {n.name for n in wiring.switches if wiring.level_of(n).prepends}
+        found |= {name: parts for name, parts in _Sideways(wiring, dead, drained).groups().items() if name in sideways}
+    return found
 
 
 @dataclass(slots=True)

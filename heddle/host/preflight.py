@@ -109,7 +109,8 @@ def _zebra_says() -> str:
 def _multipath(fabric: Fabric) -> Iterator[Problem]:
     """FRR's limit. The kernel's limit is far higher: a route message has room for 64 KB, thousands of next hops."""
     most = max((len(group.ports) for groups in fabric.next_hop_groups.values() for group in groups), default=1)
-    most = max(map(fabric.uplinks_of, fabric.switches)) if fabric.sideways else most  # as rendered: maximum-paths
+    wide = (fabric.uplinks_of(node) for node in fabric.switches if fabric.level_of(node).prepends)
+    most = max(most, *wide, 1)  # maximum-paths, as rendered
     limit = frr_multipath()
     if limit is not None and most > limit:
         why = f"was built for {limit} next hops a route, and this fabric has {most}"

@@ -133,7 +133,8 @@ class Wires:
         if self.fabric.sideways:
             box = self.groups(self.fabric.box)
             used = np.isin(box, box[np.unique(self.peer[nics])])
-            found |= (self.owner >= 0) & (self.peer >= 0) & used[self.owner] & used[self.peer]
+            flat = [number for number, pair in enumerate(self.directions) if pair[0] == pair[1]]
+            found |= np.isin(self.direction, flat) & used[self.owner] & used[self.peer]
         return found
 
     def of_directions(self) -> list[int]:

@@ -336,7 +336,7 @@ def _announced(fabric: Fabric) -> dict[str, list[dict[str, Any]]]:
 
 def _maximum_paths(fabric: Fabric, node: Node) -> int:
     """The largest number of equal-cost next hops to any edge; not larger, since FRR sizes its next-hop tables by it."""
-    if fabric.sideways:  # when a link fails, more paths can be equal than before
+    if fabric.level_of(node).prepends:  # when a link fails, more paths can be equal than before
         return max(1, fabric.uplinks_of(node))
     return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
 

@@ -81,7 +81,7 @@ class PictureLayout:
         self.up = {link.a for link in fabric.links}  # ports with links to the level above
         self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
         self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
-        inside = fabric.boxed_levels
+        inside = self.boxed = fabric.boxed_levels
         for node in fabric.nodes:
             self.members[node.level].append(node)
             if node.level in inside:
@@ -221,8 +221,9 @@ class PictureLayout:
             for node in nodes:
                 x, y = self.at[node.name]
                 if node.level != self.hosts:
-                    self.at[node.name] = x, y + bend * (2 * (x - middle) / self.box_width) ** 2
-        self.box_top = max(y for _, y in self.at.values())
+                    bent = (2 * (x - middle) / self.box_width) ** 2 if self.fabric.level_of(node).prepends else 1
+                    self.at[node.name] = x, y + bend * bent
+        self.box_top = max(self.at[node.name][1] for nodes in self.boxes.values() for node in nodes)
         height = self.box_top + 0.32 - _BOTTOM
         turns = {box: math.pi * (0.5 - 2 * place / len(self.box)) for place, box in enumerate(self.box)}
         # The smallest ring on which neighbours do not touch, and some room for the links between their neighbours.
@@ -234,7 +235,7 @@ class PictureLayout:
         ):  # fmt: skip
             radius += 0.1
         radius = 1.15 * radius + 0.3
-        wide = radius + self.box_width / 2
+        wide, shrunk = radius + self.box_width / 2, 2 / self.width
         self.width, self.left, self.right = 2 * wide, -0.25, 2 * wide + 0.25
         for box, turn in turns.items():
             x, width = self.box[box]
@@ -243,6 +244,10 @@ class PictureLayout:
             self.ring[box] = wide + radius * math.cos(turn) - x - width / 2, up, sign
         self.bottom, self.top = (edge(map(math.sin, turns.values())) * radius for edge in (min, max))
         self.bottom, self.top = self.bottom - height / 2 - 0.1, self.top + height / 2 + 0.1
+        for level, nodes in self.members.items():  # rows of other networks, above the ring
+            if level not in self.boxed and nodes:
+                self.top += 1.2
+                self.at |= {node.name: (self.at[node.name][0] * shrunk * wide, self.top - 0.6) for node in nodes}
         for box, nodes in self.boxes.items():
             self.at |= {node.name: self._moved(box, self.at[node.name]) for node in nodes}
 
@@ -289,7 +294,7 @@ class PictureLayout:
         names = [p.name for p in ports if not (self.ring and self.fabric.is_sideways(p))]
         spread = 0.72 * width / max(1, len(names))
         x += (names.index(port) - (len(names) - 1) / 2) * spread
-        turned = self.ring[node.group(self.fabric.box) or 0][2] if self.ring else 1
+        turned = self.ring[node.group(self.fabric.box) or 0][2] if node.level in self.boxed and self.ring else 1
         return x, y + height / 2 * (1 if up else -1) * turned
 
 

@@ -203,7 +203,8 @@ class _Report:
 def _shape(fabric: Fabric) -> tuple[str, ...]:
     """Class of the draft, switches, NICs, links between switches."""
     rails = len(fabric.nics) > len(fabric.hosts)
-    kind = "-" if fabric.sideways else "C" if rails else "A" if len({node.level for node in fabric.switches}) <= 2 else "B"
+    kind = "C" if rails else "A" if len({node.level for node in fabric.switches}) <= 2 else "B"
+    kind = "-" if fabric.sideways else kind
     switches = {node.name for node in fabric.switches}
     cables = sum(link.a[0] in switches and link.b[0] in switches for link in fabric.links)
     return kind, str(len(fabric.switches)), str(len(fabric.nics)), str(cables)

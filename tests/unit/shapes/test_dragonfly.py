@@ -76,6 +76,8 @@ def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> N
     draw = random.Random(seed)
     for _ in range(6):
         compare(dragonfly(f"groups={draw.choice([2, 3, 5, 7])}", "switches_per_group=3", "global_links=2"), draw)
+    front = "frontend={racks: 3, spines: 2, storage: 2}"  # a Clos beside it, whose FSWs share an AS
+    compare(dragonfly("groups=3", "hosts_per_switch=1", front), draw)
 
 
 def test_with_one_prepend_a_third_group_would_be_as_near() -> None:
