@@ -29,15 +29,16 @@ def network(loaded: LoadedFabric) -> tuple[str, str]:
     nics = len(fabric.nics)
     rate = [sum(link.rate_bps for link in links if link.tier == level) / nics for level in range(3)]
     delay = [max((link.delay_ns for link in links if link.tier == level), default=0) for level in range(3)]
-    low, high = min(rate[:2]), min(rate)
+    low, high, tree = min(rate[:2]), min(rate), spec.shape == "fat-tree"
     if spec.shape == "rail":
         each, hosts, pods = (getattr(spec, key) for key in ("nics_per_host", "hosts_per_pod", "pods"))
         dims = [(each, low, sum(delay[:2])), (hosts, rate[0], delay[0]), (pods, low, sum(delay[:2]))]
         words = ["NICs of a host, over spines", "hosts of a pod, over a leaf", "pods, over spines"]
     else:
-        zones, racks = (getattr(spec, key) for key in ("zones", "racks"))
+        zones, racks = (getattr(spec, key) for key in (("radix", "half") if tree else ("zones", "racks")))
         dims = [(nics // (zones * racks), rate[0], delay[0]), (racks, low, sum(delay[:2])), (zones, high, sum(delay))]
         words = ["NICs of a rack, over its RTSW", "racks of a zone, over CTSWs", "zones, over ATSWs"]
+        words = ["NICs of an edge switch", "edge switches of a pod", "pods, over cores"] if tree else words
     used = [n for n, (count, _, _) in enumerate(dims) if count > 1] or [0]
     rows = [
         ("topology", ["Switch"] * len(used), "; ".join(words[n] for n in used)),

@@ -4,8 +4,9 @@ In:  OtherGraph, which the readers beside this file make. Out: OtherShape: keys 
 InputError names the first line, node or link that breaks the shape. The work grows with the number of links.
 
 A tier is the number of links to the nearest host. Tier 1 and 2 form zones, in which each switch is linked to each of
-the other tier; every switch of tier 3 is linked to all of tier 2. Where a host has its NICs on one switch it is a
-`clos`, where each is on another switch a `rail`; zones that tier 3 does not join are then its planes.
+the other tier; every switch of tier 3 is linked to all of tier 2, or to the i-th of each zone: a `fat-tree`. Where a
+host has its NICs on one switch it is a `clos`, where each is on another switch a `rail`; zones that tier 3 does not
+join are then its planes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from heddle.base.units import format_duration, format_rate, format_share
 MOST_LINKS: Final = 1 << 21
 _MOST_EXCEPTIONS: Final = 256  # links with another rate than most of their tier
 _TIERS: Final = 3
-_SHAPE_NS: Final = {"clos": (500, 1_000, 3_000), "rail": (600, 1_000, 0)}  # heddle/fabric/shapes/
+_CLOS_NS: Final = (500, 1_000, 3_000)  # heddle/fabric/shapes/
+_SHAPE_NS: Final = {"clos": _CLOS_NS, "rail": (600, 1_000, 0), "fat-tree": _CLOS_NS}
+_WORDS: Final = {"clos": ("rtsw", "ctsw"), "rail": ("leaf", "spine"), "fat-tree": ("edge", "agg")}
 
 
 class OtherLink(NamedTuple):
@@ -81,7 +84,7 @@ class _Finder:
         self._notes = [*graph.notes]
         self._nics: list[tuple[int, OtherLink]] = []  # the switch and the link of each, in the order of ranks
         self._inner: list[OtherLink] = []
-        self._per_host = 1
+        self._per_host, self._tree = 1, False
         self._tier: dict[int, int] = {}
         self._near: dict[int, dict[int, OtherLink]] = defaultdict(dict)  # switch -> switch -> link
         # Switches in the order of Heddle's numbers: those of tier 1, those of tier 2 by zone, those of tier 3.
@@ -90,13 +93,14 @@ class _Finder:
     def shape(self) -> OtherShape:
         self._read_hosts()
         self._read_tiers()
-        leaves, (zones, spines), tops = self._leaves(), self._zones(), self._tops()
+        leaves, (zones, spines) = self._leaves(), self._zones()
+        tops = self._tops(zones, spines)
         keys = self._keys(leaves, zones, spines, tops)
         classes: list[list[OtherLink]] = [[link for _, link in self._nics], [], []]
         for link in self._inner:
             classes[max(self._tier[link.a], self._tier[link.b]) - 1].append(link)
         keys |= self._delays(keys["shape"], classes) | self._losses(classes)
-        rates, exceptions = self._rates(keys["shape"] == "rail", classes)
+        rates, exceptions = self._rates(keys["shape"], classes)
         return OtherShape(keys, rates, exceptions, self._notes, self._graph.own)
 
     def _stop(self, link: OtherLink | None, what: str, why: str, hint: str = "") -> NoReturn:
@@ -215,9 +219,19 @@ class _Finder:
         hint = f"link every switch of tier {self._tier[low]} to the same ones of tier {self._tier[up]}"
         self._stop(link, named(low), why, hint)
 
-    def _tops(self) -> list[int]:
-        """Switches of tier 3. Every one is linked to all of tier 2."""
+    def _tops(self, zones: Mapping[frozenset[int], list[int]], spines: list[list[int]]) -> list[int]:
+        """Switches of tier 3. Each is linked to all of tier 2, or to one of each zone: then both get one order."""
         found = [switch for switch in self._graph.switches if self._tier[switch] == _TIERS]
+        parts = [self._ups(spine) for spine in spines[0]]
+        half = len(parts)
+        part_of = {top: number for number, part in enumerate(parts) for top in part}
+        alike = all({*map(self._ups, row)} == {*parts} for row in spines)
+        sizes = {*map(len, parts), *map(len, zones.values()), len(spines) / 2}
+        if half > 1 and len(part_of) == half**2 and alike and sizes == {half}:
+            self._tree = True
+            for row in spines:
+                row.sort(key=lambda spine: part_of[min(self._ups(spine))])
+            return sorted(found, key=part_of.__getitem__)
         middle = [switch for switch, tier in self._tier.items() if tier == _TIERS - 1]
         if found:
             for switch in middle:
@@ -257,13 +271,16 @@ class _Finder:
         order = [leaf for zone in zones for leaf in zone]
         self._order = order, spines, tops
         self._check_order([switch for switch, _ in self._nics], order)
+        hosts = next(iter(leaves.values())) // each
+        if self._tree:
+            return {"shape": "fat-tree", "radix": len(zones), "hosts_per_edge": hosts, "nics_per_host": each}
         keys: dict[str, Any] = {"shape": "clos"}
         if len(zones) > 1:
             keys |= {"zones": len(zones)}
         keys |= {"racks": len(zones[0]), "ctsw": len(spines[0]) or 1}
         if tops:
             keys |= {"atsw": len(tops)}
-        return keys | {"hosts_per_rack": next(iter(leaves.values())) // each, "nics_per_host": each}
+        return keys | {"hosts_per_rack": hosts, "nics_per_host": each}
 
     def _rail(
         self, hosts: list[tuple[int, ...]], zones: Mapping[frozenset[int], list[int]], spines: list[list[int]],
@@ -299,12 +316,12 @@ class _Finder:
         if turns != sorted(turns):
             self._notes.append("the file numbers its hosts in another order than Heddle, which counts box by box")
 
-    def _ports(self, rail: bool) -> dict[int, str]:
+    def _ports(self, shape: str) -> dict[int, str]:
         """id of a link -> the port at its lower end, as the builder of the shape numbers ports."""
         leaves, spines, tops = self._order
-        low, high = ("leaf", "spine") if rail else ("rtsw", "ctsw")
+        low, high = _WORDS[shape]
         place = {leaf: number for number, leaf in enumerate(leaves)}
-        nics = self._nics if rail else sorted(self._nics, key=lambda nic: place[nic[0]])
+        nics = self._nics if shape == "rail" else sorted(self._nics, key=lambda nic: place[nic[0]])
         found = {
             id(link): f"host{number // self._per_host + 1}:eth{number % self._per_host + 1}"
             for number, (_, link) in enumerate(nics)
@@ -314,10 +331,11 @@ class _Finder:
             found |= {id(link): f"{low}{number}:eth{port[up]}" for up, link in self._near[leaf].items()}
         below = len(leaves) // len(spines)  # ports of a switch of tier 2 that lead to tier 1
         for number, spine in enumerate((spine for row in spines for spine in row), 1):
-            found |= {id(self._near[spine][top]): f"{high}{number}:eth{below + at}" for at, top in enumerate(tops, 1)}
+            above = [self._near[spine][top] for top in tops if top in self._near[spine]]
+            found |= {id(link): f"{high}{number}:eth{below + at}" for at, link in enumerate(above, 1)}
         return found
 
-    def _rates(self, rail: bool, classes: list[list[OtherLink]]) -> tuple[tuple[int, ...], dict[str, int]]:
+    def _rates(self, shape: str, classes: list[list[OtherLink]]) -> tuple[tuple[int, ...], dict[str, int]]:
         usual: list[int] = []
         odd: list[OtherLink] = []
         for links in classes:
@@ -331,7 +349,7 @@ class _Finder:
                 hint = f"Heddle has one rate for each tier, and {_MOST_EXCEPTIONS} exceptions at most"
                 self._stop(others[0], self._pair(others[0]), why, hint)
             odd += others
-        ports = self._ports(rail) if odd else {}
+        ports = self._ports(shape) if odd else {}
         return tuple(usual), {ports[id(link)]: link.rate_bps for link in odd}
 
     def _delays(self, shape: str, classes: list[list[OtherLink]]) -> dict[str, Any]:

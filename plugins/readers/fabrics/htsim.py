@@ -1,8 +1,9 @@
 """htsim's `.topo` files: tiers of a fat tree by their radix and speed.
 
 Source: FatTreeTopologyCfg of ultraethernet/uet-htsim (sim/datacenter/fat_tree_topology.cpp). Keys are case-insensitive.
-In three tiers, a switch of tier 1 is linked to only a part of tier 2, unless its pod has no other one; in Heddle it is
-linked to all. A switch's latency is given half to each link at its side: every path has the same sum as in htsim.
+In three tiers, a switch of tier 1 is linked to only a part of tier 2, unless its pod has no other one: a `fat-tree` if
+all counts are those of one radix. In a `clos` it is linked to all. A switch's latency is given half to each link at its
+side: every path has the same sum as in htsim.
 """
 
 from __future__ import annotations
@@ -93,10 +94,13 @@ def read(file: str, together: int | None = None) -> OtherShape:
         (down[0] % each == 0, 0, "radix_down", f"is not a multiple of nics_per_host, {each}"),
     ]
     if tiers == 3:
-        why = f"makes {up[0]} switches of tier 1 in a pod, each with its own part of tier 2: Heddle links each to all"
+        why = (
+            f"makes {up[0]} switches of tier 1 in a pod, each with its own part of tier 2, but no fat tree of one radix"
+        )
+        tree = up[0] == up[1] == racks > 1 and pods == 2 * racks
         fits += [
             (down[2] == pods, 2, "radix_down", f"is not {pods}, the switches of tier 1"),
-            (up[0] == 1, 0, "radix_up", why),
+            (up[0] == 1 or tree, 0, "radix_up", why),
             (pods > 1, -1, "podsize", "makes one pod, so that tier 2 joins nothing: write two tiers"),
         ]
         keys["zones"] = pods
@@ -104,10 +108,11 @@ def read(file: str, together: int | None = None) -> OtherShape:
         if not good:
             hint = "write two tiers, or one switch of tier 1 in each pod" if "its own part" in why else ""
             raise topo.wrong(topo.line(tier, key), f"{key} {topo.get(tier, key)}", why, hint)
-    keys |= {"racks": racks, "ctsw": up[0]}
-    if tiers == 3:
-        keys["atsw"] = up[1]
-    keys |= {"hosts_per_rack": down[0] // each, "nics_per_host": each}
+    if tiers == 3 and tree:
+        keys = {"shape": "fat-tree", "radix": pods, "hosts_per_edge": down[0] // each, "nics_per_host": each}
+    else:
+        keys |= {"racks": racks, "ctsw": up[0], **({"atsw": up[1]} if tiers == 3 else {})}
+        keys |= {"hosts_per_rack": down[0] // each, "nics_per_host": each}
     delays = _delays(topo, tiers)
     found = OtherShape({**keys, **delays}, tuple(speed), {}, [], topo.own)
     queues = [key for tier in range(tiers) for key in ("queue_up", "queue_down") if topo.line(tier, key)]
@@ -136,10 +141,12 @@ def topo(loaded: LoadedFabric) -> tuple[str, str]:
     def refuse(what: str, why: str, hint: str) -> InputError:
         return InputError(Problem("", what, f"cannot be a .topo file: {why}", hint))
 
-    zones, racks, spines, tops = (getattr(spec, key, 0) or 0 for key in ("zones", "racks", "ctsw", "atsw"))
-    if spec.shape != "clos":
+    tree = spec.shape == "fat-tree"
+    counts = ("radix", "half", "half", "half") if tree else ("zones", "racks", "ctsw", "atsw")
+    zones, racks, spines, tops = (getattr(spec, key, 0) or 0 for key in counts)
+    if spec.shape == "rail":
         raise refuse(f"shape {spec.shape}", "htsim has no rails", "use shape: clos")
-    if tops and spines > 1:
+    if tops and spines > 1 and not tree:
         raise refuse(f"ctsw {spines}", "htsim links a switch of tier 1 to a part of tier 2 only", "use ctsw: 1")
     rates = [{link.rate_bps for link in links if link.tier == level} for level in range(3)]
     if any(len(each) > 1 for each in rates):

@@ -97,6 +97,11 @@ def _keys(file: str, shape: OtherShape, k: int) -> tuple[dict[str, Any], int]:
     keys = dict(shape.keys)
     keys |= {"link.host": format_rate(host // k), "link.fabric": format_rate(rates[1] // k)}
     if top and top != fabric:
+        if "radix" in keys:
+            what = f"tier 3, with {format_rate(top)}"
+            raise InputError(
+                Problem(file, what, f"has another rate than tier 2, {format_rate(fabric)}: fat-tree has one")
+            )
         keys["oversubscription"] = _ratio(file, keys["racks"] * fabric, keys["atsw"] * top, fabric // k, top // k)
     if scale_of(host // k) != k:
         keys["scale"] = k

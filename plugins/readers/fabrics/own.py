@@ -14,6 +14,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.fabric.fabricfile import LoadedFabric
 
 _OWN: Final = re.compile(r"# heddle:((?: [a-z_]+=[a-z0-9]{1,12})+)")
+_SHAPES: Final = ("clos", "rail", "fat-tree")
 
 
 class HardwareLink(NamedTuple):
@@ -33,8 +34,9 @@ class HardwareLink(NamedTuple):
 def hardware(loaded: LoadedFabric) -> Iterator[HardwareLink]:
     """The links: first those of hosts in the order of NICs, then upwards, as other tools list them."""
     fabric, link = loaded.fabric, loaded.spec.link
-    if getattr(loaded.spec, "shape", "") not in ("clos", "rail"):
-        raise InputError(Problem("", f"shape {loaded.spec.shape}", "has no form in other tools", "use clos or rail"))
+    if loaded.spec.shape not in _SHAPES:
+        hint = f"use {', '.join(_SHAPES)}"
+        raise InputError(Problem("", f"shape {loaded.spec.shape}", "has no form in other tools", hint))
     delays = fabric.policy.delays
     for each in sorted(fabric.links, key=lambda each: fabric.by_name[each.a[0]].level):  # stable
         tier = fabric.by_name[each.a[0]].level

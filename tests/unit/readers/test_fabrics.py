@@ -32,8 +32,10 @@ FABRICS = {
     "dc ": ["ctsw=1", "hosts_per_rack=6", "atsw=1", "oversubscription=2", "link.delay=500ns"],
     "rail": [],
     "rail ": ["planes=2", "link.fabric=25mbit", "link.delay=shape"],
+    "fattree": ["hosts_per_edge=4", "nics_per_host=2", "link.delay=1us"],
+    "fattree ": ["radix=6", "link.delay=shape", "link.exceptions={'agg4:eth5': 10mbit, edge2: 25mbit}"],
 }
-NOT_IN_HTSIM = {"zone", "zone ", "rail", "rail ", "dc", "tiny", "demo "}
+NOT_IN_HTSIM = {"zone", "zone ", "rail", "rail ", "dc", "tiny", "demo ", "fattree "}
 NOT_IN_INFRAGRAPH = {"tiny"}
 
 
@@ -129,6 +131,17 @@ def test_a_node_is_a_nic_and_so_many_in_a_row_are_a_host(tool: Tool) -> None:
     assert found.links == load_fabric("rail").fabric.links
 
 
+def test_groups_of_a_fat_tree_may_be_in_any_order_and_must_be_groups(tool: Tool) -> None:
+    text = written("hpcc", "fattree", [])
+    turned = {"24": "25", "25": "24"}  # the aggregation switches of a pod change places
+    head, switches, *links = text.splitlines()
+    swapped = [" ".join(turned.get(word, word) for word in line.split()) if ":" not in line else line for line in links]
+    found = tool.read("hpcc", "\n".join([head, switches, *swapped])).fabric
+    assert found == load_fabric("fattree").fabric
+    why = tool.refused("hpcc", "\n".join([head, switches, *(line.replace("24 32 ", "24 34 ") for line in links)]))
+    assert "has no link to node" in why
+
+
 def test_a_node_with_two_links_is_a_host_with_two_nics(tool: Tool) -> None:
     links = [f"{host} {4 + nic} 100Gbps 1us 0" for host in range(4) for nic in range(2)]
     links += [f"{leaf} 6 200Gbps 1us 0" for leaf in (4, 5)]
@@ -184,6 +197,7 @@ def test_the_network_of_astra_sim_has_a_dimension_for_each_tier() -> None:
     # In 50 GB/s of a NIC: 4 NICs share 2 uplinks of 50, and 16 NICs share 8 links of 20 to the ATSWs.
     assert found.pop("bandwidth") == pytest.approx([each * 10**9 / 2**30 for each in (50, 25, 10)])
     assert found == {"topology": ["Switch"] * 3, "npus_count": [4, 2, 2], "latency": [500, 1500, 4500]}
+    assert yaml.safe_load(written("astra-sim", "fattree", ["hosts_per_edge=3"]))["npus_count"] == [3, 2, 4]
     with pytest.raises(InputError, match="different planes"):
         written("astra-sim", "rail", ["planes=2"])
     assert yaml.safe_load(written("astra-sim", "rail", []))["npus_count"] == [4, 2, 2]
