@@ -17,6 +17,7 @@ from heddle.base.declared import OptionField, options_of, read_options
 from heddle.base.problems import InputError, Problems
 from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
 from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.fabric.wiring import BACKEND
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.options import NO_CONTROL, TRANSPORT, RunOptions
@@ -87,6 +88,9 @@ def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
             values.update(_values(word, name, kind_of(), typed, problems))
         except InputError as error:  # nothing can be said about what an unknown one supports
             problems.found += error.problems
+    if found.network != BACKEND and kind is not None and not kind.numbering.protocol:
+        why = "has no lossless class, so it does not carry RoCEv2"
+        problems.add(where="", what=f"--network {found.network}", why=why, hint="use --transport tcp")
     found.check_admission(problems)
     if live:
         found.check_live(problems)

@@ -233,8 +233,8 @@ class Wiring:
 
     @cached_property
     def nic_at(self) -> Mapping[str, Port]:
-        """Address, as text -> the NIC."""
-        return {str(port.address.ip): port for port in self.nics if port.address is not None}
+        """Address, as text -> the port of a host, of any network."""
+        return {str(port.address.ip): port for port in self.host_ports if port.address is not None}
 
     def level_of(self, node: Node) -> Level:
         """The row that a node is in."""

@@ -23,6 +23,7 @@ from heddle.base.arrays import I32, I64, U32, U64
 from heddle.endpoints.connections import PART_ALIGN
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import BACKEND
 from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import ROCE, Endpoint, Numbering
@@ -236,13 +237,20 @@ class Cutting:
 
 
 def cutting(
-    fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int, transport: str = TRANSPORT, sports: int = 1
+    fabric: Fabric,
+    qps: int,
+    qp_mode: QpMode,
+    chunk: int,
+    transport: str = TRANSPORT,
+    sports: int = 1,
+    network: str = BACKEND,
 ) -> Cutting:
     """The cutting of a fabric's NICs. sports: source ports of a QP, more than one only if packets are addressed."""
     layout, kind = LAYOUTS[fabric.policy.ip_version], TRANSPORTS[transport]
     if kind.lead:
         overhead = layout.udp_at + TCP_BYTES
-        return Cutting(fabric.policy.mtu + ETH_BYTES - overhead, overhead, qps, qp_mode, chunk, lead=kind.lead)
+        mss = fabric.policy.of(network).mtu + ETH_BYTES - overhead
+        return Cutting(mss, overhead, qps, qp_mode, chunk, lead=kind.lead)
     overhead, addressed = layout.overhead_bytes, kind.addressed
     return Cutting(fabric.policy.ib_mtu, overhead, qps, qp_mode, chunk, addressed, sports)
 

@@ -98,7 +98,9 @@ def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traff
         many, size = groups.shape
         check_memory(job, len(endpoints), many * pattern.connections(size))
         options = rounded(pattern, size, options)
-    cut = columns.cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport, _spread(job))
+    cut = columns.cutting(
+        fabric, options.qps, options.qp_mode, options.chunk, options.transport, _spread(job), options.network
+    )
     count = max(options.sizes) // pattern.element_bytes
     pairs, kinds, volume = columns.of_pattern(pattern, size, count, cut)
     if cut.lead:

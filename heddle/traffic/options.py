@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems, did_you_mean
 from heddle.base.units import parse_duration
+from heddle.fabric.wiring import BACKEND
 from heddle.traffic import readers
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, file_options, find_pattern, patterns, usual_algorithm
@@ -111,6 +112,10 @@ class RunOptions(AdmissionOptions):
         reads=readers.parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
         words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
     )] = _BY_NUMBERS  # fmt: skip
+    network: Annotated[Literal["backend", "frontend"], Declared(
+        "network whose ports have the ranks: backend, or the fabric file's frontend, which carries tcp", _PLACES,
+        value="NAME", unlike="is not a network",
+    )] = BACKEND  # fmt: skip
     # None only until __post_init__: so the default of a transport is known from a typed value.
     dscp: Annotated[int, Declared(
         "DSCP of the data, which queues.dscp maps to a class; left out: 24, and 0 with tcp", _TRANSPORT, value="N",
@@ -233,6 +238,7 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"source ports: {options.source_ports.mode}",
         *([f"DSCP: {options.dscp}"] if options.dscp != DSCP_DATA else []),
         f"placement: {options.placement}",
+        *([f"network: {options.network}"] if options.network != BACKEND else []),
         f"transport: {options.transport}",
         *([f"posting: {options.posting.text}"] if options.posting is not None else []),
         *([f"congestion control: {options.congestion}"] if options.congestion != NO_CONTROL else []),

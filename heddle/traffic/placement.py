@@ -17,10 +17,11 @@ from heddle.base.families import text_of
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Port
+from heddle.fabric.wiring import BACKEND, Port
 from heddle.traffic.flow import Endpoint
 
 Each = TypeVar("Each")
+Ends = Mapping[str, Sequence[Port]]  # host -> its ports in the network of a job
 _ADDRESSES: Final = "a rank needs an address of its host's port, and one of its switch (docs/bring-your-own.md)"
 _ONCE: Final = "name each NIC once: a NIC has one rank"
 _FILE_BYTES: Final = 1 << 20
@@ -109,20 +110,26 @@ def is_rank_file(placement: str) -> bool:
 
 def place(
     fabric: Fabric, placement: str = "block", wanted: int | None = None, used: Collection[str] = (), least: int = 2,
-    *, named: bool = False,
+    *, named: bool = False, network: str = BACKEND,
 ) -> tuple[Endpoint, ...]:  # fmt: skip
     """Rank -> NIC. wanted: number of ranks; None for one on each NIC. named: steps name the ranks: the number is fixed.
 
-    used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed.
+    used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed. network: whose ports
+    have the ranks; the front-end's are also those of hosts that serve.
     """
-    bare = {port.ref: why for port in fabric.nics if (why := no_nic(fabric, port))}
-    every = [port for port in fabric.nics if port.ref not in bare]
+    ends = fabric.ends(network)
+    if network != BACKEND and not ends:
+        why = f"is not a network of {fabric.name}"
+        raise InputError(Problem("", f"--network {network}", why, "write frontend: {} into the fabric file"))
+    ports = [*chain.from_iterable(ends.values())]
+    bare = {port.ref: why for port in ports if (why := no_nic(fabric, port))}
+    every = [port for port in ports if port.ref not in bare]
     if is_order(placement):
         nics = _ordered(placement, _ground(fabric, every, used))
     elif is_rank_file(placement):
-        nics = _Lines(fabric, placement, bare).ports()
+        nics = _Lines(fabric, ends, placement, bare).ports()
     else:
-        nics = _listed(fabric, placement, bare)
+        nics = _listed(fabric, ends, placement, bare)
     ranks = wanted or len(nics)
     asked = f"--ranks {ranks}" if wanted else fabric.name if nics == every else f"--placement {placement}"
     if ranks > len(nics):
@@ -198,7 +205,7 @@ def _as_problems(bare: Mapping[str, str]) -> list[Problem]:
 
 
 def _nics_of(
-    fabric: Fabric, word: str, bare: Mapping[str, str], what: tuple[str, str], more: Sequence[str]
+    fabric: Fabric, ends: Ends, word: str, bare: Mapping[str, str], what: tuple[str, str], more: Sequence[str]
 ) -> list[Port]:
     """The NICs of `host3` or `host3:eth1`. what: the place of the word, for errors. more: other legal words."""
     where, text = what
@@ -207,9 +214,12 @@ def _nics_of(
     if host is None or host.role is not Role.HOST:
         hint = did_you_mean(name, [*more, *(each.name for each in fabric.hosts)])
         raise InputError(Problem(where, text, f"names {name}, which is not a host", hint))
-    own = [each for each in fabric.nics_of[name] if not colon or each.name == port]
+    if not ends.get(name):
+        why = f"names {name}, which has no port in the network of this job"
+        raise InputError(Problem(where, text, why, "use --network frontend for hosts that serve"))
+    own = [each for each in ends[name] if not colon or each.name == port]
     if not own:
-        hint = did_you_mean(port, [each.name for each in fabric.nics_of[name]])
+        hint = did_you_mean(port, [each.name for each in ends[name]])
         raise InputError(Problem(where, text, f"names {word}, which is not a NIC of {name}", hint))
     if found := [each for each in own if each.ref not in bare]:
         return found
@@ -217,12 +227,12 @@ def _nics_of(
     raise InputError(problem, *_as_problems({each.ref: bare[each.ref] for each in own}))
 
 
-def _listed(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port]:
+def _listed(fabric: Fabric, ends: Ends, placement: str, bare: Mapping[str, str]) -> list[Port]:
     """All NICs of hosts, and single ones."""
     words = placement.split(",")
     what = ("", f"--placement {placement}")
     more = [*_ORDERS] if len(words) == 1 else []
-    nics = [port for word in words for port in _nics_of(fabric, word, bare, what, more)]
+    nics = [port for word in words for port in _nics_of(fabric, ends, word, bare, what, more)]
     for at, port in enumerate(nics):
         if port in nics[:at]:
             raise InputError(Problem(*what, f"names {port.ref} twice", _ONCE))
@@ -232,8 +242,8 @@ def _listed(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Por
 class _Lines:
     """A file with a line for each rank: a host (its next NIC), a NIC, or a line of a rankfile of Open MPI."""
 
-    def __init__(self, fabric: Fabric, placement: str, bare: Mapping[str, str]) -> None:
-        self._fabric, self._file, self._bare = fabric, placement, bare
+    def __init__(self, fabric: Fabric, ends: Ends, placement: str, bare: Mapping[str, str]) -> None:
+        self._fabric, self._ends, self._file, self._bare = fabric, ends, placement, bare
 
     def ports(self) -> list[Port]:
         """By rank. InputError with every wrong line."""
@@ -269,7 +279,7 @@ class _Lines:
         if launcher is None and (len(line.split()) > 1 or "=" in line):
             raise InputError(Problem(where, line, "is not a line for a rank", _WRITE))
         word = line if launcher is None else launcher[2]
-        own = _nics_of(self._fabric, word, self._bare, (where, line), ())
+        own = _nics_of(self._fabric, self._ends, word, self._bare, (where, line), ())
         if launcher is None:
             return following, next((port for port in own if port.ref not in lines), own[0])
         # Slots are processors. A host with one NIC has one rank, on whatever processor.

@@ -167,7 +167,9 @@ def build_plan(
     options.check_live(problems)
     problems.raise_if_any()
     if endpoints is None:
-        endpoints = place(fabric, options.placement, options.ranks, named=bool(options.steps))
+        endpoints = place(
+            fabric, options.placement, options.ranks, named=bool(options.steps), network=options.network
+        )  # fmt: skip
     pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
     _check_slow(endpoints, options)

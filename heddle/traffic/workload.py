@@ -189,7 +189,8 @@ class Workload:
 
     def _ranks(self, fabric: Fabric, job: Job, used: Mapping[str, object]) -> tuple[Endpoint, ...]:
         """Of one job. used: NICs of the jobs before it."""
-        placed, asked = partial(place, fabric, job.options.placement, named=bool(job.options.steps)), job.options.ranks
+        o, asked = job.options, job.options.ranks
+        placed = partial(place, fabric, o.placement, named=bool(o.steps), network=o.network)
         if len(self.jobs) == 1 and job.slots is None:
             return placed(asked)
         every = placed(None, used)

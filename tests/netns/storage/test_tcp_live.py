@@ -35,6 +35,15 @@ jobs:
   store: {collective: all-to-all, ranks: "0:4", transport: tcp, streams: 2}
 """
 
+FRONT = """
+size: 64K
+jobs:
+  train: {collective: all-reduce}
+  save:
+    {collective: all-to-all, transport: tcp, network: frontend, placement: "host1,host2,storage1,preprocess1",
+     streams: 2}
+"""
+
 
 def options(**typed: Any) -> RunOptions:
     usual: dict[str, Any] = {"transport": "tcp", "size": "256K", "iters": 1, "tcp_control": "reno"}
@@ -89,6 +98,18 @@ def test_a_job_over_tcp_shares_nics_with_one_over_roce(tiny: Lab, tmp_path: Path
     assert {flow.sent.flow.has_qp for flow in found.jobs[0].flows} == {True}
     for job in found.jobs:
         proven(tiny, job.id)
+
+
+def test_a_job_on_the_front_end_runs_beside_one_on_the_back_end(borrow: Callable[..., Lab], tmp_path: Path) -> None:
+    small = ("racks=2", "ctsw=1", "hosts_per_rack=1", "frontend.storage=1", "frontend.preprocess=1")
+    lab = borrow("frontend", *small)
+    (tmp_path / "front.yml").write_text(FRONT)
+    found = run_workload(lab, load_workload(str(tmp_path / "front.yml")).workload, Silent())
+    assert [job.wrong for job in found.jobs] == [0, 0]
+    train, save = (proven(lab, job.id) for job in found.jobs)
+    assert {proof.flow.dst for proof in save.flows} == {"host1", "host2", "storage1", "preprocess1"}
+    ports = [{port.partition(":")[0][:3] for proof in each.flows for port in proof.measured} for each in (train, save)]
+    assert ports == [{"rts", "cts"}, {"rsw", "fsw"}]
 
 
 @pytest.mark.long("waits for the kernel's timers")
