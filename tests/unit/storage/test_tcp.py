@@ -93,3 +93,22 @@ def test_tcp_info_of_a_stream_counts_its_segments() -> None:
             info = TcpInfo.of(near)
     assert (info.segments_out, info.bytes_sent, info.retransmitted, info.ecn) == (3, 1000, 0, False)
     assert info.frames(20, syns=1) == 1000 + 3 * 66 + 8
+
+
+@pytest.mark.parametrize("share", ["false", "true"])
+def test_a_job_on_the_front_end_has_ranks_at_hosts_that_serve(share: str) -> None:
+    fabric = load_fabric("frontend", overrides=[f"frontend.share_nics={share}"]).fabric
+    chosen = run_options(transport="tcp", network="frontend", placement="storage1,host2,preprocess1")
+    plan, transport = plan_run(fabric, chosen)
+    port = "eth1" if share == "true" else "eth2"
+    assert [end.nic for end in plan.endpoints] == ["storage1:eth1", f"host2:{port}", "preprocess1:eth1"]
+    assert transport.params.mss == (fabric.policy.mtu if share == "true" else 1500) - 52
+    for typed, why in (
+        ({"network": "frontend"}, "does not carry RoCEv2"),
+        ({"placement": "host1,storage1"}, "has no port in the network of this job"),
+        ({"network": "front", "transport": "tcp"}, "is not a network"),
+    ):
+        with pytest.raises(InputError, match=why):
+            plan_run(fabric, run_options(**typed))
+    with pytest.raises(InputError, match="is not a network of tiny"):
+        plan_run(TINY, run_options(transport="tcp", network="frontend"))
