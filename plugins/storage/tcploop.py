@@ -362,7 +362,10 @@ def _ecn(netns: Path, *, on: bool) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = _ECN.read_text(encoding="ascii").strip()
-        _ECN.write_text("1" if on else "2", encoding="ascii")  # 2: only if the peer asks for it
+        if on is (before not in ("0", "2")):  # 2: only if the peer asks for it
+            yield
+            return
+        _ECN.write_text("1" if on else "2", encoding="ascii")
         try:
             yield
         finally:

@@ -88,7 +88,9 @@ class JobFlows:
         self.options = options = rounded(self.pattern, len(self.communicators[0]), options)
         self._connections, self._first, self.inside = traffic.connections, first, inside
         sports = traffic.connections.sports
-        self._cut = columns.cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport, sports)
+        self._cut = columns.cutting(
+            fabric, options.qps, options.qp_mode, options.chunk, options.transport, sports, options.network
+        )  # fmt: skip
         ranks = len(traffic.endpoints)
         key = traffic.connections.src.astype(np.int64) * ranks + traffic.connections.dst
         self._order = np.argsort(key)
