@@ -103,11 +103,12 @@ def test_a_job_on_the_front_end_has_ranks_at_hosts_that_serve(share: str) -> Non
     port = "eth1" if share == "true" else "eth2"
     assert [end.nic for end in plan.endpoints] == ["storage1:eth1", f"host2:{port}", "preprocess1:eth1"]
     assert transport.params.mss == (fabric.policy.mtu if share == "true" else 1500) - 52
-    for typed, why in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"network": "frontend"}, "does not carry RoCEv2"),
         ({"placement": "host1,storage1"}, "has no port in the network of this job"),
         ({"network": "front", "transport": "tcp"}, "is not a network"),
-    ):
+    ]
+    for typed, why in wrong:
         with pytest.raises(InputError, match=why):
             plan_run(fabric, run_options(**typed))
     with pytest.raises(InputError, match="is not a network of tiny"):
