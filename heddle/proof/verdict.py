@@ -39,6 +39,7 @@ from heddle.proof.collect import RunningLab
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
+from heddle.proof.separation import Separation, separation
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
 
@@ -140,7 +141,7 @@ class PathsResult:
     sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
     mmr: over `uplinks`. delivery: None if nothing was sent. choices: the source of the oracle's choices (oracle.py).
     nics: the names of the flows' ends. rule: of all switches; of 5-tuples if they have several, or hash nothing.
-    wrong: elements of the stored run that are wrong.
+    wrong: elements of the stored run that are wrong. separation: of several networks.
     """
 
     agree: bool
@@ -158,6 +159,7 @@ class PathsResult:
     nics: NicNames = field(default_factory=NicNames)
     rule: HashingRule = field(default_factory=HashingRule)
     wrong: int = 0
+    separation: Separation | None = None
 
     @property
     def uplinks(self) -> UplinkSet:
@@ -231,6 +233,7 @@ class PathsResult:
             "notes": list(self.notes),
             "sources": list(self.sources),
             "selftest": self.selftest.to_json() if self.selftest else None,
+            **({"separation": self.separation.to_json()} if self.separation else {}),
         }
 
 
@@ -264,7 +267,8 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     lost = sum((Counter(each.lost) for each in behind.values()), Counter[str]())
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
     rule = _rule([*evidence.before.hashing.values(), *evidence.after.hashing.values()])
-    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule)
+    apart = separation(fabric, evidence.counters) if len(fabric.networks) > 1 else None
+    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule, separation=apart)
 
 
 def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:

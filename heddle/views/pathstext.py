@@ -84,6 +84,7 @@ def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
 def _verdict(result: PathsResult) -> list[str]:
     chosen = choices_text(result)
     notes = [delivery_text(result), f"choices of the kernel lookup: {chosen}" if chosen else "", *result.notes]
+    notes += [result.separation.text()] if result.separation else []
     return [verdict_text(result), *(line for note in notes if note for line in _wrapped(f"  {note}"))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_network
 from itertools import islice
 
@@ -25,6 +26,7 @@ from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence
+from heddle.proof.separation import separation
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
 from heddle.runs.explain import made_up
@@ -185,6 +187,23 @@ def test_every_shape_has_a_front_end_with_racks_of_its_own_or_shared(shape: str,
         most = max(len(rsw.ports) for rsw in rsws) - 2
         assert rsws[0].ports[0].rate_bps == round(most * 10**8 / (2 * 2))
         assert len(fabric.ends(FRONTEND)) == len(trainers) + storage
+
+
+def test_a_flow_at_a_port_of_another_network_than_one_of_its_ends_is_a_crossing() -> None:
+    fabric = load_fabric("frontend").fabric
+    flows = [
+        FlowCount("eth5", "10.0.1.1", "10.0.0.1", 1, 2, 3, 300),
+        FlowCount("eth5", "10.0.1.1", "172.16.0.1", 1, 2, 4, 400),
+        FlowCount("eth6", "192.0.2.1", "10.0.0.3", 1, 2, 5, 500),
+    ]
+    counters = {"rtsw1": SwitchCounters("rtsw1", tuple(flows), (), 0)}
+    found = separation(fabric, counters)
+    assert found.ports == {BACKEND: 40, FRONTEND: 36}
+    assert found.text() == (
+        "400 bytes of other networks at 40 ports of backend and 36 ports of frontend:"
+        " rtsw1:eth5 (backend) sent 4 packets, 400 bytes, from 10.0.1.1 to 172.16.0.1"
+    )
+    assert not separation(fabric, {"rtsw1": replace(counters["rtsw1"], flows=tuple(flows[::2]))}).crossings
 
 
 def test_shared_nics_are_one_network_whose_ranks_are_those_of_trainers() -> None:
