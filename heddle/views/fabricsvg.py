@@ -30,6 +30,7 @@ def _variables(dark: int) -> str:
 
 
 _ON_DARK: Final = f"""{_variables(1)} --node-0: #1b2128; --node-1: #2b3541; --node-2: #3b4755; --node-3: #4c5a6b;
+  --node-4: #26381f; --node-5: #35502b;
   --box: #171c22; --box-edge: #343d48; --area-edge: #7d8a99; --picture-ink: #e6ebf0; --mark: #ff8fa3;"""
 
 
@@ -115,7 +116,7 @@ class _Page:
 
     def box(self, box: Box, prefix: str) -> Markup:
         x, y = self._at((box.corner[0], box.corner[1] + box.size[1]))
-        kind = f"node level-{min(box.level, len(LEVELS) - 1)}" if box.kind == "node" else ""
+        kind = f"node level-{box.shade}" if box.kind == "node" else ""
         rect = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="6"/>').format(
             "" if kind else box.kind, x, y, box.size[0] * _UNIT, box.size[1] * _UNIT
         )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEVELS: Final = ("#ffffff", "#dfe5ec", "#c5cfdb", "#abb9c9")  # colours of nodes, hosts first
+# Colours of nodes, hosts first; then those of another network.
+LEVELS: Final = ("#ffffff", "#dfe5ec", "#c5cfdb", "#abb9c9", "#e3eddc", "#c9ddbc")
 _LOOK: Final[Mapping[str, Mapping[str, Any]]] = {
     "box": {"facecolor": "#f6f7f9", "edgecolor": "#d5dae0", "linewidth": 0.8, "zorder": 0},
     "area": {"facecolor": "none", "edgecolor": "#8a97a6", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 0},
@@ -86,7 +87,7 @@ def _box(axes: Axes, box: Box) -> None:
 
     look = {"gid": box.name, **_LOOK[box.kind]}
     if box.kind == "node":
-        axes.add_patch(Rectangle(box.corner, *box.size, facecolor=LEVELS[min(box.level, len(LEVELS) - 1)], **look))
+        axes.add_patch(Rectangle(box.corner, *box.size, facecolor=LEVELS[box.shade], **look))
     else:
         axes.add_patch(FancyBboxPatch(box.corner, *box.size, boxstyle="round,pad=0,rounding_size=0.06", **look))
     if box.text is not None:

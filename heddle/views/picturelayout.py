@@ -1,5 +1,6 @@
 """The one layout of a fabric's drawing: levels in rows, boxes of racks or pods, areas around them, links in two halves.
 
+Another network than that of the ranks is drawn downwards, below the hosts.
 Where links go sideways, the boxes are on a ring, with their switches inside: links between boxes cross its middle.
 
 In:  Fabric, and the LinkLoads of a run if there is one.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Link, Node
+from heddle.fabric.wiring import BACKEND, Link, Node
 from heddle.views.loadscale import BESIDE, LOAD_STEPS, MARKS, MEANING, step
 
 if TYPE_CHECKING:
@@ -40,14 +41,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle. name: `rack-1`, `node-host1`. corner: the lower left one. text: None where words do not fit."""
+    """A rectangle. name: `rack-1`, `node-host1`. corner: the lower left one. text: None where words do not fit.
+
+    shade: the colour of a node, by its level.
+    """
 
     kind: Literal["box", "area", "node"]
     name: str
     corner: Point
     size: Point
     text: Text | None
-    level: int = 0
+    shade: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ class PictureLayout:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.up = {link.a for link in fabric.links}  # ports with links to the level above
+        # Levels that are drawn below the hosts, and ports at the upper side of their node.
+        self.under = {n for n, level in enumerate(fabric.levels) if level.network != BACKEND}
+        self.up = {link.b if self._is_under(link) else link.a for link in fabric.links}
         self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
         self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
         inside = self.boxed = fabric.boxed_levels
@@ -95,8 +101,11 @@ class PictureLayout:
         self.slot = (self.box_width - 0.12 * self.box_width) / hosts[1]
         self.at: dict[str, Point] = {}
         self.box: dict[int, tuple[float, float]] = {}  # box -> left edge, width
-        self.rows = {level: 1.5 * place for place, level in enumerate(inside)}
+        above = (level for level in inside if level not in self.under)
+        self.rows = {level: 1.5 * place for place, level in enumerate(above)}
         self.box_top = max(self.rows.values())
+        self.rows |= {level: -1.5 * place for place, level in enumerate(self.under & {*inside}, 1)}
+        self.low = min(self.rows.values()) + _BOTTOM
         for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
             self._box(box, nodes, place * self.box_width)
         self.pitch = {self.hosts: self.slot, **{level: self.box_width / most for level, most in switches}}
@@ -104,15 +113,18 @@ class PictureLayout:
         self.areas: dict[int, tuple[float, float, bool]] = {}
         upper: list[float] = []
         for level, nodes in tops.items():
-            if nodes or not upper:
-                # Rows are further apart when many links cross between them.
-                self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
+            # Rows are further apart when many links cross between them.
+            apart = max(3.2, 0.3 * self.width)
+            if level in self.under:
+                self.rows[level] = min(self.rows.values()) - 0.6 * apart
+            elif nodes or not upper:
+                self.rows[level] = max(self.rows.values()) + apart
                 upper.append(self.rows[level])
             self._top(level, nodes)
         self.area_row = min(upper, default=self.box_top)  # areas are framed at the lowest row above the boxes
         self.crowd = {level: self._crowd(level) for level in self.members}
         self.left, self.right = -0.75, self.width + 0.25
-        self.bottom, self.top = _BOTTOM, max(self.rows.values()) + 0.35
+        self.bottom, self.top = min(self.low, min(self.rows.values()) - 0.35), max(self.rows.values()) + 0.35
         self.ring: dict[int, tuple[float, float, int]] = {}  # box -> what moves it there, and 1, or -1 if upside down
         if fabric.sideways and self.box:
             self._place_ring()
@@ -124,19 +136,21 @@ class PictureLayout:
     def frames(self) -> Iterator[Box]:
         """Boxes with their number below, then areas."""
         word, area_word = self.fabric.box, self.fabric.area
-        low, high = _BOTTOM + 0.3, self.box_top + 0.32
+        low, high = self.low + 0.3, self.box_top + 0.32
         room = self.box_width * 72 / (0.62 * 9 * len(f"{word} {len(self.box)}"))
         for number, (x, width) in self.box.items():
             text = None
             if not number or (number - 1) % (1 if room >= 1 else 4) == 0:
-                below = self._moved(number, (x + width / 2, low - 0.18))
-                text = Text(below, f"{word} {number}" if number else f"in no {word}")
+                # Links that leave the box downwards start at its middle.
+                below = self._moved(number, (x if self.under else x + width / 2, low - 0.18))
+                words = f"{word} {number}" if number else f"in no {word}"
+                text = Text(below, words, anchor="start" if self.under else "middle")
             corner = self._moved(number, (x, low))
             corner = corner[0], min(corner[1], self._moved(number, (x, high))[1])
             yield Box("box", f"{word}-{number}", corner, (width, high - low), text)
         for number, (x, width, whole) in self.areas.items():
             beside = 0.04 if whole else -0.08
-            low, high = (_BOTTOM + 0.22 if whole else self.area_row - 0.42), self.area_row + 0.42
+            low, high = (self.low + 0.22 if whole else self.area_row - 0.42), self.area_row + 0.42
             text = Text((x - beside + 0.1, high - 0.12), f"{area_word} {number}", anchor="start")
             yield Box("area", f"{area_word}-{number}", (x - beside, low), (width + 2 * beside, high - low), text)
 
@@ -156,9 +170,8 @@ class PictureLayout:
                 for place, node in enumerate(members):
                     x, y = self.at[node.name]
                     text = None if place % every else Text((x, y - below), node.name, font or 6.5)
-                    yield Box(
-                        "node", f"node-{node.name}", (x - width / 2, y - height / 2), (width, height), text, level
-                    )
+                    corner = x - width / 2, y - height / 2
+                    yield Box("node", f"node-{node.name}", corner, (width, height), text, self._shade(level))
 
     def links(self, loads: Sequence[LinkLoad] = ()) -> list[tuple[Link, LinkLoad | None, tuple[Line, Line]]]:
         """Each link with its two halves; those with more load are last, and so drawn above the others."""
@@ -220,11 +233,10 @@ class PictureLayout:
             middle = self.box[box][0] + self.box[box][1] / 2
             for node in nodes:
                 x, y = self.at[node.name]
-                if node.level != self.hosts:
-                    bent = (2 * (x - middle) / self.box_width) ** 2 if self.fabric.level_of(node).prepends else 1
-                    self.at[node.name] = x, y + bend * bent
+                if self.fabric.level_of(node).prepends:
+                    self.at[node.name] = x, y + bend * (2 * (x - middle) / self.box_width) ** 2
         self.box_top = max(self.at[node.name][1] for nodes in self.boxes.values() for node in nodes)
-        height = self.box_top + 0.32 - _BOTTOM
+        height = self.box_top + 0.32 - self.low
         turns = {box: math.pi * (0.5 - 2 * place / len(self.box)) for place, box in enumerate(self.box)}
         # The smallest ring on which neighbours do not touch, and some room for the links between their neighbours.
         radius = 0.0
@@ -235,21 +247,28 @@ class PictureLayout:
         ):  # fmt: skip
             radius += 0.1
         radius = 1.15 * radius + 0.3
-        wide, shrunk = radius + self.box_width / 2, 2 / self.width
+        wide = radius + self.box_width / 2
         self.width, self.left, self.right = 2 * wide, -0.25, 2 * wide + 0.25
         for box, turn in turns.items():
             x, width = self.box[box]
             sign = -1 if math.sin(turn) > 0 else 1
-            up = radius * math.sin(turn) - sign * (self.box_top + 0.32 + _BOTTOM) / 2
+            up = radius * math.sin(turn) - sign * (self.box_top + 0.32 + self.low) / 2
             self.ring[box] = wide + radius * math.cos(turn) - x - width / 2, up, sign
         self.bottom, self.top = (edge(map(math.sin, turns.values())) * radius for edge in (min, max))
         self.bottom, self.top = self.bottom - height / 2 - 0.1, self.top + height / 2 + 0.1
-        for level, nodes in self.members.items():  # rows of other networks, above the ring
-            if level not in self.boxed and nodes:
-                self.top += 1.2
-                self.at |= {node.name: (self.at[node.name][0] * shrunk * wide, self.top - 0.6) for node in nodes}
         for box, nodes in self.boxes.items():
             self.at |= {node.name: self._moved(box, self.at[node.name]) for node in nodes}
+        for level in self.under - {*self.boxed}:
+            self.bottom -= 2.0
+            for place, node in enumerate(self.members[level]):
+                self.at[node.name] = (place + 0.5) * self.width / len(self.members[level]), self.bottom + 0.35
+
+    def _is_under(self, link: Link) -> bool:
+        return self.fabric.by_name[link.b[0]].level in self.under
+
+    def _shade(self, level: int) -> int:
+        """The colour of a level: 0 to 3 from the hosts upwards, 4 and 5 below them."""
+        return min(level, 3) if level not in self.under else 4 + min(1, sorted(self.under).index(level))
 
     def _moved(self, box: int, point: Point) -> Point:
         """The point of a box's drawing, where the box is."""

@@ -26,7 +26,7 @@ from heddle.base.families import Network
 from heddle.base.problems import CheckError, HeddleError, InputError, Problem
 from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import ports_above
+from heddle.fabric.wiring import BACKEND, ports_above
 from heddle.kernel.netlink import changes_of_links_and_routes
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import put_in_force
@@ -303,13 +303,14 @@ def check_rendered(lab: Lab) -> None:
 
 def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
     """The plan for a fabric in the state of a snapshot. Raises as plan_for does."""
-    missing = sorted({ip for flow in demand.flows for ip in (flow.src_ip, flow.dst_ip)} - set(fabric.nic_at))
+    own = {ip: port for ip, port in fabric.nic_at.items() if port.network == BACKEND}
+    missing = sorted({ip for flow in demand.flows for ip in (flow.src_ip, flow.dst_ip)} - {*own})
     if missing:
-        hint = "use a run of this lab, or a workload"
+        hint = "use a run of this lab, or a workload, on the network of the ranks"
         raise InputError(*(Problem("", ip, f"is not the address of a NIC of {fabric.name}", hint) for ip in missing))
     sizes = np.array(demand.bytes, dtype=np.float64)
     wires = wires_of(fabric)
-    hosts = {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
+    hosts = {port.peer_node: address for address, port in reversed([*own.items()])}
     edges = [node.name for node in fabric.edges if node.name in hosts]
     forwarding = forwarding_for(fabric, now.fibs, [hosts[edge] for edge in edges])
     rates = dict(zip(wires.ports, wires.rate.tolist(), strict=True))
@@ -320,7 +321,7 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
     lost = np.flatnonzero((demands.first != demands.home) & (routes.path[:, :1] < 0).all(axis=1)).tolist()
     tables = _tables(fabric, forwarding, edges, routes)
     after = _after(fabric, now, demand.flows, sizes, tables, {*lost})
-    nics = {ip: rates[port.ref] for ip, port in fabric.nic_at.items()}
+    nics = {ip: rates[port.ref] for ip, port in own.items()}
     return TePlan(
         fabric.name,
         demand,
