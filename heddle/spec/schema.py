@@ -10,9 +10,9 @@ routingpolicy.py and queuepolicy.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -115,3 +115,39 @@ class FabricSpec(Strict):
         if self.frontend is not None:
             object.__setattr__(self, "frontend", self.frontend.beside(self.addressing.network, self.ip))
         return self
+
+
+class NodeCount(NamedTuple):
+    """How many nodes a key makes. word: for them, in sentences. linear: twice the key makes twice as many."""
+
+    key: str
+    nodes: int
+    word: str
+    linear: bool = True
+
+    def smaller(self, spec: FabricSpec, most: int) -> str:
+        """The hint for more nodes than `most`."""
+        return f"try {self.key}: {getattr(spec, self.key) * most // self.nodes}" if self.linear else "use a smaller one"
+
+
+def refuse_too_many(spec: FabricSpec, edges: NodeCount, hosts: NodeCount, nics: int, given: Sequence[str]) -> None:
+    """Raise `at(...)` for nodes without an address, when all other checks of the keys have passed.
+
+    edges: switches with a prefix; nics: at one of them. given: keys of the shape that count nodes.
+    """
+    family, length, pool = spec.ip, spec.addressing.rack_prefix, spec.addressing.network
+    room = 2 ** (family.bits - length) // 2  # a /31 or /127 per NIC
+    if nics > room:
+        fit = family.bits - (2 * nics - 1).bit_length()
+        why = f"makes {nics} NICs for each of the {edges.word}, but a /{length} has room for {room}"
+        hint = f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else f"use more {edges.word}"
+        raise at(hosts.key, why, hint, given=[*given, "nics_per_host", "addressing.rack_prefix"])
+    for count, most, what in ((edges, MOST_SWITCHES, "loopback"), (hosts, MOST_HOSTS, "MAC")):
+        if count.nodes > most:
+            why = f"makes {count.nodes} {count.word}, but there are {what} addresses for {most} only"
+            raise at(count.key, why, count.smaller(spec, most), given=given)
+    prefixes = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
+    if edges.nodes > prefixes:
+        why = f"makes {edges.nodes} {edges.word}, more than the {prefixes} prefixes that {pool} holds"
+        keys = [*given, "addressing.rack_prefix", "addressing.pool"]
+        raise at(edges.key, why, "try a longer addressing.rack_prefix", given=keys)

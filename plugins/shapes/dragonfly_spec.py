@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import FabricSpec
-from heddle_plugins.shapes.room import NodeCount, refuse_too_many
+from heddle.spec.schema import FabricSpec, NodeCount, refuse_too_many
 
 
 class DragonflySpec(FabricSpec):
@@ -76,8 +75,9 @@ class DragonflySpec(FabricSpec):
         if self.groups > most:
             why = f"is above {most}: a group has {most - 1} global links, one for each other group"
             raise at("groups", why, f"try groups: {most}, or more global_links", given=sizes)
-        hosts = NodeCount("hosts_per_switch", self.hosts)
-        refuse_too_many(self, NodeCount("groups", self.switches), hosts, self.nics_per_host, sizes)
+        key, nics = "hosts_per_switch" if self.hosts_per_switch else "groups", self.hosts * self.nics_per_host
+        hosts = NodeCount(key, self.switches * self.hosts, "hosts")
+        refuse_too_many(self, NodeCount("groups", self.switches, "switches"), hosts, nics, ["groups", *sizes])
         if self.routing.ucmp:
             why = "has no effect here: bandwidths of paths are summed up and down, not along paths through a group"
             raise at("routing.ucmp", why, "remove it")

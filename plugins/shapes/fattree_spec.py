@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import FabricSpec
-from heddle_plugins.shapes.room import NodeCount, refuse_too_many
+from heddle.spec.schema import FabricSpec, NodeCount, refuse_too_many
 
 
 class FatTreeSpec(FabricSpec):
@@ -61,6 +60,7 @@ class FatTreeSpec(FabricSpec):
     def _addresses_fit(self) -> FatTreeSpec:
         if self.radix % 2:
             raise at("radix", "is odd: half of the ports of a switch lead up", f"try radix: {self.radix + 1}")
-        hosts = NodeCount("radix" if self.hosts_per_edge is None else "hosts_per_edge", self.hosts_at_edge)
-        refuse_too_many(self, NodeCount("radix", self.edges), hosts, self.nics_per_host, ["radix"])
+        nics, key = self.hosts_at_edge * self.nics_per_host, "hosts_per_edge" if self.hosts_per_edge else "radix"
+        hosts = NodeCount(key, self.edges * self.hosts_at_edge, "hosts", linear=key != "radix")
+        refuse_too_many(self, NodeCount("radix", self.edges, "edge switches", linear=False), hosts, nics, ["radix"])
         return self

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
 from heddle.spec.linkspec import FASTEST_BPS, SLOWEST_BPS
-from heddle.spec.schema import MOST_HOSTS, MOST_SWITCHES, FabricSpec
+from heddle.spec.schema import MOST_SWITCHES, FabricSpec, NodeCount, refuse_too_many
 
 
 class ClosSpec(FabricSpec):
@@ -71,10 +71,9 @@ class ClosSpec(FabricSpec):
             raise at("zones", "needs ATSWs to join the zones, but atsw is not set", "try atsw: 2", given=["atsw"])
         if self.zones == 1 and self.atsw is not None:
             raise at("atsw", "joins zones, but there is only one", "try zones: 2, or remove it", given=["zones"])
-        for key, count in (("racks", self.all_racks), ("ctsw", self.zones * self.ctsw)):
-            if count > MOST_SWITCHES:
-                why = f"makes {count} in {self.zones} zones, but there are loopback addresses for {MOST_SWITCHES} only"
-                raise at(key, why, f"try {key}: {MOST_SWITCHES // self.zones}", given=["zones"])
+        if (count := self.zones * self.ctsw) > MOST_SWITCHES:
+            why = f"makes {count} in {self.zones} zones, but there are loopback addresses for {MOST_SWITCHES} only"
+            raise at("ctsw", why, f"try ctsw: {MOST_SWITCHES // self.zones}", given=["zones"])
         if self.oversubscription is None:
             return self
         if self.atsw is None:
@@ -87,29 +86,7 @@ class ClosSpec(FabricSpec):
 
     @model_validator(mode="after")
     def _addresses_fit(self) -> ClosSpec:
-        family = self.ip
+        hosts = NodeCount("hosts_per_rack", self.all_racks * self.hosts_per_rack, "hosts")
         nics = self.hosts_per_rack * self.nics_per_host
-        room = 2 ** (family.bits - self.addressing.rack_prefix) // 2  # a /31 or /127 per NIC
-        if nics > room:
-            fit = family.bits - (2 * nics - 1).bit_length()
-            raise at(
-                "hosts_per_rack",
-                f"needs {nics} NICs per rack, but a /{self.addressing.rack_prefix} has room for {room}",
-                f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more racks",
-                given=["nics_per_host", "addressing.rack_prefix"],
-            )
-        if self.all_racks * self.hosts_per_rack > MOST_HOSTS:
-            hosts = self.all_racks * self.hosts_per_rack
-            why = f"makes {hosts} hosts, but there are MAC addresses for {MOST_HOSTS} only"
-            fit = MOST_HOSTS // self.all_racks
-            raise at("hosts_per_rack", why, f"try hosts_per_rack: {fit}", given=["racks", "zones"])
-        pool = self.addressing.network
-        length = self.addressing.rack_prefix
-        racks = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
-        if self.all_racks > racks:
-            why = f"is more than the {racks} prefixes that {pool} holds"
-            why = why if self.zones == 1 else f"in {self.zones} zones {why}"
-            raise at(
-                "racks", why, "try a longer addressing.rack_prefix", given=["addressing.rack_prefix", "addressing.pool"]
-            )
+        refuse_too_many(self, NodeCount("racks", self.all_racks, "racks"), hosts, nics, ["racks", "zones"])
         return self

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import MOST_HOSTS, MOST_SWITCHES, FabricSpec
+from heddle.spec.schema import FabricSpec, NodeCount, refuse_too_many
 
 
 class RailSpec(FabricSpec):
@@ -74,24 +74,7 @@ class RailSpec(FabricSpec):
 
     @model_validator(mode="after")
     def _addresses_fit(self) -> RailSpec:
-        family, length = self.ip, self.addressing.rack_prefix
-        room = 2 ** (family.bits - length) // 2  # a /31 or /127 per NIC
-        if self.hosts_per_pod > room:
-            fit = family.bits - (2 * self.hosts_per_pod - 1).bit_length()
-            why = f"puts {self.hosts_per_pod} NICs on a leaf, but a /{length} has room for {room}"
-            hint = f"try addressing.rack_prefix: {fit}" if fit >= family.racks[0] else "use more pods"
-            raise at("hosts_per_pod", why, hint, given=["addressing.rack_prefix"])
-        if self.leaves > MOST_SWITCHES:
-            why = f"makes {self.leaves} leaves, but there are loopback addresses for {MOST_SWITCHES} only"
-            raise at("pods", why, f"try pods: {MOST_SWITCHES // self.nics_per_host}", given=["nics_per_host"])
-        hosts = self.pods * self.hosts_per_pod
-        if hosts > MOST_HOSTS:
-            why = f"makes {hosts} hosts, but there are MAC addresses for {MOST_HOSTS} only"
-            raise at("hosts_per_pod", why, f"try hosts_per_pod: {MOST_HOSTS // self.pods}", given=["pods"])
-        pool = self.addressing.network
-        prefixes = 2 ** (length - pool.prefixlen) - 2 ** max(0, length - family.last)
-        if self.leaves > prefixes:
-            why = f"makes {self.leaves} leaves, more than the {prefixes} prefixes that {pool} holds"
-            given = ["nics_per_host", "addressing.rack_prefix", "addressing.pool"]
-            raise at("pods", why, "try a longer addressing.rack_prefix", given=given)
+        hosts = NodeCount("hosts_per_pod", self.pods * self.hosts_per_pod, "hosts")
+        keys = ["pods", "nics_per_host"]
+        refuse_too_many(self, NodeCount("pods", self.leaves, "leaves"), hosts, self.hosts_per_pod, keys)
         return self
