@@ -361,7 +361,7 @@ def guarded(check: Check) -> Check:
     def made(subject: Subject) -> Found | Answer:
         try:
             return check(subject)
-        except HeddleError:
+        except (HeddleError, NothingError):
             raise
         except Exception as error:
             name = f"{check.__module__}:{getattr(check, '__name__', '')}"

@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from heddle.base import plugins
+from heddle.base.problems import CheckError
+from heddle.checks.queuechecks import NothingError
+from heddle.checks.validate import guarded
 from heddle.cli.machine_verbs import KINDS, skeleton
 from heddle.lab.faults import orders, record
 
@@ -410,6 +413,16 @@ def test_an_exception_of_a_plugin_is_named_as_its(made: Made, tmp_path: Path) ->
     )
     said = inv(tmp_path, "hello")
     assert said.code == 70 and "was raised by the plugin their-verb" in said.err
+
+
+def test_a_check_of_a_plugin_may_have_nothing_to_check() -> None:
+    def check(subject: Any) -> Any:
+        raise (NothingError if subject is None else KeyError)("one network")
+
+    with pytest.raises(NothingError, match="one network"):
+        guarded(check)(None)  # type: ignore[arg-type]
+    with pytest.raises(CheckError, match="raised KeyError"):
+        guarded(check)(0)  # type: ignore[arg-type]
 
 
 def test_a_broken_verb_hides_no_other_mistake(made: Made, tmp_path: Path, lines: Lines) -> None:
