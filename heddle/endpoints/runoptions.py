@@ -19,7 +19,7 @@ from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.fabric.wiring import BACKEND
 from heddle.traffic.admission import AdmissionOptions
-from heddle.traffic.collectives import find_pattern, patterns
+from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.options import NO_CONTROL, TRANSPORT, RunOptions
 
 _OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc": CONTROLLERS}
@@ -74,6 +74,9 @@ def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
     if unknown := typed.keys() - {each.word for each in option_fields()}:
         raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
+    pattern = patterns().get((str(typed.get("collective")), usual_algorithm(str(typed.get("collective")))))
+    if pattern is not None:
+        typed |= {word: value for word, value in pattern.usual.items() if typed.get(word) is None}
     if (kind := TRANSPORTS.get(typed.get("transport") or TRANSPORT)) is not None:
         typed = {**kind.typed(typed)}
     found = read_options(RunOptions, typed, problems)

@@ -33,10 +33,15 @@ FLAG: Final = "--workload"
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 # What a job runs: from the job, or all from beside `jobs`.
 _RUNS: Final = ("collective", "algorithm", "matrix", *file_options(), "steps", "trace")
-# Words and their keys, in addition to the named matrices: each collective with a name different from these.
+# Words and their keys, in addition to the named matrices: each collective with a name different from these,
+# but those with servers, whose names are files of traffic/.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
-    **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
+    **{
+        name: {"collective": name}
+        for (name, _), pattern in patterns().items()
+        if name not in (*NAMED, "matrix") and not pattern.served
+    },
 }
 
 

@@ -199,7 +199,7 @@ def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[Sent])
 
 def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[Sent]) -> bool:
     """True when the ports to NICs have counted every packet that was sent."""
-    to_nics = {port.peer_ref for port in fabric.nics}
+    to_nics = {port.peer_ref for port in fabric.host_ports}
     found: dict[FlowKey, int] = {}
     for switch, rows in counted.items():
         for row in rows:

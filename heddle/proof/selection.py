@@ -115,7 +115,7 @@ def _range(word: str, problems: Problems) -> Range | None:
 
 def _hosts(fabric: Fabric, words: Sequence[str]) -> frozenset[str]:
     """NICs of hosts, and single NICs."""
-    refs = {host: [port.ref for port in nics] for host, nics in fabric.nics_of.items()}
+    refs = {host.name: [port.ref for port in host.ports] for host in fabric.hosts}
     names = [*refs, *(ref for each in refs.values() for ref in each)]
     chosen = matching_names(words, names, f"is not a host of {fabric.name}, nor one of its NICs", "--host")
     return frozenset(ref for name in chosen for ref in refs.get(name, [name]))

@@ -24,7 +24,6 @@ from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
 from heddle.traffic.options import NO_CONTROL, RunOptions, describe
-from heddle.traffic.sequence import PartSequence
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -284,9 +283,8 @@ class RunHead:
         return [f"#workload : {self.workload}"] if self.workload and not self.job else []
 
     def _steps(self) -> list[str]:
-        """A line for each step of an iteration, where it has several."""
-        pattern = self.options.pattern
-        return [f"#step     : {line}" for line in pattern.lines()] if isinstance(pattern, PartSequence) else []
+        """A line for each step of an iteration, where it has several, and for its pace."""
+        return [f"#step     : {line}" for line in self.options.pattern.lines()]
 
     def _fabric(self) -> list[str]:
         """Lines where the fabric was not converged before the run, or its links had faults; warnings have details."""

@@ -20,7 +20,10 @@ from heddle.wire.sport import SPORT_RULES
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One rank's NIC: host, port, link and addresses. seat: its number among the ranks of a NIC that is shared."""
+    """One rank's NIC: host, port, link and addresses. seat: its number among the ranks of a NIC that is shared.
+
+    serves: of its host (`Node.serves`).
+    """
 
     rank: int
     host: str
@@ -34,6 +37,7 @@ class Endpoint:
     mtu: int
     seat: int = 0
     shared: bool = False
+    serves: str = ""
 
     @property
     def nic(self) -> str:

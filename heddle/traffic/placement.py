@@ -110,17 +110,17 @@ def is_rank_file(placement: str) -> bool:
 
 def place(
     fabric: Fabric, placement: str = "block", wanted: int | None = None, used: Collection[str] = (), least: int = 2,
-    *, named: bool = False, network: str = BACKEND,
+    *, named: bool = False, network: str = BACKEND, serving: bool = True,
 ) -> tuple[Endpoint, ...]:  # fmt: skip
     """Rank -> NIC. wanted: number of ranks; None for one on each NIC. named: steps name the ranks: the number is fixed.
 
     used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed. network: whose ports
-    have the ranks; the front-end's are also those of hosts that serve.
+    have the ranks; the front-end's are also those of hosts that serve, unless `serving` is false.
     """
-    ends = fabric.ends(network)
+    ends = {host: own for host, own in fabric.ends(network).items() if serving or not fabric.by_name[host].serves}
     if network != BACKEND and not ends:
         why = f"is not a network of {fabric.name}"
-        raise InputError(Problem("", f"--network {network}", why, "write frontend: {} into the fabric file"))
+        raise InputError(Problem("", f"--network {network}", why, "write frontend: {storage: 4} into the fabric file"))
     ports = [*chain.from_iterable(ends.values())]
     bare = {port.ref: why for port in ports if (why := no_nic(fabric, port))}
     every = [port for port in ports if port.ref not in bare]
@@ -298,4 +298,5 @@ def endpoint_at(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     return Endpoint(
         rank, port.node, port.name, text_of(port.address), port.mac,
         text_of(gateway.address), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
+        serves=fabric.by_name[port.node].serves,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from heddle.base.declared import options_of
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
@@ -223,9 +224,11 @@ def grouped(
     """What a job runs, its communicators, and its options, where all that depends on the ranks is known."""
     options = bound_steps(options, endpoints, fabric.policy.k)
     asked = options.pattern
-    pattern = asked.bound(endpoints, options.sizes)
+    pattern = asked.bound(endpoints, options.sizes).scaled(fabric.policy.k)
     apart = pattern.inside_gbps and options.inside_gbps(pattern) and options.split == AUTO
-    parameters = tuple((name, getattr(pattern, name)) for name, _ in options.parameters)
+    chosen = dict(options.parameters)
+    values = ((each, getattr(pattern, each.name)) for each in options_of(type(pattern)))
+    parameters = tuple((each.name, value) for each, value in values if each.name in chosen or value != each.usual)
     communicators: Communicators = (tuple(range(len(endpoints))),)
     if not pattern.by_rank and not apart:
         communicators = communicators_of(fabric, endpoints, options.split)
@@ -395,7 +398,7 @@ def _part(
         return Part(step["name"], ranks, seconds=seconds)
     ends = [replace(endpoints[rank], rank=place) for place, rank in enumerate(ranks)]
     try:
-        pattern = asked.bound(ends, (size,)).hosted([end.host for end in ends])
+        pattern = asked.bound(ends, (size,)).scaled(k).hosted([end.host for end in ends])
     except InputError as error:
         raise InputError(*(_located(number, step, each) for each in error.problems)) from None
     if why := pattern.unfit(len(ranks)):

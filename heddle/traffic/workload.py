@@ -9,18 +9,19 @@ runs and for predictions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import BACKEND, Port
 from heddle.traffic.collectives import file_options
 from heddle.traffic.flow import MAX_SEATS, Endpoint
 from heddle.traffic.options import RunOptions
-from heddle.traffic.placement import is_order, place
+from heddle.traffic.placement import endpoint_at, is_order, place
 
 BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)( (?!(?:or|and|out)\b)(?=[^\s]))?")
@@ -93,6 +94,16 @@ class Job:
         return replace(self, start_s=0.0, after="", repeat=self.repeat or 1)
 
     @property
+    def network(self) -> str:
+        """The network of its ranks."""
+        return self.options.network
+
+    @property
+    def served(self) -> Mapping[str, int]:
+        """As of its pattern."""
+        return self.options.pattern.served
+
+    @property
     def runs(self) -> tuple[str, str]:
         """What it runs, as key and value: `collective`, `all-reduce`; `matrix`, `shift:4`; `msccl`, a file; `steps`."""
         if self.options.steps:
@@ -156,7 +167,10 @@ class Workload:
             done |= {*chain}
 
     def endpoints(self, fabric: Fabric) -> tuple[tuple[Endpoint, ...], ...]:
-        """The ranks of each job, by rank. InputError for too few NICs, and for NICs of two jobs unless they share."""
+        """The ranks of each job, by rank. InputError for too few NICs, and for NICs of two jobs unless they share.
+
+        Jobs of the front-end share its ports.
+        """
         found: list[tuple[Endpoint, ...]] = []
         used: dict[str, list[Job]] = {}  # NIC -> a job for each rank that it has
         problems = Problems()
@@ -169,7 +183,7 @@ class Workload:
             seated = []
             for end in ranks:
                 at = used.setdefault(end.nic, [])
-                if at and not self.share_nics and at[-1] is not job:
+                if at and not self.share_nics and at[-1] is not job and {job.network, at[-1].network} == {BACKEND}:
                     why = f"is a NIC of job {at[-1].name}, too"
                     hint = "use other ranks or another placement, or write share_nics: true"
                     problems.found.append(job.problem("ranks", end.nic, why, hint))
@@ -187,19 +201,31 @@ class Workload:
             return tuple(found)
         return tuple(tuple(replace(end, shared=end.nic in shared) for end in ranks) for ranks in found)
 
-    def _ranks(self, fabric: Fabric, job: Job, used: Mapping[str, object]) -> tuple[Endpoint, ...]:
-        """Of one job. used: NICs of the jobs before it."""
+    def _ranks(self, fabric: Fabric, job: Job, before: Mapping[str, Sequence[Job]]) -> tuple[Endpoint, ...]:
+        """Of one job: those that are placed, then those of the hosts that serve them. before: NICs of earlier jobs."""
+        if not job.served or job.network == BACKEND:
+            return self._placed(fabric, job, before)
+        ranks = self._placed(fabric, job, before, serving=False, least=1)
+        servers = _servers(fabric, job)
+        return (*ranks, *(endpoint_at(fabric, len(ranks) + at, port) for at, port in enumerate(servers)))
+
+    def _placed(
+        self, fabric: Fabric, job: Job, before: Mapping[str, Sequence[Job]], **which: Any
+    ) -> tuple[Endpoint, ...]:  # fmt: skip
+        """which: arguments of `place`."""
         o, asked = job.options, job.options.ranks
-        placed = partial(place, fabric, o.placement, named=bool(o.steps), network=o.network)
+        placed = partial(place, fabric, o.placement, named=bool(o.steps), network=o.network, **which)
         if len(self.jobs) == 1 and job.slots is None:
             return placed(asked)
+        shares = self.share_nics or job.network != BACKEND
+        used = [] if shares else [nic for nic, jobs in before.items() if any(j.network == BACKEND for j in jobs)]
         every = placed(None, used)
         if job.slots is not None:
             if beyond := [slot for slot in job.slots if slot >= len(every)]:
                 why = f"is beyond the last of {len(every)} NICs, which are numbered from 0"
                 raise InputError(job.problem("ranks", beyond[0], why, "use a larger fabric or fewer ranks"))
             chosen = [every[slot] for slot in job.slots]
-        elif is_order(job.options.placement) and (asked or 0) <= len(every) and not self.share_nics:
+        elif is_order(job.options.placement) and (asked or 0) <= len(every) and not shares:
             free = [end for end in every if end.nic not in used]
             wanted = asked or len(free)
             if wanted > len(free) or wanted < 2:
@@ -209,3 +235,16 @@ class Workload:
         else:
             return placed(asked, used)
         return tuple(replace(end, rank=rank) for rank, end in enumerate(chosen))
+
+
+def _servers(fabric: Fabric, job: Job) -> Iterator[Port]:
+    """The ports of the hosts that serve a job, in the order of its pattern."""
+    for word, many in job.served.items():
+        hosts = fabric.servers(word)
+        if not hosts or many > len(hosts):
+            name = job.options.collective
+            why = f"needs {many or 'one'} {word} host{'s' * (many > 1)} or more, but {fabric.name} has {len(hosts)}"
+            hint = f"write frontend: {{{word}: {many or 1}}} into the fabric file"
+            raise InputError(job.problem("collective", name, why, hint))
+        ends = fabric.ends(job.network)
+        yield from (ends[host.name][0] for host in hosts[: many or None])

@@ -63,19 +63,27 @@ TRAFFIC = ROOT / "traffic"
 PLAN_FILES = sorted(path for path in TRAFFIC.iterdir() if path.suffix in (".yml", ".csv"))
 
 
+def fabric_of(name: str) -> str:
+    """The fabric in the command at the head of a workload's file."""
+    text = (TRAFFIC / f"{name}.yml").read_text()
+    found = re.search(rf"^#   \./inv predict (\S+) --workload {name}(?=[, ]|$)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 @pytest.mark.parametrize("path", PLAN_FILES, ids=lambda path: path.name)
 def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
     lines = path.read_text().splitlines()
     comments = [line for line in lines[:2] if line.startswith("# ")]
     assert len(comments) == 2
     if path.suffix == ".yml":
-        assert any(line.startswith(f"#   ./inv predict zone --workload {path.stem}") for line in lines), "a command"
+        assert path.stem in workloads() and fabric_of(path.stem), "a command"
 
 
 @pytest.mark.parametrize("name", workloads())
-def test_every_plan_predicts_on_zone(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_plan_predicts_on_its_fabric(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fabric = load_fabric(fabric_of(name)).fabric
     monkeypatch.chdir(tmp_path)
-    found = forecast(load_fabric("zone").fabric, load_workload(name).workload, Ask(), Silent())
+    found = forecast(fabric, load_workload(name).workload, Ask(), Silent())
     assert found.to_json()["workload"]["flows"] > 0
     assert found.to_json()["unreachable"]["flows"] == 0
     assert found.to_json()["completion"]["over_roofline"] >= 1
@@ -89,11 +97,12 @@ def test_there_are_workloads_of_each_sort_and_no_file_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("name", workloads())
-def test_every_workload_fits_a_run_on_zone_and_has_the_flows_of_its_prediction(
+def test_every_workload_fits_a_run_on_its_fabric_and_has_the_flows_of_its_prediction(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    fabric = load_fabric(fabric_of(name)).fabric
     monkeypatch.chdir(tmp_path)
-    fabric, workload = load_fabric("zone").fabric, load_workload(name).workload
+    workload = load_workload(name).workload
     (planned, _), predicted = plan_workload(fabric, workload), traffic_of(fabric, workload)
     assert [len(each.plan.flows()) for each in planned] == [each.connections.flows for each in predicted]
 

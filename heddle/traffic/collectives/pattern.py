@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import itemgetter, or_
@@ -221,7 +221,8 @@ class Pattern:
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
     hardware, and its packets stay within rails; 0: ranks of one host use their NICs. of_file: the parameter that
-    names a user's file, which has the program; empty if there is none.
+    names a user's file, which has the program; empty if there is none. usual: options of a run with other defaults, as
+    typed.
     """
 
     collective: ClassVar[str]
@@ -233,6 +234,7 @@ class Pattern:
     as_sends: ClassVar[bool] = False
     inside_gbps: ClassVar[int] = 0
     of_file: ClassVar[str] = ""
+    usual: ClassVar[Mapping[str, str]] = {}
 
     dtype: Annotated[DType, Declared(
         "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),
@@ -272,6 +274,23 @@ class Pattern:
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> Pattern:
         """With the ranks of a job, and the bytes of its sizes, where parameters depend on them. InputError."""
         return self
+
+    def scaled(self, k: int) -> Pattern:
+        """With the times and rates of its parameters as emulated: they are those of hardware."""
+        return self
+
+    @property
+    def served(self) -> Mapping[str, int]:
+        """Hosts with ranks after all others, by what they serve (`Node.serves`): how many; 0: all of the fabric."""
+        return {}
+
+    def pace(self, rank: int, count: int) -> float:
+        """The least seconds of an iteration, beside its operations."""
+        return 0.0
+
+    def lines(self) -> Iterable[str]:
+        """What an iteration does, in words, where the names do not say it."""
+        return ()
 
     def buffer_of(self, piece: Piece) -> Buffer:
         """The buffer that has a piece of the result."""
@@ -437,6 +456,8 @@ class Pattern:
             program.append(SendStep(MAX_STEPS - 1 - rank, to, span, 0, "credit", data))
         for source in granted[rank]:
             program.append(ReceiveStep(MAX_STEPS - 1 - source, source, span, "credit"))
+        if seconds := self.pace(rank, count):
+            program.append(ComputeStep(MAX_STEPS - 1 - ranks, seconds))
         return program
 
 
