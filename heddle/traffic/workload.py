@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
@@ -210,16 +210,18 @@ class Workload:
         return (*ranks, *(endpoint_at(fabric, len(ranks) + at, port) for at, port in enumerate(servers)))
 
     def _placed(
-        self, fabric: Fabric, job: Job, before: Mapping[str, Sequence[Job]], **which: Any
-    ) -> tuple[Endpoint, ...]:  # fmt: skip
-        """which: arguments of `place`."""
+        self, fabric: Fabric, job: Job, before: Mapping[str, Sequence[Job]], *, serving: bool = True, least: int = 2
+    ) -> tuple[Endpoint, ...]:
+        """serving, least: as of `place`."""
         o, asked = job.options, job.options.ranks
-        placed = partial(place, fabric, o.placement, named=bool(o.steps), network=o.network, **which)
+        placed = partial(
+            place, fabric, o.placement, least=least, named=bool(o.steps), network=o.network, serving=serving
+        )
         if len(self.jobs) == 1 and job.slots is None:
             return placed(asked)
         shares = self.share_nics or job.network != BACKEND
         used = [] if shares else [nic for nic, jobs in before.items() if any(j.network == BACKEND for j in jobs)]
-        every = placed(None, used)
+        every = placed(None, used=used)
         if job.slots is not None:
             if beyond := [slot for slot in job.slots if slot >= len(every)]:
                 why = f"is beyond the last of {len(every)} NICs, which are numbered from 0"
@@ -233,7 +235,7 @@ class Workload:
                 raise InputError(job.problem("ranks", asked or "all", why, "give the jobs fewer ranks"))
             chosen = free[:wanted]
         else:
-            return placed(asked, used)
+            return placed(asked, used=used)
         return tuple(replace(end, rank=rank) for rank, end in enumerate(chosen))
 
 

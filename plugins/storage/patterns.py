@@ -91,9 +91,9 @@ def _shards(hop: _Hop, total: int) -> _Shards:
     cuts = np.union1d(*ends)
     lo, length = cuts[:-1], np.diff(cuts)
     at = [np.searchsorted(each, lo, side="right") - 1 for each in ends]
-    begins = [lo - each[place] for each, place in zip(ends, at, strict=True)]
+    start, put = (lo - each[place] for each, place in zip(ends, at, strict=True))
     src, dst = (first + place for (first, _), place in zip(hop, at, strict=True))
-    return _Shards(src, dst, *begins, length)
+    return _Shards(src, dst, start, put, length)
 
 
 def _rows(shards: _Shards, ends: NDArray[np.int64], rank: int) -> list[tuple[int, ...]]:
