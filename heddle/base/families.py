@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
 from socket import inet_ntoa
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Interface: TypeAlias = IPv4Interface | IPv6Interface
@@ -65,6 +65,18 @@ class Family:
         """The network of a prefix length that starts at an address, as an integer."""
         return IPv4Network((base, length)) if self.version == 4 else IPv6Network((base, length))
 
+    def ends(self, number: int) -> tuple[Interface, Interface]:
+        """Both ends of a host link: the host's, the switch's. number: the switch's address, the even one.
+
+        They have one network object: to make it takes most of an interface's time.
+        """
+        even = self.end(number)
+        odd: Interface = object.__new__(type(even))
+        odd.__dict__.update(even.__dict__)
+        kind: Any = type(even.ip)
+        kind.__init__(odd, number + 1)
+        return odd, even
+
     def loopbacks(self, pool: Network) -> Network:
         """The pool's last block: the loopbacks of all switches."""
         rest = self.bits - self.last
@@ -87,7 +99,7 @@ class Family:
 
 def text_of(address: Interface) -> str:
     """The address of an interface, without its prefix length."""
-    return inet_ntoa(address.packed) if address.version == 4 else str(address.ip)
+    return inet_ntoa(int(address).to_bytes(4)) if address.version == 4 else str(address.ip)
 
 
 def as_ipv6(address: str) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.extras import PLOT
@@ -27,6 +29,18 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [typed["fabric"], *files_of(typed["workload"])]
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a large fabric is a million objects, all in use, and each would be looked at."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @verb(
     group="Paths",
     help=words.PREDICT,
@@ -34,6 +48,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     files_in=files_in,
     files_out=["csv", "heatmap", "flows"],
 )
+@_uncollected()
 def predict(
     out: Console,
     fabric: str,

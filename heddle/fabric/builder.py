@@ -33,10 +33,10 @@ class FabricBuilder:
     def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
         if not any(level.is_edge for level in levels):
             raise ValueError("a shape needs a level of edge switches: Level(..., is_edge=True)")
-        self._spec, self._link, self._levels = spec, spec.link, tuple(levels)
+        self._spec, self._levels = spec, tuple(levels)
+        self._exceptions, self._mtu = spec.link.exceptions, spec.link.mtu
         self._nodes: dict[str, Node] = {}
-        self._ports: dict[str, list[Port]] = {}
-        self._macs: dict[str, str] = {}  # node -> its part of them
+        self._ends: dict[str, tuple[list[Port], str, int]] = {}  # node -> ports, part of their MACs, rate upwards
         self._links: list[Link] = []
         self._networks: dict[str, NetworkPolicy] = {}
 
@@ -53,7 +53,7 @@ class FabricBuilder:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far, with their ports."""
-        return tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
+        return tuple(replace(node, ports=tuple(self._ends[name][0])) for name, node in self._nodes.items())
 
     def above(self, *levels: Level) -> int:
         """Add levels above all others, before their nodes; the number of the first of them."""
@@ -91,14 +91,15 @@ class FabricBuilder:
 
         rate_bps: the usual one; 0: that of links from the lower node's level.
         """
-        below, above = self._ports[low], self._ports[high]
+        (below, low_mac, usual), (above, high_mac, _) = self._ends[low], self._ends[high]
         (one, one_mac), (two, two_mac) = _numbered(len(below) + 1), _numbered(len(above) + 1)
-        a, b, link = (low, one), (high, two), self._link
-        rate = _rate_of(link.exceptions, a, b, rate_bps or self._levels[self._nodes[low].level].uplink_bps)
-        mtu = link.mtu if network == BACKEND else self._networks[network].mtu
+        a, b, rate = (low, one), (high, two), rate_bps or usual
+        if self._exceptions:
+            rate = _rate_of(self._exceptions, a, b, rate)
+        mtu = self._mtu if network == BACKEND else self._networks[network].mtu
         here, there = addresses or (None, None)
-        below.append(Port(low, one, self._macs[low] + one_mac, high, two, rate, mtu, here, None, network))
-        above.append(Port(high, two, self._macs[high] + two_mac, low, one, rate, mtu, there, None, network))
+        below.append(Port(low, one, low_mac + one_mac, high, two, rate, mtu, here, None, network))
+        above.append(Port(high, two, high_mac + two_mac, low, one, rate, mtu, there, None, network))
         self._links.append(Link(a, b, rate, mtu))
 
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
@@ -114,10 +115,10 @@ class FabricBuilder:
         if node.name in self._nodes:
             hint = "give the level of the shape another word"
             raise InputError(Problem(self._spec.name, f"the name {node.name}", "is that of two nodes", hint))
-        self._nodes[node.name], self._ports[node.name] = node, []
         # MACs are locally administered: 02, level (4: a host), node index and port of 16 bits each.
         code = _HOST_CODE if node.role is Role.HOST else _SWITCH_CODES[node.level]
-        self._macs[node.name] = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
+        mac = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
+        self._nodes[node.name], self._ends[node.name] = node, ([], mac, self._levels[node.level].uplink_bps)
         return node.name
 
 
@@ -132,8 +133,6 @@ def _rate_of(exceptions: Mapping[str, int], a: tuple[str, str], b: tuple[str, st
 
     If both ends have an exception, the lower rate counts.
     """
-    if not exceptions:
-        return usual
     for names in ((f"{a[0]}:{a[1]}", f"{b[0]}:{b[1]}"), (a[0], b[0])):
         named = [exceptions[name] for name in names if name in exceptions]
         if named:

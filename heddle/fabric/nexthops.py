@@ -18,13 +18,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.base.records import record
 from heddle.fabric.wiring import refuse_level_links
 
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Node, Wiring
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Group:
     """Next hops: names of ports in the switch's order. edges: bit n - 1 is set if they lead to edge n.
 
@@ -72,27 +73,31 @@ class _Routes:
             refuse_level_links(fabric)
         self._switches = {node.name: node for node in fabric.switches}
         self._drained = drained
-        down: dict[str, list[tuple[str, Node]]] = {}
-        up: dict[str, list[tuple[str, Node]]] = {}
+        self._below = {name: _Known() for name in self._switches}
+        self._above = {name: _Known() for name in self._switches}
+        ends = {name: (node.level, self._below[name], self._above[name]) for name, node in self._switches.items()}
+        self._down: dict[str, list[tuple[str, _Known]]] = {}  # switch -> ports, each with its peer's announcement
+        self._up: dict[str, list[tuple[str, _Known]]] = {}
         for node in fabric.switches:
-            down[node.name], up[node.name] = [], []
+            down, up = self._down[node.name], self._up[node.name] = list[tuple[str, _Known]](), []
             for port in node.ports:
-                peer = self._switches.get(port.peer_node)
+                peer = ends.get(port.peer_node)
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
-                if peer.level == node.level:
-                    continue
-                (down if peer.level < node.level else up)[node.name].append((port.name, peer))
-        self._down, self._up = down, up
+                level, below, above = peer
+                if level < node.level:
+                    down.append((port.name, below))
+                elif level > node.level:
+                    up.append((port.name, above))
         self._own = {name: 1 << (number - 1) for name, number in fabric.edge_of.items()}
         order = sorted(fabric.switches, key=lambda node: node.level)
-        self._below = self._climb(order)
+        self._climb(order)
         self._climbed: dict[int, int] = {}  # AS -> edges whose routes have climbed through a switch of it
         for node in fabric.switches:
             if node.asn is not None:
                 own = self._below[node.name]
                 self._climbed[node.asn] = self._climbed.get(node.asn, 0) | own.clean | own.drained
-        self._above = self._descend(order[::-1])
+        self._descend(order[::-1])
 
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """Both directions of every switch."""
@@ -102,42 +107,34 @@ class _Routes:
             covered = own.clean | own.drained
             # bgpd in graceful shutdown gives all received routes the same local preference (bgp_update in FRR).
             alike = name in self._drained
-            received = [(port, self._below[peer.name]) for port, peer in self._down[name]]
-            parts = _grouped(received, self._own.get(name, 0), alike=alike)
-            received = [(port, self._above[peer.name]) for port, peer in self._up[name]]
-            found[name] = (*parts, *_grouped(received, covered | self._refused(node), alike=alike))
+            parts = _grouped(self._down[name], self._own.get(name, 0), alike=alike)
+            found[name] = (*parts, *_grouped(self._up[name], covered | self._refused(node), alike=alike))
         return found
 
     def _refused(self, node: Node) -> int:
         """Edges whose routes from above have the switch's own AS in their path."""
         return 0 if node.asn is None else self._climbed[node.asn]
 
-    def _climb(self, order: list[Node]) -> dict[str, _Known]:
+    def _climb(self, order: list[Node]) -> None:
         """The announcements of each switch upwards: its own prefix, and all edges known from below."""
-        known: dict[str, _Known] = {}
         for node in order:
-            received = [known[peer.name] for _, peer in self._down[node.name]]
-            known[node.name] = self._announced(node, received, self._own.get(node.name, 0))
-        return known
+            known = self._below[node.name]
+            known.clean, known.drained = self._announced(node, self._down[node.name], self._own.get(node.name, 0))
 
-    def _descend(self, order: list[Node]) -> dict[str, _Known]:
+    def _descend(self, order: list[Node]) -> None:
         """The announcements of each switch downwards: edges known from below, else from above."""
-        known: dict[str, _Known] = {}
         for node in order:
-            below = self._below[node.name]
+            below, known = self._below[node.name], self._above[node.name]
             covered = below.clean | below.drained | self._refused(node)
-            above = self._announced(node, [known[peer.name] for _, peer in self._up[node.name]], 0)
-            known[node.name] = _Known(below.clean | above.clean & ~covered, below.drained | above.drained & ~covered)
-        return known
+            clean, drained = self._announced(node, self._up[node.name], 0)
+            known.clean, known.drained = below.clean | clean & ~covered, below.drained | drained & ~covered
 
-    def _announced(self, node: Node, received: list[_Known], own: int) -> _Known:
+    def _announced(self, node: Node, received: list[tuple[str, _Known]], own: int) -> tuple[int, int]:
         clean, drained = own, 0
-        for each in received:
+        for _, each in received:
             clean |= each.clean
             drained |= each.drained
-        if node.name in self._drained:
-            return _Known(0, clean | drained)
-        return _Known(clean, drained & ~clean)
+        return (0, clean | drained) if node.name in self._drained else (clean, drained & ~clean)
 
 
 class _Sideways:

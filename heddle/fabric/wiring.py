@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.families import Address, Interface, Network
 from heddle.base.problems import Problems
+from heddle.base.records import record
 
 if TYPE_CHECKING:
     from heddle.fabric.policy import Policy
@@ -66,7 +67,7 @@ class Bridge:
     mac: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Port:
     """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered. A port in a
     bridge has the bridge's address; only imported topologies have such. network: the one that the link belongs to;
@@ -139,7 +140,7 @@ class Node:
         raise KeyError(f"{self.name}:{name}")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Link:
     """Two ports, as node and port names; `a` is on the lower level."""
 

@@ -147,8 +147,11 @@ def wires_of(fabric: Fabric) -> Wires:
     nodes, switches = [*fabric.switches, *fabric.hosts], len(fabric.switches)
     every = [port for node in nodes for port in node.ports]
     names = [f"{port.node}:{port.name}" for port in every]
-    at = {name: number for number, name in enumerate(names)}
-    id_of = {node.name: number for number, node in enumerate(nodes)}
+    start, ids = 0, dict[str, dict[str, int]]()  # of each node, the ids of its ports by name
+    for node in nodes:
+        ids[node.name] = {port.name: at for at, port in enumerate(node.ports, start)}
+        start += len(node.ports)
+    id_of = {name: number for number, name in enumerate(ids)}
     level = np.array([node.level for node in nodes])
     every_way = directions(fabric)
     number_of = np.full((len(fabric.levels),) * 2, NOWHERE, dtype=np.int32)
@@ -168,7 +171,7 @@ def wires_of(fabric: Fabric) -> Wires:
         direction,
         np.where(owner < switches, owner, NOWHERE),
         np.where(peer < switches, peer, NOWHERE),
-        np.array([at[f"{port.peer_node}:{port.peer_port}"] for port in every], dtype=np.int32),
+        np.array([ids[port.peer_node][port.peer_port] for port in every], dtype=np.int32),
     )
 
 
@@ -222,21 +225,26 @@ def forwarding_of(wires: Wires, trouble: Trouble | None = None, release: tuple[i
     )
     edges = len(fabric.edges)
     mac = [port.mac for node in (*fabric.switches, *fabric.hosts) for port in node.ports]
-    # MACs sort as the link-local addresses made from them, since the octets that differ keep their order.
-    gateway, id_of = [mac[far] for far in wires.other.tolist()], wires.id_of
+    other, first = wires.other.tolist(), 0
     table = np.full((len(wires.switches), edges), -1, dtype=np.int32)
     members: list[int] = []
     weights: list[int] = []
     start = [0]
     for row, node in enumerate(fabric.switches):
+        id_of = {port.name: at for at, port in enumerate(node.ports, first)}
+        first += len(node.ports)
         for group in found[node.name]:
             table[row, _rows(group.edges, edges)] = len(start) - 1
-            ids = [id_of[f"{node.name}:{port}"] for port in group.ports]
-            hops = [(1, "", ids[0])]
-            if len(ids) > 1:
-                hops = sorted(zip(expected_weights(group, release), [gateway[at] for at in ids], ids, strict=True))
-            members += [at for _, _, at in hops]
-            weights += [weight for weight, _, _ in hops]
+            if len(group.ports) == 1:
+                members.append(id_of[group.ports[0]])
+                weights.append(1)
+            else:
+                ids = [id_of[port] for port in group.ports]
+                # MACs sort as the link-local addresses made from them, since the octets that differ keep their order.
+                gateway = [mac[other[at]] for at in ids]
+                hops = sorted(zip(expected_weights(group, release), gateway, ids, strict=True))
+                members += [at for _, _, at in hops]
+                weights += [weight for weight, _, _ in hops]
             start.append(len(members))
     return Forwarding(
         wires.switches,

@@ -26,7 +26,7 @@ from heddle.traffic.flow import PROTOCOL_SHIFT
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
 BLOCK: Final = 1 << 15  # flows hashed at once: their columns fit in the cache
-_SEEDS: Final = 0x9E3779B9, 0x7F4A7C15  # any two
+_FACTORS: Final = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,18 @@ class HashingRule:
         return None if words is None else hashes.jhash2(words, seed)
 
     def inputs(self, flows: FlowArrays) -> npt.NDArray[np.uint64] | None:
-        """A number for each flow, equal where what is hashed is: two hashes with different seeds. None: as `value`."""
-        found = np.empty(len(flows), dtype=np.uint64)
+        """A number of 64 bits for each flow, equal where what is hashed is. None: as `value`."""
+        found = np.zeros(len(flows), dtype=np.uint64)
         for at in range(0, len(flows), BLOCK):
-            part = flows.take(slice(at, at + BLOCK))
-            first, second = (self.value(part, np.full(len(part), seed, dtype=np.uint32)) for seed in _SEEDS)
-            if first is None or second is None:
+            part, mixed = flows.take(slice(at, at + BLOCK)), found[at : at + BLOCK]
+            words = self.words(part) if self.by_program else hashes.flow_keys(part, self.policy, self.fields)
+            if words is None:
                 return None
-            found[at : at + BLOCK] = first.astype(np.uint64) << np.uint64(32) | second
+            for word in words.T:  # the last steps of MurmurHash3, for each word
+                mixed ^= word
+                for factor in _FACTORS:
+                    mixed *= factor
+                    mixed ^= mixed >> np.uint64(33)
         return found
 
     def spreads(self, flows: FlowArrays) -> bool:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from heddle.base.records import record
 from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import DSCP_DATA, PROTO_TCP, PROTO_UDP, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Endpoint:
     """One rank's NIC: host, port, link and addresses. seat: its number among the ranks of a NIC that is shared.
 

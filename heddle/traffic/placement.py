@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from heddle.base.families import text_of
@@ -123,7 +124,7 @@ def place(
         raise InputError(Problem("", f"--network {network}", why, "write frontend: {storage: 4} into the fabric file"))
     ports = [*chain.from_iterable(ends.values())]
     bare = {port.ref: why for port in ports if (why := no_nic(fabric, port))}
-    every = [port for port in ports if port.ref not in bare]
+    every = [port for port in ports if not bare or port.ref not in bare]
     if is_order(placement):
         nics = _ordered(placement, _ground(fabric, every, used))
     elif is_rank_file(placement):
@@ -150,9 +151,8 @@ def place(
 
 def _ground(fabric: Fabric, nics: Sequence[Port], used: Collection[str]) -> _Ground:
     boxes: dict[int, dict[str, list[Port]]] = {}
-    for port in nics:
-        box = boxes.setdefault(fabric.by_name[port.node].group(fabric.box) or 0, {})
-        box.setdefault(port.node, []).append(port)
+    for host, ports in groupby(nics, attrgetter("node")):  # ports of a host are side by side
+        boxes.setdefault(fabric.by_name[host].group(fabric.box) or 0, {})[host] = [*ports]
     return _Ground(nics, [[*box.values()] for box in boxes.values()], used, fabric.box or "group")
 
 
@@ -195,7 +195,7 @@ def no_nic(fabric: Fabric, port: Port) -> str:
     if gateway.address is None:
         router = gateway.ref if gateway.bridge is None else f"{gateway.ref}, a port of the bridge {gateway.bridge.name}"
         return f"leads to {router}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
-    if gateway.address.ip not in port.address.network:
+    if gateway.address.network is not port.address.network and gateway.address not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""
 

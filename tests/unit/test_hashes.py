@@ -30,6 +30,7 @@ from heddle.predict.hashes import (
     siphash_steps,
     udf_values,
 )
+from heddle.predict.rules import HashingRule
 from heddle.predict.walk import element, ports_of, spreads
 from heddle.runs.explain import Step, made_up
 from heddle.spec.routingpolicy import DEFAULT_OPTIONS, Udf
@@ -116,6 +117,15 @@ def test_every_row_may_have_a_seed_of_its_own() -> None:
     for hashed in (lambda f, s: kernel_hash(f, s, 3), lambda f, s: kernel_hash(f, s, 1), e_ecmp_hash):
         alone = [int(hashed(flows.take(slice(i, i + 1)), i + 1)[0]) for i in range(39)]
         assert hashed(flows, seeds).tolist() == alone
+
+
+@pytest.mark.parametrize(("mode", "policy", "distinct"), [("flow", 3, 20), ("flow", 0, 4), ("e-ecmp", 1, 60)])
+def test_inputs_are_equal_where_what_is_hashed_is(mode: str, policy: int, distinct: int) -> None:
+    src, sport, qpn = (each.ravel().astype(np.uint32) for each in np.mgrid[1:5, 1:6, 1:4])
+    flows = FlowArrays(src, np.full_like(src, 9), sport, np.full_like(src, 4791), qpn)
+    inputs = HashingRule(mode, policy).inputs(flows)
+    assert inputs is not None
+    assert len(np.unique(inputs)) == distinct
 
 
 def test_a_user_defined_field_reads_the_bytes_of_a_packet_and_none_that_change_within_a_flow() -> None:

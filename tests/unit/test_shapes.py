@@ -18,7 +18,7 @@ import pytest
 from pydantic import Field
 
 from heddle.base.events import Silent
-from heddle.base.families import Network
+from heddle.base.families import FAMILIES, Network
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
@@ -123,6 +123,17 @@ def test_a_shape_is_its_spec_its_builder_and_one_line() -> None:
     shallow = budget_of(loaded.fabric, leaf, load(HEAD).fabric.policy.queues)
     assert shallow.buffer - shallow.headroom == 3 * 150_000
     assert load_spec(dump_spec(loaded.spec)) == loaded.spec
+
+
+@pytest.mark.parametrize("word", FAMILIES)
+def test_both_ends_of_a_link_are_what_each_is_alone(word: str) -> None:
+    family = FAMILIES[word]
+    first = int(ip_network(family.pool).network_address) + 254
+    alone = (family.end(first + 1), family.end(first))
+    for end, other in zip(family.ends(first), alone, strict=True):
+        assert (type(end), str(end), end.ip, end.network, hash(end)) == (
+            type(other), str(other), other.ip, other.network, hash(other)
+        )  # fmt: skip
 
 
 def test_each_shape_names_its_levels_as_its_builder_does() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from typing import Final
 
 from heddle.base.families import Network
@@ -40,29 +40,31 @@ def build(spec: ClosSpec) -> Fabric:
     builder = FabricBuilder(spec, [replace(level, uplink_bps=rate) for level, rate in zip(LEVELS, rates, strict=True)])
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
     prefixes = list(islice(subnets, spec.all_racks))
-    for r, prefix in enumerate(prefixes, 1):
+    rtsws = [
         builder.switch(_RTSW, r, _ASN_RTSW + r, _groups(spec, (r - 1) // spec.racks + 1, r), prefix)
+        for r, prefix in enumerate(prefixes, 1)
+    ]
+    ctsws = []
     for c in range(1, spec.zones * spec.ctsw + 1):
         zone = (c - 1) // spec.ctsw + 1
-        builder.switch(_CTSW, c, _ASN_CTSW + zone, _groups(spec, zone))
-    for a in range(1, (spec.atsw or 0) + 1):
-        builder.switch(_ATSW, a, _ASN_ATSW, ())
+        ctsws.append(builder.switch(_CTSW, c, _ASN_CTSW + zone, _groups(spec, zone)))
+    atsws = [builder.switch(_ATSW, a, _ASN_ATSW, ()) for a in range(1, (spec.atsw or 0) + 1)]
+    hosts = []
     for h in range(1, spec.all_racks * spec.hosts_per_rack + 1):
         rack = (h - 1) // spec.hosts_per_rack + 1
-        builder.host(h, _groups(spec, (rack - 1) // spec.racks + 1, rack))
+        hosts.append(builder.host(h, _groups(spec, (rack - 1) // spec.racks + 1, rack)))
 
-    for r in range(1, spec.all_racks + 1):
-        first = (r - 1) // spec.racks * spec.ctsw
-        for c in range(first + 1, first + spec.ctsw + 1):
-            builder.join(f"rtsw{r}", f"ctsw{c}")
-    for c in range(1, spec.zones * spec.ctsw + 1):
-        for a in range(1, (spec.atsw or 0) + 1):
-            builder.join(f"ctsw{c}", f"atsw{a}")
-    for r, prefix in enumerate(prefixes, 1):
+    for r, rtsw in enumerate(rtsws):
+        first = r // spec.racks * spec.ctsw
+        for ctsw in ctsws[first : first + spec.ctsw]:
+            builder.join(rtsw, ctsw)
+    for ctsw, atsw in product(ctsws, atsws):
+        builder.join(ctsw, atsw)
+    for r, prefix in enumerate(prefixes):
         base = int(prefix.network_address)
-        for h in range((r - 1) * spec.hosts_per_rack + 1, r * spec.hosts_per_rack + 1):
+        for host in hosts[r * spec.hosts_per_rack : (r + 1) * spec.hosts_per_rack]:
             for _ in range(spec.nics_per_host):
-                builder.join(f"host{h}", f"rtsw{r}", (spec.ip.end(base + 1), spec.ip.end(base)))
+                builder.join(host, rtsws[r], spec.ip.ends(base))
                 base += 2
     return builder.fabric(box="rack", area="zone", sizes=("racks", "hosts_per_rack", "nics_per_host"))
 

@@ -57,7 +57,7 @@ def build(spec: RailSpec) -> Fabric:
         pod, place = (host - 1) // spec.hosts_per_pod, (host - 1) % spec.hosts_per_pod
         for leaf in range(pod * spec.nics_per_host + 1, (pod + 1) * spec.nics_per_host + 1):
             base = int(prefixes[leaf - 1].network_address) + 2 * place
-            builder.join(f"host{host}", f"leaf{leaf}", (spec.ip.end(base + 1), spec.ip.end(base)))
+            builder.join(f"host{host}", f"leaf{leaf}", spec.ip.ends(base))
     return builder.fabric(box="pod", area="plane", sizes=("pods", "hosts_per_pod", "nics_per_host"))
 
 
