@@ -414,7 +414,7 @@ def _figures(plan: Plan, number: int, results: Results) -> Figures:
 
 def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Transport) -> list[str]:
     """What reorders packets. hashing: of each switch, by name."""
-    if transport.any_order:
+    if transport.any_order or transport.numbering.protocol:  # only RoCEv2 is sprayed
         return []
     flow = FlowArrays.of([plan.qps[0].flow])
     # Of a full frame on the slowest NIC, in whole microseconds.
