@@ -53,11 +53,7 @@ def _size(value: int) -> str:
     return format_size(value) if value >= 10_000 and value % 1024 == 0 else f"{value}"
 
 
-_UNITS = (
-    (Size, "a size", _size),
-    (Rate, "a rate", format_rate),
-    (Duration, "a duration", format_duration),
-)
+_UNITS = ((Size, "a size", _size), (Rate, "a rate", format_rate), (Duration, "a duration", format_duration))
 
 
 @cache
@@ -558,11 +554,11 @@ def agreement_page() -> str:
     from tests.bench import agreement
 
     rows = agreement.read_rows()
-    lines = agreement.cells(rows)
-    lines.append(["SimAI", "all", "-", "-", "-", "no times are in its repository; its paper states 98.1 % on average"])
+    simai = ["SimAI", "all", "-", "-", "-", "no times are in its repository; its paper states 98.1 % on average"]
     return _page(
         "Agreement of forecasts", _meanings()["agreement"].strip(),
-        *_table(("fabric", "case", "arithmetic", "live", "htsim", "SimAI"), lines), "", *agreement.summary(rows), "",
+        *_table(("fabric", "case", "arithmetic", "live", "htsim", "SimAI"), [*agreement.cells(rows), simai]), "",
+        *agreement.summary(rows), "",
         *_table(("differs by about 10 % and more", "cause, and what shows it"), _meanings()["agreement_causes"]),
     )  # fmt: skip
 

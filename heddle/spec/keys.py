@@ -23,7 +23,7 @@ def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> Pyd
     """An error at the key `path` (`link.mtu`) that depends on other keys, the `given` ones.
 
     It is not reported when one of these is wrong itself. A path that begins with a dot is below the group that is
-    checked, for groups that the user names.
+    checked, for groups that the user names, and below `path` in `given`.
     """
 
     return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})

@@ -74,7 +74,10 @@ def examined(document: Document, model: type[M]) -> Examined[M]:
             groups = _grouped(later, model)
         if wrong & set(groups):
             break  # the removal did not help: another round would find nothing new
-        given = {t: {g for d in ds for g in d.get("ctx", {}).get("given", ())} for t, ds in groups.items()}
+        given = {
+            t: {dotted(t) * g.startswith(".") + g for d in ds for g in d.get("ctx", {}).get("given", ())}
+            for t, ds in groups.items()
+        }
         spoilt = {dotted(trail) for trail in wrong}
         found += _problems({t: ds for t, ds in groups.items() if not given[t] & spoilt}, document, model)
         wrong |= set(groups)

@@ -31,13 +31,16 @@ def calibration(word: str) -> Calibration:
     """Of a run, as `compare` names it. InputError for one that measured nothing alone, or cannot be trusted."""
     (run,) = open_runs([word])
     record, fabric = run.result, run.needed(run.fabric)
-    if why := ("was a job beside others" if record.beside else "was a program" if record.launch else ""):
-        raise InputError(Problem("", f"--calibrate {word}", why, "name a run of one collective, alone"))
+    why = "was a job beside others" if record.beside else "was a program" if record.launch else ""
+    if why := why or ("had faults" if record.options.faults else ""):
+        raise InputError(Problem("", f"--calibrate {word}", why, "name a run of one collective, alone, without faults"))
     if found := unfit(record):
         raise InputError(Problem("", f"--calibrate {word}", f"is not to be trusted: {found.why}", "run it again"))
     state = record.fabric_state
     if state is not None and state.word != "converged":
         raise InputError(Problem("", f"--calibrate {word}", f"ran on a fabric that was {state.word}", "run it again"))
+    if state is not None and (faults := state.before.link_text() or state.after.link_text()):
+        raise InputError(Problem("", f"--calibrate {word}", f"ran with faults of links: {faults}", "remove them first"))
     mode = record.ecmp if record.ecmp in PREDICTED else None
     made = time_forecast(fabric, Workload.of(record.options), Ask(mode=mode), Silent(), gains=False)
     largest = max(record.rows, key=lambda row: row.size)

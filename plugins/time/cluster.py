@@ -32,7 +32,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Role
 from heddle.offline.wires import Trouble, Wires, trouble_of, wires_of
-from heddle_plugins.time.clusterfile import JobArrival, LoadedCluster
+from heddle_plugins.time.clusterfile import JobArrival, JobKind, LoadedCluster
 from heddle_plugins.time.clusterplaces import PLACERS, Ground
 from heddle_plugins.time.clustershape import JobShapes, Shape
 from heddle_plugins.time.clusterspec import Draw
@@ -50,11 +50,12 @@ _Fault = tuple[float, int, str, str, bool]  # seconds, a number, down or drain, 
 
 @dataclass(slots=True, order=True)
 class _Waiting:
-    """A job in the queue, or one that runs. left: iterations, NaN before its first start. alone_s: of what it did."""
+    """A job that waits or runs. whole, left: iterations, NaN before its first start. alone_s: of what it did."""
 
     number: int
     arrival: JobArrival = field(compare=False)
     since_s: float = field(compare=False)
+    whole: float = field(compare=False, default=float("nan"))
     left: float = field(compare=False, default=float("nan"))
     start_s: float = field(compare=False, default=float("nan"))
     waited_s: float = field(compare=False, default=0.0)
@@ -108,11 +109,11 @@ class UseCurve:
         self.points: list[tuple[float, int, int]] = []
         self._every = self._skipped = 0
 
-    def add(self, at_s: float, used: int, waiting: int) -> None:
-        """From this time on."""
+    def add(self, at_s: float, used: int, waiting: int, *, last: bool = False) -> None:
+        """From this time on. last: no point follows, so this one is kept."""
         if self.points and self.points[-1][0] == at_s:
             self.points.pop()
-        elif self._skipped < self._every:
+        elif self._skipped < self._every and not last:
             self._skipped += 1
             return
         self._skipped = 0
@@ -211,10 +212,7 @@ class ClusterSimulation:
         cluster, observer = self._cluster, self._observer
         observer.begin("alone", len(cluster.sizes))
         for number, (kind, ranks) in enumerate(cluster.sizes[:64]):
-            shape = self._shapes.of(kind, self._place(np.arange(len(self._free)), ranks), self._trouble)
-            if not np.isfinite(shape.alone_s):
-                why = f"has flows without a path, with {ranks:,} ranks and all of the fabric"
-                raise InputError(kind.job.problem(*kind.job.runs, why, "use a fabric whose NICs reach each other"))
+            self._alone_s(kind, self._place(np.arange(len(self._free)), ranks))
             observer.advance("alone", number + 1)
         observer.end("alone")
         observer.begin("jobs", cluster.jobs)
@@ -230,9 +228,9 @@ class ClusterSimulation:
             if (moment := min(moments)) == float("inf"):
                 break
             self._advance(moment)
+            changed = self._end_jobs()
             if moment >= until:
                 break
-            changed = self._end_jobs()
             while failure is not None and failure[0] <= self._now:
                 self._fault(*failure)
                 failure, changed = next(self._failures, None), True
@@ -242,6 +240,7 @@ class ClusterSimulation:
             if self._start_jobs() or changed:
                 self._share()
             self._curve.add(self._now, self._used, len(self._queue))
+        self._curve.add(self._now, self._used, len(self._queue), last=True)
         self._rest(coming[1:] if coming else (), arrivals)
         observer.end("jobs")
         return self._result()
@@ -282,7 +281,19 @@ class ClusterSimulation:
     # jobs
 
     def _place(self, free: I64, ranks: int) -> I64:
-        return self._placer(self._ground, free, ranks, self._random)
+        found = np.asarray(self._placer(self._ground, free, ranks, self._random))
+        if found.shape != (ranks,) or len(np.intersect1d(found, free)) < ranks:
+            why = f"did not return {ranks} of the {len(free)} free NICs, each once"
+            raise InputError(Problem(self._cluster.file, f"placement: {self._cluster.spec.placement}", why, "fix it"))
+        return found
+
+    def _alone_s(self, kind: JobKind, slots: I64) -> float:
+        """Seconds of an iteration on these NICs when nothing has failed. InputError without a path."""
+        seconds = self._shapes.of(kind, slots, Trouble()).alone_s
+        if not math.isfinite(seconds):
+            why = f"has flows without a path, with {len(slots):,} ranks and all of the fabric"
+            raise InputError(kind.job.problem(*kind.job.runs, why, "use a fabric whose NICs reach each other"))
+        return seconds
 
     def _start_jobs(self) -> bool:
         """Start what fits, in order."""
@@ -304,10 +315,10 @@ class ClusterSimulation:
 
     def _start(self, job: _Waiting, slots: I64) -> None:
         arrival = job.arrival
+        alone_s = self._alone_s(arrival.kind, slots)
         shape = self._shapes.of(arrival.kind, slots, self._trouble)
         if math.isnan(job.left):
-            whole = shape if np.isfinite(shape.alone_s) else self._shapes.of(arrival.kind, slots, Trouble())
-            job.left = arrival.iterations or arrival.lasts_s / whole.alone_s
+            job.whole = job.left = arrival.iterations or arrival.lasts_s / alone_s
             job.start_s = self._now
         job.waited_s += self._now - job.since_s
         racks = self._ground.racks_of(slots)
@@ -316,7 +327,7 @@ class ClusterSimulation:
         self._used += len(slots)
         self._racks += racks
         self._least += least
-        self._running.append(_Running(job, slots, shape, self._now, racks, least, shape.alone_s))
+        self._running.append(_Running(job, slots, shape, self._now, racks, least, alone_s))
 
     def _stop(self, run: _Running, *, failed: bool) -> None:
         """Free its NICs, and count what it did."""
@@ -327,7 +338,7 @@ class ClusterSimulation:
         self._racks -= run.racks
         self._least -= run.least
         job.ran_s += self._now - run.begin_s
-        job.alone_s += run.done * run.alone_s if run.done else 0.0
+        job.alone_s += run.done * run.alone_s
         if len(self._spans) < _SPANS:
             name = job.arrival.name
             self._spans.append(Span(job.number, name, run.slots, job.since_s, run.begin_s, self._now, failed))
@@ -362,7 +373,7 @@ class ClusterSimulation:
         slow = job.ran_s / job.alone_s if job.alone_s else float("nan")
         self._records.add(
             arrival.name, job.number, arrival.ranks, state, arrival.at_s, job.start_s, end_s, job.waited_s, job.ran_s,
-            slow, arrival.iterations or job.left, job.restarts, job.lost,
+            slow, arrival.iterations or job.whole, job.restarts, job.lost,
         )  # fmt: skip
 
     def _rest(self, coming: tuple[JobArrival, ...], arrivals: Iterator[tuple[int, JobArrival]]) -> None:

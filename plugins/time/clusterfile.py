@@ -6,6 +6,7 @@ A trace is read twice, line by line: once to check all of it, and once while job
 
 from __future__ import annotations
 
+import csv
 import heapq
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -366,7 +367,12 @@ class _Trace:
     def _cells(self, line: bytes, number: int) -> list[str] | None:
         if len(line) >= _LINE:
             raise InputError(Problem(f"{self._file}:{number}", "the line", f"is longer than {_LINE} characters"))
-        return [each.strip() for each in line.decode("utf-8", "replace").split(",")] if line.strip() else None
+        text = line.decode("utf-8-sig", "replace").strip()  # spreadsheets begin a file with a mark
+        try:
+            return [each.strip() for each in next(csv.reader([text]))] if text else None
+        except csv.Error:
+            where, hint = f"{self._file}:{number}", "write the file with Unix line ends"
+            raise InputError(Problem(where, "the line", "has a carriage return inside", hint)) from None
 
     def _row(self, number: int, row: Mapping[str, str], end: str, last: float) -> JobArrival | None:
         values: dict[str, float] = {}

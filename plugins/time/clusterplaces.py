@@ -1,18 +1,19 @@
 """Where a scheduler puts the ranks of a job: some of the free NICs, in the order of the ranks.
 
 In:  Ground, the NICs of a fabric with their racks and areas; which are free; the number of ranks.
-Out: numbers of NICs. A placement is a function and a line in PLACERS.
+Out: numbers of NICs. A placement is a function and a line in PLACERS; those of plugins have the kind `scheduler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from heddle.base.arrays import I64
+from heddle.base.plugins import Registry, having
 from heddle.fabric.model import Fabric
 from heddle.traffic.flow import Endpoint
 
@@ -96,4 +97,6 @@ def _random(ground: Ground, free: I64, ranks: int, random: np.random.Generator) 
     return free[np.argsort(place[ground.host[free]], kind="stable")[:ranks]]
 
 
-PLACERS: Final[Mapping[str, Placer]] = {"packed": _packed, "spread": _spread, "random": _random}
+PLACERS: Final[Registry[Placer]] = Registry(
+    "scheduler", {"packed": _packed, "spread": _spread, "random": _random}, having("__call__")
+)

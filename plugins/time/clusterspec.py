@@ -37,6 +37,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def lasting(text: str) -> float:
+    """Seconds above 0. ValueError: `reason; hint`."""
+    if not (found := seconds(text)):
+        raise ValueError("is 0; write a time above 0")
+    return found
+
+
 def whole(text: str) -> int:
     """A positive whole number. ValueError: `reason; hint`."""
     if not re.fullmatch("[0-9]{1,12}", text.strip()) or not int(text):
@@ -46,17 +53,22 @@ def whole(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A random number: one of some values, exponential with a mean, or uniform between two values."""
+    """A random number: one of some values, exponential with a mean, or uniform between two values, both included.
+
+    whole: draw whole numbers where it is uniform.
+    """
 
     kind: str
     values: tuple[float, ...]
+    whole: bool = False
 
     def one(self, random: np.random.Generator) -> float:
         """Draw."""
         if self.kind == "exponential":
             return float(random.exponential(self.values[0]))
         if self.kind == "uniform":
-            return float(random.uniform(self.values[0], self.values[-1]))
+            low, high = self.values
+            return float(random.integers(int(low), int(high) + 1) if self.whole else random.uniform(low, high))
         return self.values[int(random.integers(len(self.values)))]
 
 
@@ -80,7 +92,7 @@ def _draw(reader: Callable[[str], float], value: Any) -> Any:
     if len(rest) != _KINDS[kind]:
         raise wrong(f"needs {_KINDS[kind]} after {kind}", "write exponential MEAN, or uniform LEAST MOST")
     with reading():
-        drawn = Draw(kind, tuple(map(reader, rest)))
+        drawn = Draw(kind, tuple(map(reader, rest)), reader is whole)
     if kind == "uniform" and drawn.values[0] > drawn.values[1]:
         raise wrong("has the larger value first", "exchange them")
     return drawn
@@ -106,6 +118,7 @@ def _short(key: str) -> BeforeValidator:
 Seconds = Annotated[float, PlainValidator(_time)]
 Positive = Annotated[float, PlainValidator(_positive)]
 Times = Annotated[Draw, PlainValidator(partial(_draw, seconds))]
+Lasting = Annotated[Draw, PlainValidator(partial(_draw, lasting))]
 Wholes = Annotated[Draw, PlainValidator(partial(_draw, whole))]
 Count = Annotated[int, Field(ge=1, le=10**12)]
 
@@ -156,7 +169,7 @@ class Generated(_Work):
     every: Times = Field(examples=["exponential 400s"])
     ranks: Wholes = Field(examples=["[64, 128]"])
     iterations: Wholes | None = None
-    lasts: Times | None = None
+    lasts: Lasting | None = None
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -177,7 +190,7 @@ def _check_end(job: ClusterJob | Generated) -> None:
     given = [key for key in ("iterations", "lasts") if getattr(job, key) is not None]
     if len(given) != 1:
         why = "has iterations and lasts, which exclude each other" if given else "has neither iterations nor lasts"
-        raise at("", why, "write iterations: 1000, or lasts: 2h")
+        raise at("", why, "write iterations: 1000, or lasts: 2h", given=(".iterations", ".lasts"))
 
 
 class ClusterFailure(Strict):
@@ -229,7 +242,10 @@ class ClusterSpec(Strict):
     @model_validator(mode="after")
     def _has_jobs(self) -> Self:
         if not (self.jobs or self.generate or self.trace):
-            raise at("jobs", "is missing, and so are generate and trace", "add jobs: [{name: a, ranks: 2, ...}]")
+            hint = "add jobs: [{name: a, ranks: 2, ...}]"
+            raise at("jobs", "is missing, and so are generate and trace", hint, given=("generate", "trace"))
+        if self.mtbf and not any((self.mtbf.link, self.mtbf.nic, self.mtbf.host, self.mtbf.switch)):
+            raise at("mtbf", "has no time of a link, nic, host or switch: nothing fails", "add link: 2000h")
         if self.mtbf and self.duration is None:
             raise at("duration", "is missing: failures of mtbf never end", "add duration: 24h")
         return self

@@ -125,7 +125,7 @@ def time_forecast(
     factor: links carry 1 / factor of their rate (calibration.py). gains: whether to try links that are twice as fast.
     log: whether to keep all messages; InputError where there are too many.
     """
-    network, simulation = simulation_of(fabric, workload, ask, observer, factor)
+    network, simulation = simulation_of(fabric, workload, ask, observer, factor, every=log)
     observer.begin("time")
     if log and any(tasks.waves for course in simulation.courses for tasks in course.passes):
         raise InputError(Problem("", "--flows", "has too many messages to keep", "use fewer ranks, or a smaller size"))
@@ -145,9 +145,9 @@ def time_forecast(
 
 
 def simulation_of(
-    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, factor: float = 1.0
+    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, factor: float = 1.0, *, every: bool = False
 ) -> tuple[Network, JobSimulation]:
-    """The network of a workload and its simulation; errors and factor as of `time_forecast`."""
+    """The network of a workload and its simulation; errors and factor as of `time_forecast`, every of JobSimulation."""
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
     wires, traffic = wires_of(fabric), traffic_of(fabric, workload)
@@ -158,7 +158,7 @@ def simulation_of(
     planned = faults_on(fabric, [text for job in workload.jobs for text in job.options.faults], here=False)
     states = [replace(each, capacity=each.capacity / factor) for each in _states(network, planned, ask)]
     observer.end("flows")
-    return network, JobSimulation(workload, network, states, planned)
+    return network, JobSimulation(workload, network, states, planned, every=every)
 
 
 def _check_paths(network: Network) -> None:
@@ -233,11 +233,13 @@ def _inside_bps(network: Network, job: Job) -> float:
 
 
 class JobSimulation:
-    """The jobs of a workload on a network."""
+    """The jobs of a workload on a network. every: simulate every iteration, also of a job that is alone."""
 
     def __init__(
-        self, workload: Workload, network: Network, states: Sequence[NetworkState], planned: Sequence[PlannedFault]
-    ) -> None:
+        self, workload: Workload, network: Network, states: Sequence[NetworkState], planned: Sequence[PlannedFault],
+        *, every: bool = False,
+    ) -> None:  # fmt: skip
+        self._every = every
         self._workload, self._network, self.states, self._planned = workload, network, states, planned
         fabric, inside = network.wires.fabric, network.paths.flows
         self.flows = []
@@ -248,7 +250,7 @@ class JobSimulation:
     @cached_property
     def _alone(self) -> bool:
         """Whether iterations after the first ones need no simulation: nothing but this job happens."""
-        return len(self._workload.jobs) == 1 and len(self.states) == 1
+        return len(self._workload.jobs) == 1 and len(self.states) == 1 and not self._every
 
     @cached_property
     def courses(self) -> list[Course]:

@@ -49,14 +49,17 @@ def simulate(
     from heddle.views.style import picture_kind
     from heddle_plugins.time import clustertext
     from heddle_plugins.time.cluster import ClusterSimulation
-    from heddle_plugins.time.clusterfile import find_cluster, load_cluster
+    from heddle_plugins.time.clusterfile import files_of_cluster, find_cluster, load_cluster
 
     if seed is not None and seed < 0:
         raise InputError(Problem("", f"--seed {seed}", "is below 0", "use --seed 0 or more"))
     targets = {"--csv": csv, "--svg": svg, "--perfetto": perfetto}
+    taken = {real(each).resolve(): each for each in files_of_cluster(file)}
     for flag, name in targets.items():
         if name is not None:
             check_target(real(name), name, flag)
+            if (before := taken.setdefault(real(name).resolve(), flag)) is not flag:
+                raise InputError(Problem("", f"{flag} {name}", f"is the file of {before}, too", "use another name"))
     kind = picture_kind("--svg", svg) if svg is not None else None
     result = ClusterSimulation(load_cluster(*find_cluster(file), seed), out.observer).run()
     makers: dict[str, Callable[[ClusterResult], bytes]] = {

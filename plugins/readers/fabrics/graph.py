@@ -45,7 +45,7 @@ class OtherGraph:
     hosts: nodes that send, in the order of ranks; one with several links has that many NICs. switches: the others.
     named: the name of a node in messages. at: the place of a link's line. together: so many nodes in a row, with one
     link each, are the NICs of one host; 0: not known. dual: the hint where a second link of a node is an error.
-    own: what Heddle wrote of the fabric beside the format (`name`, `k`). notes: what is left out.
+    own: what Heddle wrote of the fabric beside the format (`name`, `k`, `shape`). notes: what is left out.
     """
 
     file: str
@@ -250,7 +250,7 @@ class _Finder:
                 what, why = f"host {number + 1} of {each} NICs", f"has them on {len({*host})} switches"
                 why += f", but host 1 on {switches}" if number else ""
                 self._stop(self._nics[number * each][1], what, why, hint)
-        if switches == 1:
+        if switches == 1 and not (each == 1 and self._graph.own.get("shape") == "rail" and not tops):
             return self._clos(leaves, [*zones.values()], spines, tops)
         return self._rail(hosts, zones, spines, tops)
 

@@ -173,7 +173,7 @@ def _written(loaded: LoadedFabric, *, simai: bool) -> str:
     for link in hardware(loaded):
         ends = (nics.get(":".join(end), number.get(end[0], -1)) for end in (link.a, link.b))
         rate = f"{link.rate_bps // 10**9}Gbps" if link.rate_bps % 10**9 == 0 else f"{link.rate_bps}bps"
-        lines.append(f"{' '.join(map(str, ends))} {rate} {link.delay_ns}ns {link.loss:g}")
+        lines.append(f"{' '.join(map(str, ends))} {rate} {link.delay_ns}ns {link.loss or 0}")
     switches = range(len(nics), first + len(number))
     counts = [first + len(number), len(number), len(lines)]
     head = f"{counts[0]} {each} {inside} {counts[1]} {counts[2]} H100" if simai else " ".join(map(str, counts))

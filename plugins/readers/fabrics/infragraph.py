@@ -230,7 +230,7 @@ def infragraph(loaded: LoadedFabric) -> tuple[str, str]:
         devices.append({"name": level.word, "components": [component], "links": [], "edges": []})
         instances.append({"name": level.word, "device": level.word, "count": len(nodes)})
     edges = []
-    for _, each in groupby(found, lambda link: link.a[0] if link.tier else link.b[0]):
+    for _, each in groupby(found, lambda link: (link.tier, link.a[0] if link.tier else link.b[0])):
         links = [*each]
         runs = [links] if len({(link.rate_bps, link.delay_ns) for link in links}) == 1 else [[link] for link in links]
         for run in runs:

@@ -50,11 +50,12 @@ def hardware(loaded: LoadedFabric) -> Iterator[HardwareLink]:
 def own_line(loaded: LoadedFabric) -> str:
     """The comment."""
     each = len(loaded.fabric.nics) // len(loaded.fabric.hosts)
-    return f"# heddle: name={loaded.fabric.name} nics_per_host={each} k={loaded.spec.k}"
+    rail = " shape=rail" if loaded.spec.shape == "rail" and each == 1 else ""  # in other tools it is a clos
+    return f"# heddle: name={loaded.fabric.name} nics_per_host={each} k={loaded.spec.k}{rail}"
 
 
 def own_values(lines: Iterable[str]) -> dict[str, str]:
     """The values of the comment, where a file has one. Numbers are digits."""
     found = next((match for line in lines if (match := _OWN.fullmatch(line.strip()))), None)
     values = dict(pair.split("=", 1) for pair in found[1].split()) if found else {}
-    return {key: value for key, value in values.items() if key == "name" or value.isdecimal()}
+    return {key: value for key, value in values.items() if key in ("name", "shape") or value.isdecimal()}

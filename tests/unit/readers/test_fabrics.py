@@ -28,15 +28,18 @@ FABRICS = {
     "demo": ["nics_per_host=2", "link.delay={host: 1us, fabric: 2us}"],
     "demo ": ["link.exceptions.ctsw2=10mbit"],
     "tiny": [LOSSY],
+    "tiny ": ["racks=1", "ctsw=3"],
+    "tiny  ": ["link.loss={host: 1/3, fabric: 1e-9}"],
     "dc": ["link.delay=shape"],
     "dc ": ["ctsw=1", "hosts_per_rack=6", "atsw=1", "oversubscription=2", "link.delay=500ns"],
     "rail": [],
     "rail ": ["planes=2", "link.fabric=25mbit", "link.delay=shape"],
+    "rail  ": ["nics_per_host=1", "spines=3"],
     "fattree": ["hosts_per_edge=4", "nics_per_host=2", "link.delay=1us"],
     "fattree ": ["radix=6", "link.delay=shape", "link.exceptions={'agg4:eth5': 10mbit, edge2: 25mbit}"],
 }
-NOT_IN_HTSIM = {"zone", "zone ", "rail", "rail ", "dc", "tiny", "demo ", "fattree "}
-NOT_IN_INFRAGRAPH = {"tiny"}
+NOT_IN_HTSIM = {"zone", "zone ", "rail", "rail ", "rail  ", "dc", "tiny", "tiny ", "tiny  ", "demo ", "fattree "}
+NOT_IN_INFRAGRAPH = {"tiny", "tiny  "}
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tasks
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
 from heddle.offline import loads
 from heddle.offline.forecast import Ask
 from heddle.offline.loads import traffic_at
 from heddle_plugins.time import clustertext
-from heddle_plugins.time.cluster import ClusterResult, ClusterSimulation
+from heddle_plugins.time.cluster import ClusterResult, ClusterSimulation, UseCurve
 from heddle_plugins.time.clusterfile import _Trace, load_cluster
 from heddle_plugins.time.clusterpicture import draw
+from heddle_plugins.time.clusterplaces import PLACERS
 from heddle_plugins.time.forecast import time_forecast
 
 ERRORS = Path(__file__).parent / "errors"
@@ -175,6 +178,33 @@ def test_what_has_not_ended_is_named(tmp_path: Path) -> None:
     assert column(forever, "state") == [2, 2, 0]  # without a duration it ends when nothing more can happen
 
 
+def test_a_job_that_starts_while_a_link_is_down_has_the_work_and_the_slowdown_of_a_whole_fabric(tmp_path: Path) -> None:
+    jobs = "placement: spread\ncheckpoint: 10\njobs: [{name: a, ranks: 2, lasts: 9s, arrives: 1s}]\n"
+    whole = column(simulated(tmp_path, RACKS + PAIR + jobs), "iterations")[0]
+    down = "failures: [{at: 0s, for: 6s, down: 'ctsw1:eth1'}, {at: 8s, for: 1s, down: host1}]\n"
+    result = simulated(tmp_path, RACKS + PAIR + jobs + down)  # no path until 6 s; from 6 to 8 s; the rest on host2
+    kept = 2 * whole / 9 // 10 * 10
+    assert column(result, "iterations") == pytest.approx([whole], rel=1e-9)
+    assert column(result, "ended_s") == pytest.approx([8 + (1 - kept / whole) * 9], rel=1e-9)
+    ran, done = column(result, "ran_s")[0], column(result, "lost")[0] + whole
+    assert column(result, "slowdown") == pytest.approx([ran / (done / whole * 9)], rel=1e-9)
+
+
+def test_a_job_that_ends_with_the_duration_has_ended(tmp_path: Path) -> None:
+    for number in range(1, 20):
+        text = f"duration: {number / 7:.9f}\njobs: [{{name: a, ranks: 4, lasts: {number / 7:.9f}}}]\n"
+        result = simulated(tmp_path, RACKS + PAIR + text)
+        assert column(result, "state") == [0] and result.curve.points[-1][1:] == (0, 0)
+
+
+def test_pictures_end_with_the_last_state_when_points_are_left_out() -> None:
+    curve = UseCurve()
+    for at in range(9001):
+        curve.add(float(at), at % 7 + 1, 0)
+    curve.add(9001.0, 0, 0, last=True)
+    assert curve.points[-1] == (9001.0, 0, 0) and len(curve.points) <= 4096
+
+
 DRAWN = """
 placement: random
 duration: 3h
@@ -217,6 +247,10 @@ def test_a_trace_is_read_line_by_line(tmp_path: Path) -> None:
     assert column(result, "ran_s") == pytest.approx(
         [(50 + number % 7) * slow for number, slow in enumerate(column(result, "slowdown"))], rel=1e-9
     )
+    table = '\ufeff"name",arrival_s,ranks,duration_s\r\n"a, b",0,"4",5\r\n'  # as spreadsheets write it
+    (tmp_path / "jobs.csv").write_text(table, newline="")
+    again = ClusterSimulation(load_cluster(file, str(file)), Silent()).run()
+    assert (again.jobs.names, column(again, "ranks")) == (["a, b"], [4])
     many = tmp_path / "many.csv"
     with many.open("w") as out:
         out.write("arrival_s,ranks,iterations\n")
@@ -246,6 +280,38 @@ def test_a_job_that_needs_more_memory_than_there_is_does_not_start(
     monkeypatch.setattr(loads, "free_bytes", lambda: 4000)
     with pytest.raises(InputError, match=r"makes 240 connections of 16 ranks, which need .* are free"):
         simulated(tmp_path, "fabric: zone\njobs: [{name: a, ranks: 16, iterations: 5, matrix: all-to-all}]\n")
+
+
+def test_whole_numbers_are_drawn_with_equal_chances(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yml"
+    file.write_text(RACKS + PAIR + "generate: {count: 3000, every: 1h, ranks: uniform 2 5, lasts: 1s}\n")
+    counts = np.bincount([each.ranks for each in load_cluster(file, "cluster.yml").arrivals()])[2:]
+    assert counts.sum() == 3000 and abs(counts / 3000 - 0.25).max() < 0.03
+
+
+def test_a_scheduler_of_a_plugin_places_jobs_on_free_nics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = "placement: last\njobs: [{name: a, ranks: 3, iterations: 5}]\n"
+    monkeypatch.setitem(PLACERS.core, "last", lambda ground, free, ranks, random: free[-ranks:])
+    assert simulated(tmp_path, RACKS + PAIR + jobs).spans[0].slots.tolist() == [5, 6, 7]
+    for wrong in (lambda ground, free, ranks, random: free[:1], lambda ground, free, ranks, random: [0, 0, 1]):
+        monkeypatch.setitem(PLACERS.core, "last", wrong)
+        with pytest.raises(InputError, match="placement: last did not return 3 of the 8 free NICs, each once"):
+            simulated(tmp_path, RACKS + PAIR + jobs)
+
+
+def test_files_that_are_written_are_different_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = RACKS + PAIR + "jobs: [{name: a, ranks: 4, lasts: 1s}]\n"
+    (tmp_path / "mine.yml").write_text(text)
+    for words, said in (
+        ("--csv mine.yml", "--csv mine.yml is the file of mine.yml, too"),
+        ("--csv a.svg --svg ./a.svg", "--svg ./a.svg is the file of --csv, too"),
+    ):
+        assert main(vars(tasks), ["inv", "simulate", "mine.yml", *words.split()]) == 2
+        assert said in capsys.readouterr().err
+    assert (tmp_path / "mine.yml").read_text() == text and [each.name for each in tmp_path.iterdir()] == ["mine.yml"]
 
 
 @pytest.mark.parametrize("case", sorted(ERRORS.glob("*.yml")), ids=lambda path: path.stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
+from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.offline.columns import cutting
 from heddle.offline.forecast import Ask
 from heddle.runs.runtable import SizeRow
@@ -138,12 +140,20 @@ def test_a_run_calibrates_forecasts_by_its_own(tmp_path: Any) -> None:
     built = load_fabric("tiny", overrides=RACKS).fabric
     again = time_forecast(built, load_workload("ring,ranks=4,size=64K").workload, Ask(), Silent(), factor=1.25)
     assert iteration(again) == pytest.approx(1.25 * iteration(ring), rel=1e-9)
+    good, bad = FabricReading((), ()), FabricReading(("rtsw1:eth1 is down",), ())
+    lossy = FabricReading((), (), ("rtsw1:eth1 loses 1%",))
+    kept = keep(tmp_path / "good", 2, replace(slower, fabric_state=FabricState(good, good)))
+    assert calibration(str(kept.path)).factor == found.factor
     for wrong, why in (
         (replace(slower, beside=("b: ring",)), "was a job beside others"),
         (replace(slower, rows=(replace(slower.rows[0], wrong=3),)), "is not to be trusted: 3 wrong elements"),
+        (replace(slower, fabric_state=FabricState(good, bad)), "ran on a fabric that was degraded"),
+        (replace(slower, fabric_state=FabricState(good, good, ("ctsw1",))), "ran on a fabric that was changed"),
+        (replace(slower, fabric_state=FabricState(lossy, lossy)), "ran with faults of links: rtsw1:eth1 loses 1%"),
+        (replace(slower, options=replace(options, faults=("rtsw1:eth1,loss,rate=1%",))), "had faults"),
     ):
         with pytest.raises(InputError, match=why):
-            calibration(str(keep(tmp_path / why[:7].strip(), 2, wrong).path))
+            calibration(str(keep(tmp_path / re.sub("[^a-z]", "", why), 2, wrong).path))
 
 
 def test_a_slow_receiver_makes_victims_of_those_that_share_its_links(tmp_path: Any) -> None:
@@ -175,6 +185,11 @@ def test_all_messages_are_flows_of_other_tools(tmp_path: Any) -> None:
         == len(rows.src)
         == len(file_of("a.htsim", rows, 4096).splitlines())
     )
+    work = load_workload("ring,qps=2,ranks=8,size=64K,iters=6,warmup=3").workload
+    found = time_forecast(built, work, Ask(), Silent(), gains=False, log=True)
+    assert found.messages is not None and len(found.messages.src) == 9 * len(rows.src), "of all iterations"
+    ends = found.messages.start_s + found.messages.fct_s
+    assert float(ends.max()) * k == pytest.approx(found.seconds, rel=1e-9)
     with pytest.raises(InputError, match="does not say what to write"):
         file_of("a.csv", rows, 4096)
 
