@@ -4,8 +4,9 @@ In:  LoadedCluster. Out: ClusterResult: what happened to each job, the use of NI
 The model, whose assumptions are printed:
 - A job sends a vector of bits over links in each iteration, on the real routed paths of its NICs (clustershape.py).
 - Alone, an iteration takes its time of `predict --time`, and its computation after that.
-- Jobs beside each other progress at max-min fair rates of iterations: a job needs the share bits / time alone of a
-  link, and cannot be faster than alone. One sends while another computes, as far as possible: a lower bound of time.
+- Jobs beside each other progress at max-min fair shares of their speed alone: a job needs bits / time alone of a link,
+  and a full link slows its jobs equally. One sends while another computes, as far as possible. This is no bound of a
+  job's time: with `predict --time`, whose flows share links, one of many flows is faster beside one of few.
 - Between two events (arrival, start, end, failure, repair) rates are constant. Paths are routed again after a failure.
 - A job with a NIC that is down ends, and waits again, before later jobs. It starts again at its last checkpoint, or at
   its beginning if it has none. A job whose NICs are up but have no path waits until they have one.

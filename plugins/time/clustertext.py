@@ -115,8 +115,8 @@ def _notes(result: ClusterResult) -> Iterator[str]:
     steps = "waves without pauses: a step begins at once" if result.waves else "messages, as in predict --time"
     for text in (
         f"times are of hardware: rates of the fabric times {k}; latencies of hosts and switches are not scaled",
-        "assumed: jobs share links by max-min fairness of their iterations; one sends while another computes, as far "
-        "as possible: a lower bound",
+        "assumed: a full link slows its jobs equally; one sends while another computes, as far as possible; so a job "
+        "with few flows may be slower, and one with many faster",
         f"assumed: steps are {steps}; computation follows them; starts and checkpoints take no time",
     ):
         yield from wrapped(text)
