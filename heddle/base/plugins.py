@@ -69,7 +69,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
         "a format of `render --kind`: a function of LoadedFabric that returns a file's name and its text",
         "heddle.render.render:TOPOLOGIES",
     ),
-    "scheduler": PartKind("a placement of `simulate`: a function of a Ground, free NICs, a number of ranks, a Generator"),
+    "scheduler": PartKind("a placement of `simulate`: a function of a Ground, free NICs, ranks and a Generator"),
     "trace": PartKind("a format of traces, by the end of its files: a function", "heddle.traffic.traces:FORMATS"),
     "section": PartKind("a section of a run in the report: a Section", "heddle.views.report.page:SECTIONS"),
     "figure": PartKind("a figure of a run: heddle.runs.figures.Figure", "heddle.runs.figures:FIGURES"),
