@@ -247,7 +247,11 @@ def render(
         if runtime or dialect or mgmt != "own":
             why, hint = "is a file of another tool, without switches' configuration", "remove the other flags"
             raise InputError(Problem("", f"--kind {kind}", why, hint))
-        file, text = TOPOLOGIES[kind](load_fabric(fabric, name=name, overrides=set_))
+        loaded = load_fabric(fabric, name=name, overrides=set_)
+        if loaded.spec.frontend is not None:
+            why = "is a file of one network, and the fabric has a front-end, too"
+            raise InputError(Problem("", f"--kind {kind}", why, "add --set frontend=null"))
+        file, text = TOPOLOGIES[kind](loaded)
         write_texts(real(out_), {file: text})
         return out.result({"kind": kind, "file": str(Path(out_) / file)}, f"wrote {Path(out_) / file}")
     options = render_options(dialect, mgmt, version=installed_version())

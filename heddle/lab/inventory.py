@@ -76,7 +76,7 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
 @dataclass(frozen=True, slots=True)
 class PortEntry:
     """One port. up: None where it was not read. rate_bps: bit/s; mtu: bytes. bgp: state of the session over it, or
-    empty where the port has none. peer_as: 0 where unknown.
+    empty where the port has none. peer_as: 0 where unknown. network: empty where the lab has one.
     """
 
     name: str
@@ -88,9 +88,11 @@ class PortEntry:
     mtu: int
     bgp: str = ""
     peer_as: int = 0
+    network: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"network": self.network} if self.network else {}),
             "port": self.name, "peer": self.peer, "up": self.up, "addresses": list(self.addresses), "mac": self.mac,
             "rate_bps": self.rate_bps, "mtu": self.mtu, "bgp": self.bgp or None, "peer_as": self.peer_as or None,
         }  # fmt: skip
@@ -208,4 +210,5 @@ def _port(
     return PortEntry(
         port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
         port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
+        port.network if len(lab.fabric.networks) > 1 else "",
     )  # fmt: skip

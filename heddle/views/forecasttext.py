@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import BACKEND, Fabric
 from heddle.offline.loads import Traffic
 from heddle.offline.result import ModeResult, Prediction
 from heddle.offline.wires import Wires
@@ -42,8 +42,12 @@ def _pathless(result: Prediction) -> Iterator[str]:
 
 def _head(result: Prediction) -> Iterator[str]:
     fabric = result.wires.fabric
-    counts = Counter(fabric.level_of(node).title for node in fabric.switches)
-    switches = " x ".join(f"{count:,} {title}" for title, count in counts.items())
+    counts = Counter(fabric.level_of(node) for node in fabric.switches)
+    rows = [
+        " x ".join(f"{count:,} {level.title}" for level, count in counts.items() if level.network == network)
+        for network in fabric.networks
+    ]
+    switches = " beside ".join(rows)
     yield f"prediction for {fabric.name}: {switches}, {len(fabric.nics):,} NICs"
     if len(result.jobs) > 1:
         yield f"{result.workload.name}: {len(result.jobs)} jobs, one iteration of each"
@@ -95,7 +99,10 @@ def _job(traffic: Traffic, fabric: Fabric) -> str:
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
-    return [d for d in mode.mmr if not wires.at_hosts(d)]
+    """Directions between switches; those of another network than the ranks' only if something passes them."""
+    levels = wires.fabric.levels
+    other = {d for d, ends in enumerate(wires.directions) if any(levels[end].network != BACKEND for end in ends)}
+    return [d for d, mmr in mode.mmr.items() if not wires.at_hosts(d) and (d not in other or mmr is not None)]
 
 
 def _modes(result: Prediction) -> Iterator[str]:
@@ -182,7 +189,8 @@ def _largest(result: Prediction, port: int) -> str:
 
 def _remarks(result: Prediction) -> Iterator[str]:
     yield result.entropy.text
-    for direction, found in result.evenness.items():
+    between = _between(result.wires, result.modes[0])
+    for direction, found in ((d, found) for d, found in result.evenness.items() if d in between):
         numbers = "" if found.p_value is None else (
             f" (chi-square {found.chi_square:.1f}, {found.degrees} degrees of freedom, p = {found.p_value:.2g})"
         )  # fmt: skip

@@ -213,7 +213,8 @@ def _node_text(lab: str, node: NodeEntry) -> str:
         ("namespace", node.netns),
     ]
     head = table((node.name, f"of lab {lab}"), [(name, value) for name, value in facts if value])
-    columns = ("port", "link", "peer", "peer AS", "BGP", "rate", "MTU", "address and MAC")
+    network = ["network"] if any(port.network for port in node.ports) else []
+    columns = ("port", "link", "peer", "peer AS", "BGP", "rate", "MTU", *network, "address and MAC")
     rows = [
         (
             port.name,
@@ -223,6 +224,7 @@ def _node_text(lab: str, node: NodeEntry) -> str:
             port.bgp or "-",
             format_rate(port.rate_bps),
             str(port.mtu),
+            *([port.network] if port.network else []),
             " ".join([*port.addresses, port.mac]),
         )
         for port in node.ports

@@ -23,7 +23,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.tables import many, some_of, table
 from heddle.base.units import format_bytes
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Port
+from heddle.fabric.wiring import BACKEND, Port
 from heddle.host.preflight import frr_release
 from heddle.offline.loads import Demand, Scenario, Traffic, carry, demand_of, nics_of, spread_evenly, traffic_at
 from heddle.offline.wires import (
@@ -293,7 +293,7 @@ class _Judge:
             float(np.mean([time.max() for time in times])), float((demand.direct * 8 / wires.rate).max()),
             len(boxes), len({node.group(fabric.area) for node in nodes}),
             {wires.direction_name(d): float(loads[0][wires.direction == d].sum()) for d in wires.upward
-             if (wires.direction == d).any()},
+             if (wires.direction == d).any() and fabric.levels[wires.directions[d][-1]].network == BACKEND},
             wires.ports[at] if times[0][at] else "", float(loads[0][at] / (loads[0][at] + self._base[0][at] or 1)),
             unreachable,
         )  # fmt: skip
@@ -483,7 +483,7 @@ def _with(best: Candidate, equal: Sequence[Candidate], box: str) -> str:
 def _words(ranking: Ranking) -> tuple[str, str]:
     """The words of boxes and of areas; no word of areas if the fabric has only one, or the same ones."""
     fabric = ranking.fabric
-    areas = {node.group(fabric.area) for node in fabric.hosts}
+    areas = {node.group(fabric.area) for node in fabric.hosts if not node.serves}
     return fabric.box or "switch", fabric.area if len(areas) > 1 and fabric.area != fabric.box else ""
 
 
