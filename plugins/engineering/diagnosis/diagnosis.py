@@ -212,6 +212,7 @@ def judged(case: Case) -> Diagnosis:
         place = where or case.fabric.name
         found.append(Finding(causes[0], place, what, "established", (line,), fact=fact.kind, over=over))
     found = [_polarised(case, each) if each.cause == "wrong-seed" and not each.over else each for each in found]
+    found = [_placed(case, each) for each in found]
     for name in CAUSES:
         if own := tuple(each for each in found if each.cause == name):
             results[name] = CauseResult(own)
@@ -235,6 +236,21 @@ def _reports(case: Case, found: Finding, fact: Fact, *, over: bool) -> bool:
         return found.object in ends
     named = {line.text.partition(" ")[0] for line in found.evidence}
     return (place or case.fabric.name) in {found.object, *named}
+
+
+def _placed(case: Case, found: Finding) -> Finding:
+    """A finding with the network of its object, if the run has sent nothing there."""
+    name, _, port = found.object.partition(":")
+    node, evidence = case.fabric.by_name.get(name), case.evidence
+    ports = node.ports if node is not None else ()
+    networks = {each.network for each in ports if port in ("", each.name)}
+    if len(case.fabric.networks) == 1 or evidence is None or not evidence.sent or not networks:
+        return found
+    hops = (flow.flow.first_hop.split(":") for flow in evidence.sent)
+    if networks & {case.fabric.by_name[switch].port(own).network for switch, own in hops}:
+        return found
+    what = f"{found.what}; it is in {some_of(sorted(networks))}, where the run sent nothing"
+    return replace(found, what=what)
 
 
 def _polarised(case: Case, found: Finding) -> Finding:

@@ -14,6 +14,8 @@ import pytest
 from heddle.base.problems import Problem
 from heddle.base.sysctls import HASH_SEED
 from heddle.checks.validate import CHECKS, CheckResult
+from heddle.endpoints.runoptions import run_options
+from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib, NextHop
@@ -32,9 +34,11 @@ from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.cells import Tally
 from heddle.switch.queues.portqueues import PortQueue
+from heddle.traffic.flow import Sent
+from heddle.traffic.plan import build_plan
 from heddle_plugins.engineering.diagnosis import diagnosis
-from heddle_plugins.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
-from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, judged
+from heddle_plugins.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, Finding, FlowSeen, LiveState, TrafficSeen
+from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, Diagnosis, _placed, judged
 from heddle_plugins.engineering.diagnosis.symptoms import damaged_at, drain_rates
 from heddle_plugins.engineering.runsection import diagnosis_text
 from tests.unit import run_samples as samples
@@ -302,6 +306,16 @@ def test_a_link_that_came_back_was_down_once_and_flaps_when_it_was_lost_twice() 
 
     assert named(seen(2)) == ("link-down", "rtsw1:eth1", "established")
     assert named(seen(3)) == ("link-flap", "rtsw1:eth1", "established")
+
+
+def test_a_fault_in_a_network_that_the_run_did_not_use_names_that_network() -> None:
+    fabric = load_fabric("frontend").fabric
+    (flow, *_) = build_plan(fabric, run_options(qps=1, placement="host1,host3")).flows()
+    none = Snapshot("frontend", ALL, {}, 0)
+    case = Case(fabric, None, Evidence(none, none, (Sent(flow, 1, 1),), ()), None, (), watched=False)
+    for place, more in {"rsw1:eth1": True, "fsw2": True, "storage1": True, "rtsw1:eth1": False, "host1": False}.items():
+        what = _placed(case, Finding("link-down", place, "down", "established", ())).what
+        assert what == "down" + "; it is in frontend, where the run sent nothing" * more
 
 
 def test_full_packets_that_a_link_loses_alone_are_a_wrong_mtu() -> None:
