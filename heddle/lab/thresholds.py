@@ -25,7 +25,7 @@ from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
-from heddle.fabric.wiring import Level, Port
+from heddle.fabric.wiring import BACKEND, Level, Port
 from heddle.lab import agents
 from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.groups import InFile, group_of
@@ -236,7 +236,8 @@ def changed(
     from heddle.spec.yamlfile import Document, Mark
 
     words = {level.word: number for number, level in enumerate(fabric.levels)}
-    meant = [word for word, number in words.items() if levels is None or number in levels]
+    own = {level.word for level in fabric.levels if level.network == BACKEND}
+    meant = [word for word, number in words.items() if word in own and (levels is None or number in levels)]
     document = Document({"queues": _as_file(fabric, queues)}, "")
     # So that a problem with an old value can quote it.
     for path, value in nested_values(document.data["queues"]).items():
@@ -323,12 +324,23 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
             Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names)) for each in unknown
         )
         raise InputError(*problems)
-    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+    found = [node for node in lab.fabric.switches if any(fnmatchcase(node.name, each) for each in patterns)]
+    hint = "choose other switches, or create the lab again with other keys of frontend.queues"
+    others = {node.name: network for node in found if (network := lab.fabric.level_of(node).network) != BACKEND}
+    if others:
+        raise InputError(
+            *(Problem("--switch", name, f"is in {network}, not in the network of the ranks", hint)
+              for name, network in others.items())
+        )  # fmt: skip
+    return [node.name for node in found]
 
 
 def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
     """Queues as keys and values of a fabric file."""
-    return queues_as_file(queues, [level.word for level in fabric.switch_levels])
+    words = {level.word: level.network for level in fabric.switch_levels}
+    found = queues_as_file(queues, [*words])
+    found["buffer"] = {word: size for word, size in found["buffer"].items() if words.get(word, BACKEND) == BACKEND}
+    return found
 
 
 @contextmanager

@@ -7,28 +7,42 @@ Production clusters have two separate networks (Gangidi et al., SIGCOMM 2024, se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from heddle.base.families import Family, Network
 from heddle.spec.groups import InFile
+from heddle.spec.key import key
 from heddle.spec.keys import Rate, Size, Strict, at, pool_of
 from heddle.spec.linkspec import FASTEST_BPS, SLOWEST_BPS
-from heddle.spec.queuepolicy import NamedBuffers, PfcPolicy, QueuePolicy
+from heddle.spec.queuepolicy import BufferPolicy, EcnPolicy, NamedBuffers, PfcPolicy, QueuePolicy
 
 _NONE: Final = PfcPolicy(enabled=False)
+_ECN: Final = EcnPolicy()
+_BUFFER: Final = NamedBuffers()
 _LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]
 
 
 @dataclass(frozen=True, slots=True)
-class FrontQueues(QueuePolicy):
-    """The queues of the front-end's ports: the keys of `queues` without PFC."""
+class FrontQueues:
+    """The queues of the front-end's ports, without pauses. Classes, DSCPs and the scheduler are those of `queues`."""
 
-    lossless: tuple[int, ...] = ()
-    pfc: Any = _NONE
+    ecn: EcnPolicy = _ECN
+    buffer: BufferPolicy = key(_BUFFER, file=NamedBuffers, one="switch")
+    reserve: int = key(10_000, "as `queues.reserve`", unit="size", least=0, most=2**31)
+    alpha: float = key(1.0, "as `queues.alpha`", above=0, most=64)
+
+    def beside(self, queues: QueuePolicy) -> QueuePolicy:
+        """The whole policy. queues: of the back-end, whose lossless classes are lossy here."""
+        weights = {**{number: queues.weight(number) for number in queues.lossless}, **queues.weights}
+        ecn = replace(self.ecn, marker=queues.ecn.marker)
+        return replace(
+            queues, lossless=(), weights=weights, pfc=_NONE, ecn=ecn, buffer=self.buffer, reserve=self.reserve,
+            alpha=self.alpha,
+        )  # fmt: skip
 
 
 class FrontLinkSpec(Strict):
@@ -62,7 +76,7 @@ class FrontendSpec(Strict):
         " `172.16.0.0/12`; IPv6: `fd01::/48`",
     )
     mtu: Size = Field(1500, ge=1280, le=65535, description="IP MTU of its links")
-    queues: Annotated[FrontQueues, InFile()] = FrontQueues(buffer=NamedBuffers())
+    queues: Annotated[FrontQueues, InFile()] = FrontQueues()
     storage: int = Field(0, ge=0, le=16384, description="hosts `storage1`, ..., in racks of their own")
     preprocess: int = Field(0, ge=0, le=16384, description="hosts `preprocess1`, ..., in racks of their own")
     share_nics: bool = Field(

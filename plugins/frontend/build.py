@@ -11,7 +11,7 @@ With `share_nics`, storage and preprocess hosts are at the edge switches in turn
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.families import Interface
@@ -22,7 +22,7 @@ from heddle.fabric.policydata import queue_policy
 from heddle.fabric.wiring import BACKEND, FRONTEND, Level, Node, Role
 from heddle.spec.key import Complaint
 from heddle.spec.linkspec import FASTEST_BPS, SLOWEST_BPS
-from heddle.spec.queuepolicy import QueuePolicy
+from heddle.spec.queuepolicy import EcnPolicy
 from heddle.spec.schema import MOST_HOSTS, MOST_SWITCHES
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ def build(builder: FabricBuilder, front: FrontendSpec, box: str) -> None:
         Level(RSW, "RSW", "leaf", rate, is_edge=True, boxed=True, network=FRONTEND),
         Level(FSW, "FSW", "spine", network=FRONTEND),
     )
-    queues = QueuePolicy(**{each.name: getattr(front.queues, each.name) for each in fields(QueuePolicy)})
     _, *switches = builder.levels
-    queues = queue_policy(queues, [level.word for level in switches])
+    queues = queue_policy(front.queues.beside(spec.queues), [level.word for level in switches])
     builder.network(FRONTEND, NetworkPolicy(front.network, front.mtu, queues))
 
     length = spec.addressing.rack_prefix
@@ -158,6 +157,11 @@ def complaints(spec: FabricSpec, front: FrontendSpec, fabric: Fabric) -> Iterato
             yield Complaint("frontend.share_nics", why, "remove it, or use one plane", counts=True)
         return
     yield from unknown_words(front.queues.buffer.words, fabric, network=FRONTEND)
+    for each in front.queues.beside(spec.queues).rules():
+        yield replace(each, path=f"frontend.{each.path}")
+    if front.queues.ecn.marker not in (EcnPolicy().marker, spec.queues.ecn.marker):
+        hint = "remove it, or set queues.ecn.marker"
+        yield Complaint("frontend.queues.ecn.marker", "is not that of queues.ecn.marker, as it must be", hint)
     trainers = sum(not host.serves for host in fabric.hosts)
     if front.racks != "shared" and front.racks > trainers:
         yield Complaint(

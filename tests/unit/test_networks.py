@@ -22,6 +22,7 @@ from heddle.fabric.model import Fabric, NicNames
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
 from heddle.fabric.wiring import BACKEND, FRONTEND, Level
+from heddle.lab.thresholds import changed
 from heddle.offline.forecast import Ask, forecast
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
@@ -204,6 +205,15 @@ def test_a_flow_at_a_port_of_another_network_than_one_of_its_ends_is_a_crossing(
         " rtsw1:eth5 (backend) sent 4 packets, 400 bytes, from 10.0.1.1 to 172.16.0.1"
     )
     assert not separation(fabric, {"rtsw1": replace(counters["rtsw1"], flows=tuple(flows[::2]))}).crossings
+
+
+def test_what_is_set_live_changes_no_port_of_the_front_end() -> None:
+    fabric = load_fabric("frontend").fabric
+    queues = changed(fabric, fabric.policy.queues, ["ecn.kmax=800KB", "buffer=9MB"])
+    before, after = policies_of(fabric), policies_of(fabric, own={node.name: queues for node in fabric.nodes})
+    backend = {(port.node, port.name) for port in fabric.ports_of(BACKEND) if port.node not in fabric.nics_of}
+    assert {ref for ref in before if before[ref] != after[ref]} == backend
+    assert all(before[port.node, port.name][3].kind == "lossy" for port in fabric.ports_of(FRONTEND))
 
 
 def test_shared_nics_are_one_network_whose_ranks_are_those_of_trainers() -> None:

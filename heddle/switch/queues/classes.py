@@ -116,7 +116,7 @@ def policies_of(
 ) -> Policies:
     """(node, port) -> the policy of each of its eight classes, for every port of every switch and host.
 
-    queues: those of the file when None. own: switches with other ones.
+    queues: those of the file when None. own: nodes with other ones, at ports of the network with ranks.
     InputError names the switches whose buffer is smaller than the sum of its reserves and headroom.
     """
     usual = {name: policy.queues for name, policy in fabric.policy.others.items()}
@@ -125,16 +125,16 @@ def policies_of(
     known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes:
-        given = (own or {}).get(node.name)
+        policies = {**usual, BACKEND: (own or {}).get(node.name, usual[BACKEND])}
         # A switch is in one network, so its ports share a buffer of one policy.
-        policy = given or usual[node.ports[0].network if node.ports else BACKEND]
+        policy = policies[node.ports[0].network if node.ports else BACKEND]
         budget = None if node.role is Role.HOST else budget_of(fabric, node, policy)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
             why, hint = too_small(policy, node.name, len(node.ports), budget, frame - HEADER)
             problems.append(Problem(node.name, "queues.buffer", why, hint))
         for port in node.ports:
-            policy = given or usual[port.network]
+            policy = policies[port.network]
             key = (id(policy), budget, port.rate_bps, port.mtu)
             if key not in known:
                 known[key] = _policies(policy, budget, port.rate_bps, port.mtu)
