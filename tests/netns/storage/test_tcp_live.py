@@ -94,6 +94,7 @@ def test_a_wrong_byte_fails_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert run(tiny, options(), Silent()).wrong > 0
 
 
+@pytest.mark.deep
 def test_a_job_over_tcp_shares_nics_with_one_over_roce(tiny: Lab, tmp_path: Path) -> None:
     (tmp_path / "beside.yml").write_text(BESIDE)
     found = run_workload(tiny, load_workload(str(tmp_path / "beside.yml")).workload, Silent())
