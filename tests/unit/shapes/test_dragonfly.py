@@ -23,6 +23,7 @@ from heddle.offline.wires import wires_of
 from heddle.render.render import rendered
 from heddle.views.fabricsvg import fabric_svg
 from heddle.views.forecasttext import render
+from heddle.views.heatmap import draw
 from heddle.views.picturelayout import PictureLayout
 from tests.answers import Answers
 from tests.unit.test_three_tiers import compare
@@ -164,7 +165,9 @@ def test_links_of_both_classes_are_measured_each_for_itself() -> None:
     assert {port for port, row in zip(wires.ports, rows, strict=True) if row} == above
     result = forecast(fabric, load_workload("all-to-all").workload, Ask(down=("sw1:eth4",), drain=("sw5",)), Silent())
     assert result.unreachable == 0
-    assert "switch>switch (local)  switch>switch (global)" in "\n".join(render(result).splitlines())
+    assert "switch>switch (local)  switch>switch (global)" in render(result)
+    heat = draw("svg", result).decode()
+    assert (heat.count("switch to switch (local)"), heat.count("switch to switch (global)")) == (1, 1)
 
 
 def test_a_path_is_as_long_as_its_links() -> None:
