@@ -25,9 +25,10 @@ def lab(borrow: Borrow, runtime: str, request: pytest.FixtureRequest) -> Lab:
 
 
 def prove(lab: Lab, gone: str = "", **options: str) -> None:
-    """Prediction, kernels and counters agree on every QP of an all-to-all of all hosts that have a link."""
+    """Prediction, kernels and counters agree on every QP of an all-to-all of up to 18 hosts, of all groups."""
     lost = {port.peer_node for node in lab.fabric.switches for port in node.ports if node.name == gone}
-    ranks = ",".join(host.name for host in lab.fabric.hosts if host.name not in lost)
+    hosts = lab.fabric.hosts[:: -(-len(lab.fabric.hosts) // 18)]
+    ranks = ",".join(host.name for host in hosts if host.name not in lost)
     ran(lab, collective="all-to-all", algorithm="", sizes=(1 << 13,), iters=1, warmup=0, placement=ranks, **options)
     paths = proven(lab)
     count = ranks.count(",") + 1

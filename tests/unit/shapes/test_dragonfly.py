@@ -104,6 +104,7 @@ def test_frr_prepends_over_global_links_and_takes_every_path_that_may_be_equal_l
     assert [line.split()[1] for line in text.splitlines() if "route-map GLOBAL out" in line] == ["eth4", "eth5"]
     assert " set as-path prepend 4200001001 4200001001\n" in text
     assert "maximum-paths 5\n" in text
+    assert " bgp route-map delay-timer 0\n" in text  # or nothing is announced for 5 s
     assert "route-map" not in rendered(load_fabric("tiny").fabric)["rtsw1/frr.conf"]
 
 
