@@ -67,7 +67,8 @@ class Timing:
     iterations: of each job and pass, of the last repetition: its begin, then the end of each iteration as a mean over
     ranks. lasts: the same for the last rank of each. bits, full_s: (links,). at_most: steps with many flows take so
     many times the seconds here at most. unsettled: sets of flows whose pauses do not settle. no_pauses: some sets had
-    too many flows for pauses.
+    too many flows for pauses. mixed: sets with a paused link whose flows wait at different links. packets: times that a
+    packet crossed a link, of a PacketEngine.
     """
 
     begins: list[float | None]
@@ -81,9 +82,11 @@ class Timing:
     at_most: float = 1.0
     unsettled: int = 0
     no_pauses: bool = False
+    mixed: int = 0
+    packets: int = 0
 
 
-class _Pass:
+class RunningPass:
     """A pass of a job that runs."""
 
     def __init__(self, tasks: Tasks, since: float) -> None:
@@ -112,7 +115,7 @@ class Engine:
         flows, links = self._state.paths.flows, self._state.paths.links
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = self._changes = 0
-        self._passes: list[_Pass | None] = [None] * len(courses)
+        self._passes: list[RunningPass | None] = [None] * len(courses)
         self._begun = [0] * len(courses)  # passes so far
         self._job = np.full(flows, -1, dtype=np.int32)  # whose message a flow carries; -1: none
         self._task = np.full(flows, -1, dtype=np.int32)
@@ -225,8 +228,9 @@ class Engine:
         if flight is None:
             rates = max_min(own, state.capacity, state.limit[active])
         else:
-            rates, settled = paused_rates(own, state.capacity, state.limit[active], state.xoff, flight)
+            rates, settled, mixed = paused_rates(own, state.capacity, state.limit[active], state.xoff, flight)
             self.times.unsettled += not settled
+            self.times.mixed += mixed
         load = own.load(np.where(np.isfinite(rates), rates, 0.0))
         full: Bools = (load > 0) & (load >= state.capacity * (1 - 1e-9))
         if key:
@@ -252,12 +256,12 @@ class Engine:
                     self._at(self._now + each.start_s, partial(self._next_pass, number))
             return
         self._begun[job] += 1
-        running = self._passes[job] = _Pass(course.passes[turn % len(course.passes)], self._now)
+        running = self._passes[job] = RunningPass(course.passes[turn % len(course.passes)], self._now)
         for task, needs in enumerate(running.tasks.needs):
             if not needs:
                 self._free(job, running, task)
 
-    def _free(self, job: int, running: _Pass, task: int) -> None:
+    def _free(self, job: int, running: RunningPass, task: int) -> None:
         """All that a task waited for is there."""
         compute = running.tasks.compute_s[task]
         running.begun[task] = self._now
@@ -266,7 +270,7 @@ class Engine:
         else:
             self._sends(job, running, task)
 
-    def _sends(self, job: int, running: _Pass, task: int) -> None:
+    def _sends(self, job: int, running: RunningPass, task: int) -> None:
         flows, bits = running.tasks.flows[task], running.tasks.bits[task]
         if not len(flows):
             self._released(job, running, task)
@@ -299,19 +303,22 @@ class Engine:
             self._sent[flow] += amount
         both, many = np.unique(jobs.astype(np.int64) << 32 | tasks, return_counts=True)
         for each, count in zip(both.tolist(), many.tolist(), strict=True):
-            job, task = each >> 32, each & 0xFFFFFFFF
-            if (running := self._passes[job]) is None:
-                continue
-            running.parts[task] -= count
-            if running.parts[task]:
-                continue
-            last = running.begun[task] + running.tasks.compute_s[task]
-            last_time = task in running.of_end and running.times[task] == 1
-            sent = self._now if last_time else last + (self._now - last) / running.tasks.messages[task]
-            after = sent + running.tasks.delay_s[task]
-            self._at(max(self._now, after), partial(self._released, job, running, task))
+            self._part_ends(each >> 32, each & 0xFFFFFFFF, count)
 
-    def _released(self, job: int, running: _Pass, task: int) -> None:
+    def _part_ends(self, job: int, task: int, count: int) -> None:
+        """Some flows of a task have carried its bits."""
+        if (running := self._passes[job]) is None:
+            return
+        running.parts[task] -= count
+        if running.parts[task]:
+            return
+        last = running.begun[task] + running.tasks.compute_s[task]
+        last_time = task in running.of_end and running.times[task] == 1
+        sent = self._now if last_time else last + (self._now - last) / running.tasks.messages[task]
+        after = sent + running.tasks.delay_s[task]
+        self._at(max(self._now, after), partial(self._released, job, running, task))
+
+    def _released(self, job: int, running: RunningPass, task: int) -> None:
         """What waits for a task may begin; or the task begins again."""
         tasks = running.tasks
         running.times[task] -= 1

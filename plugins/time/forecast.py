@@ -35,6 +35,8 @@ from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
 _TRIED: Final = 12  # links that are made twice as fast, one at a time
 _WORK: Final = 2_000_000  # events x flows of all simulations with one faster link
+_OF_PACKET: Final = 10  # of these, as work of a packet that crosses a link
+MOST_PACKETS: Final = 1_000_000  # times that packets cross links, where they are simulated
 NS: Final = 1e-9
 
 
@@ -72,7 +74,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class TimeForecast:
-    """The result. seconds: until the last job that ends has ended; use, full: (ports,), shares of that time."""
+    """The result. seconds: until the last job that ends has ended; use, full: (ports,), shares of that time.
+
+    packets: times that packets crossed links; 0 where flows share links by max-min fairness.
+    """
 
     fabric: Fabric
     workload: Workload
@@ -87,13 +92,14 @@ class TimeForecast:
     flows: int
     factor: float = 1.0
     messages: FlowColumns | None = None
+    packets: int = 0
 
     def to_json(self) -> dict[str, Any]:
         wires = self.wires
         rows = [int(each) for each in np.argsort(-self.use, kind="stable") if self.use[each] > 0]
         return {
             "fabric": self.fabric.name, "emulated": {"k": self.fabric.policy.k}, "workload": self.workload.name,
-            "mode": self.mode, "flows": self.flows, "factor": self.factor, "seconds": self.seconds,
+            "mode": self.mode, "flows": self.flows, "packets": self.packets, "factor": self.factor, "seconds": self.seconds,
             "jobs": [
                 {
                     "name": job.name, "ranks": job.ranks, "begin_s": job.begin_s, "end_s": job.end_s,
@@ -129,8 +135,8 @@ def time_forecast(
     observer.begin("time")
     if log and any(tasks.waves for course in simulation.courses for tasks in course.passes):
         raise InputError(Problem("", "--flows", "has too many messages to keep", "use fewer ranks, or a smaller size"))
-    engine = simulation.engine(log=log)
-    times = engine.run()
+    engine = simulation.run(log=log)
+    times = engine.times
     messages = messages_of(network, simulation.flows, engine.messages) if log else None
     observer.end("time")
     observer.begin("gains")
@@ -141,6 +147,7 @@ def time_forecast(
         fabric, workload, network.mode, network.wires, tuple(simulation.jobs(times)), simulation.whole(times),
         times.bits / (network.wires.rate * (seconds or 1.0)), times.full_s / (seconds or 1.0),
         tried, tuple(simulation.notes(times)), network.paths.flows, factor, messages,
+        times.packets,
     )  # fmt: skip
 
 
@@ -222,9 +229,14 @@ def _flight(network: Network, traffic: Traffic) -> F64:
     policy, options, connections = network.wires.fabric.policy, traffic.job.options, traffic.connections
     if policy.queues.class_of_dscp[options.dscp] not in policy.queues.lossless:
         return np.zeros(connections.flows)
-    frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
-    windows = np.array(windows_of(options.qps, options.window)) * (8.0 * frame / connections.sports)
+    windows = np.array(windows_of(options.qps, options.window)) * (_packet_bits(network) / connections.sports)
     return np.tile(np.repeat(windows, connections.sports), len(connections))
+
+
+def _packet_bits(network: Network) -> float:
+    """Of a full one on the wire."""
+    policy = network.wires.fabric.policy
+    return 8.0 * (policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes)
 
 
 def _inside_bps(network: Network, job: Job) -> float:
@@ -241,6 +253,7 @@ class JobSimulation:
     ) -> None:  # fmt: skip
         self._every = every
         self._workload, self._network, self.states, self._planned = workload, network, states, planned
+        self.crossings = 0  # about how often packets cross links, if they are simulated
         fabric, inside = network.wires.fabric, network.paths.flows
         self.flows = []
         for number, each in enumerate(network.traffic):
@@ -275,10 +288,31 @@ class JobSimulation:
         """The simulation of all jobs; arguments as of Engine."""
         return Engine(self.states, self.courses, log=log, watch=watch)
 
-    def times(self, scale: F64) -> Timing:
-        """Simulate with other links. scale: (links,) times the rate of each."""
+    def run(self, *, log: bool = False) -> Engine:
+        """Simulate all jobs: flows that share links, or their packets, where this differs and there are few."""
+        engine = self.engine(log=log)
+        times = engine.run()
+        state, waves = self.states[0], any(tasks.waves for course in self.courses for tasks in course.passes)
+        if not times.mixed or state.flight is None or len(self.states) > 1 or waves:
+            return engine
+        if not (state.flight[np.unique(state.paths.flow)] > 0).all():  # their class has no pauses
+            return engine
+        self.crossings = round(float(times.bits.sum()) / _packet_bits(self._network))
+        if self.crossings > MOST_PACKETS:
+            return engine
+        engine = self._of_packets(state, log)
+        engine.run()
+        return engine
+
+    def _of_packets(self, state: NetworkState, log: bool = False) -> Engine:
+        from heddle_plugins.time.packets import PacketEngine, Switching
+
+        return PacketEngine(state, self.courses, Switching.of(self._network), log=log)
+
+    def times(self, scale: F64, packets: int = 0) -> Timing:
+        """Simulate with other links. scale: (links,) times the rate of each. packets: as of Timing, of the first run."""
         states = [replace(each, capacity=each.capacity * scale) for each in self.states]
-        return Engine(states, self.courses).run()
+        return (self._of_packets(states[0]) if packets else Engine(states, self.courses)).run()
 
     def jobs(self, times: Timing) -> Iterator[JobTime]:
         """Each job, with what its passes take."""
@@ -317,7 +351,8 @@ class JobSimulation:
         before, found = self.whole(times), []
         if not before:
             return ()
-        often = min(_TRIED, max(1, _WORK // max(1, times.events * self._network.paths.flows)))
+        work = times.packets * _OF_PACKET or times.events * self._network.paths.flows
+        often = min(_TRIED, max(1, _WORK // max(1, work)))
         order = np.lexsort((-times.bits, -times.full_s))
         links: dict[int, int] = {}  # of the two directions of a link, the fuller one
         for at in order.tolist():
@@ -325,7 +360,7 @@ class JobSimulation:
                 break
             links.setdefault(min(at, int(wires.other[at])), at)
         for at in links.values():
-            after = self.whole(self.times(self._network.doubled(np.array([at]))))
+            after = self.whole(self.times(self._network.doubled(np.array([at])), times.packets))
             found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
         seen = set[frozenset[str]]()
         for direction in dict.fromkeys(wires.direction[order[times.bits[order] > 0]].tolist()):
@@ -333,7 +368,7 @@ class JobSimulation:
             if ends in seen:
                 continue
             seen.add(ends)
-            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction))))
+            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)), times.packets))
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
             found.append(Gain(name, 1 - after / before, single=False))
         return tuple(found)
@@ -349,6 +384,8 @@ class JobSimulation:
         queues = self._network.wires.fabric.policy.queues
         if queues.pfc.enabled and (times.no_pauses or (self._network.paths.share < 1).any()):
             yield "pauses of PFC are not modelled here: there are too many flows, or packets of a flow are spread"
+        if self.crossings > MOST_PACKETS:
+            yield f"{self.crossings:,} packets that cross links are too many to follow: paused links are a steady state"
         if times.unsettled:
             yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their lowest rates count"
         k = self._network.wires.fabric.policy.k

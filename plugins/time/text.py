@@ -26,7 +26,10 @@ def _head(result: TimeForecast) -> Iterator[str]:
     fabric = result.fabric
     size = f"{len(fabric.switches):,} switches, {len(fabric.nics):,} NICs"
     yield f"forecast of time for {fabric.name}: {size}; {result.mode}"
-    yield f"{result.flows:,} flows share links by max-min fairness; queues, losses and processors take no time"
+    if result.packets:
+        yield f"packets of {result.flows:,} flows wait in queues, with pauses of PFC; losses and processors take no time"
+    else:
+        yield f"{result.flows:,} flows share links by max-min fairness; queues, losses and processors take no time"
     k = fabric.policy.k
     yield f"times are emulated, at 1/{k} of the hardware's rates; a transfer of the same bytes takes 1/{k} there"
 

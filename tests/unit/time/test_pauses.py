@@ -15,11 +15,11 @@ NONE = np.full(2, np.inf)
 
 
 def test_a_victim_is_as_slow_as_what_it_waits_behind() -> None:
-    rates, settled = paused_rates(TREE, RATES, NONE, 10.0, np.array([100.0, 100.0]))
+    rates, settled, _ = paused_rates(TREE, RATES, NONE, 10.0, np.array([100.0, 100.0]))
     assert settled and rates == pytest.approx([2, 2])
     # With little in flight nothing is paused, and without a lossless class neither.
     for flight in ([9.0, 100.0], [0.0, 0.0]):
-        rates, _ = paused_rates(TREE, RATES, NONE, 10.0, np.array(flight))
+        rates, *_ = paused_rates(TREE, RATES, NONE, 10.0, np.array(flight))
         assert rates == pytest.approx([2, 25])
     # Without a link in common there is no victim.
     apart = paths([0, 3], [1, 4], links=5)
@@ -30,9 +30,9 @@ def test_pauses_travel_to_the_senders() -> None:
     # The second host also sends within its rack (link 5): it is paused with 12 bits beyond Xoff of its own flow.
     found = paths([0, 2, 3], [1, 2, 4], [1, 5], links=6)
     rates = np.array([25.0, 25.0, 100.0, 2.0, 25.0, 25.0])
-    far, settled = paused_rates(found, rates, np.full(3, np.inf), 10.0, np.array([100.0, 100.0, 0.0]))
+    far, settled, _ = paused_rates(found, rates, np.full(3, np.inf), 10.0, np.array([100.0, 100.0, 0.0]))
     assert settled and far == pytest.approx([2, 2, 2])
-    near, _ = paused_rates(found, rates, np.full(3, np.inf), 10.0, np.array([100.0, 9.0, 0.0]))
+    near, *_ = paused_rates(found, rates, np.full(3, np.inf), 10.0, np.array([100.0, 9.0, 0.0]))
     assert near == pytest.approx([2, 2, 23]), "its flow waits, but does not fill a buffer"
 
 
