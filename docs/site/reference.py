@@ -559,7 +559,7 @@ def agreement_page() -> str:
         "Agreement of forecasts", _meanings()["agreement"].strip(),
         *_table(("fabric", "case", "arithmetic", "live", "htsim", "SimAI"), [*agreement.cells(rows), simai]), "",
         *agreement.summary(rows), "",
-        *_table(("differs by about 10 % and more", "cause, and what shows it"), _meanings()["agreement_causes"]),
+        *_table(("packets instead of flows", "live / flows", "cause"), _meanings()["agreement_causes"]),
     )  # fmt: skip
 
 

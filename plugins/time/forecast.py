@@ -25,7 +25,6 @@ from heddle.offline.wires import Wires, mode_note, trouble_of, wires_of
 from heddle.traffic.inflight import windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.workload import Job, Workload
-from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.engine import Course, Engine, NetworkState, Timing
 from heddle_plugins.time.flowfiles import FlowColumns
 from heddle_plugins.time.messages import messages_of
@@ -99,7 +98,8 @@ class TimeForecast:
         rows = [int(each) for each in np.argsort(-self.use, kind="stable") if self.use[each] > 0]
         return {
             "fabric": self.fabric.name, "emulated": {"k": self.fabric.policy.k}, "workload": self.workload.name,
-            "mode": self.mode, "flows": self.flows, "packets": self.packets, "factor": self.factor, "seconds": self.seconds,
+            "mode": self.mode, "flows": self.flows, "packets": self.packets, "factor": self.factor,
+            "seconds": self.seconds,
             "jobs": [
                 {
                     "name": job.name, "ranks": job.ranks, "begin_s": job.begin_s, "end_s": job.end_s,
@@ -229,14 +229,8 @@ def _flight(network: Network, traffic: Traffic) -> F64:
     policy, options, connections = network.wires.fabric.policy, traffic.job.options, traffic.connections
     if policy.queues.class_of_dscp[options.dscp] not in policy.queues.lossless:
         return np.zeros(connections.flows)
-    windows = np.array(windows_of(options.qps, options.window)) * (_packet_bits(network) / connections.sports)
+    windows = np.array(windows_of(options.qps, options.window)) * (network.packet_bits / connections.sports)
     return np.tile(np.repeat(windows, connections.sports), len(connections))
-
-
-def _packet_bits(network: Network) -> float:
-    """Of a full one on the wire."""
-    policy = network.wires.fabric.policy
-    return 8.0 * (policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes)
 
 
 def _inside_bps(network: Network, job: Job) -> float:
@@ -293,15 +287,12 @@ class JobSimulation:
         engine = self.engine(log=log)
         times = engine.run()
         state, waves = self.states[0], any(tasks.waves for course in self.courses for tasks in course.passes)
-        if not times.mixed or state.flight is None or len(self.states) > 1 or waves:
-            return engine
-        if not (state.flight[np.unique(state.paths.flow)] > 0).all():  # their class has no pauses
-            return engine
-        self.crossings = round(float(times.bits.sum()) / _packet_bits(self._network))
-        if self.crossings > MOST_PACKETS:
-            return engine
-        engine = self._of_packets(state, log)
-        engine.run()
+        pauses = state.flight is not None and (state.flight[state.paths.flow] > 0).all()  # the classes of all flows
+        if times.mixed and pauses and not waves and len(self.states) == 1:
+            self.crossings = round(float(times.bits.sum()) / self._network.packet_bits)
+            if self.crossings <= MOST_PACKETS:
+                engine = self._of_packets(state, log)
+                engine.run()
         return engine
 
     def _of_packets(self, state: NetworkState, log: bool = False) -> Engine:
@@ -310,7 +301,7 @@ class JobSimulation:
         return PacketEngine(state, self.courses, Switching.of(self._network), log=log)
 
     def times(self, scale: F64, packets: int = 0) -> Timing:
-        """Simulate with other links. scale: (links,) times the rate of each. packets: as of Timing, of the first run."""
+        """Simulate with other links. scale: (links,) times the rate of each. packets: as of Timing, of `run`."""
         states = [replace(each, capacity=each.capacity * scale) for each in self.states]
         return (self._of_packets(states[0]) if packets else Engine(states, self.courses)).run()
 
@@ -368,7 +359,9 @@ class JobSimulation:
             if ends in seen:
                 continue
             seen.add(ends)
-            after = self.whole(self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)), times.packets))
+            after = self.whole(
+                self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)), times.packets)
+            )
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
             found.append(Gain(name, 1 - after / before, single=False))
         return tuple(found)

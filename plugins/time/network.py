@@ -23,6 +23,7 @@ from heddle.host.preflight import frr_release
 from heddle.offline.forecast import engineered
 from heddle.offline.loads import FlowBatch, Loads, Nics, Scenario, Traffic, nics_of
 from heddle.offline.wires import Trouble, Wires, compared, forwarding_of, rule_of, rules_of, steering_of
+from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.maxmin import Incidence
 
 _ROW_BYTES: Final = 48  # of an Incidence, and of sorting it
@@ -52,6 +53,12 @@ class Network:
         found = self.wires.rate.copy()
         found[down] = 0.0
         return found
+
+    @property
+    def packet_bits(self) -> float:
+        """Of a full packet on the wire."""
+        policy = self.wires.fabric.policy
+        return 8.0 * (policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes)
 
     def doubled(self, ports: I32 | I64) -> F64:
         """(ports,): 2 for these ports and those at the other ends of their links, 1 for others."""

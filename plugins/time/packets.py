@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ from heddle.base.arrays import F64
 from heddle.endpoints.nic.nic import FILL, TURN
 from heddle.endpoints.nicloop import SEND_FRAMES
 from heddle.switch.queues.classes import budget_of, burst_bytes
-from heddle.wire.layout import LAYOUTS
 from heddle_plugins.time.engine import Course, Engine, NetworkState, RunningPass
 from heddle_plugins.time.network import Network
 
@@ -52,7 +52,7 @@ class Switching:
     def of(cls, network: Network) -> Switching:
         """As the emulation has it."""
         wires, policy = network.wires, network.wires.fabric.policy
-        frame, queues = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes, policy.queues
+        frame, queues = round(network.packet_bits / 8), policy.queues
         shared = [8.0 * budget_of(wires.fabric, each, queues).shared for each in wires.fabric.switches]
         return cls(
             8.0 * frame, 8.0 * queues.pfc.xoff, 8.0 * queues.pfc.xon,
@@ -106,8 +106,7 @@ class PacketEngine(Engine):
         ends = np.searchsorted(paths.flow, np.arange(paths.flows + 1)).tolist()
         # A flow without links, inside a host, has a port of its own.
         self._path = [
-            paths.link[begin:end].tolist() or [links + flow]
-            for flow, (begin, end) in enumerate(zip(ends, ends[1:], strict=False))
+            paths.link[begin:end].tolist() or [links + flow] for flow, (begin, end) in enumerate(pairwise(ends))
         ]
         rates = np.concatenate([state.capacity, state.limit]).tolist()
         inside = [(0.0, -1)] * paths.flows

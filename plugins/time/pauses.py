@@ -24,7 +24,10 @@ _SAME: Final = 1e-9  # relative difference of two rates that count as equal
 
 
 class Paused(NamedTuple):
-    """rates: (flows,) bit/s. settled: they do not swing. mixed: flows that wait at different links share a paused one."""
+    """rates: (flows,) bit/s. settled: they do not swing.
+
+    mixed: flows that wait at different links share one that is paused.
+    """
 
     rates: F64
     settled: bool

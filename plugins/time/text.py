@@ -27,7 +27,7 @@ def _head(result: TimeForecast) -> Iterator[str]:
     size = f"{len(fabric.switches):,} switches, {len(fabric.nics):,} NICs"
     yield f"forecast of time for {fabric.name}: {size}; {result.mode}"
     if result.packets:
-        yield f"packets of {result.flows:,} flows wait in queues, with pauses of PFC; losses and processors take no time"
+        yield f"{result.flows:,} flows: packets wait in queues, with pauses of PFC; losses and processors take no time"
     else:
         yield f"{result.flows:,} flows share links by max-min fairness; queues, losses and processors take no time"
     k = fabric.policy.k

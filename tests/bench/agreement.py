@@ -84,9 +84,12 @@ class Case:
 
     def forecast(self, fabric: Fabric) -> list[float]:
         """Seconds of an iteration of each job."""
-        return [
-            job.sizes[0].seconds for job in time_forecast(fabric, self.workload(), self.ask, Silent(), gains=False).jobs
-        ]
+        return self.modelled(fabric)[0]
+
+    def modelled(self, fabric: Fabric) -> tuple[list[float], str]:
+        """The same, and the model: `flows` that share links, or `packets` in queues."""
+        found = time_forecast(fabric, self.workload(), self.ask, Silent(), gains=False)
+        return [job.sizes[0].seconds for job in found.jobs], "packets" if found.packets else "flows"
 
 
 def _rate(mbit: int) -> tuple[str, ...]:
@@ -212,7 +215,10 @@ PUBLISHED: Final = (
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. case: with the job, paths, or megabytes. times in seconds; doubt: why a run is UNRELIABLE."""
+    """One comparison. case: with the job, paths, or megabytes. times in seconds; doubt: why a run is UNRELIABLE.
+
+    model: of the forecast, `flows` or `packets`.
+    """
 
     case: str
     fabric: str
@@ -220,6 +226,7 @@ class Row:
     forecast_s: float
     time_s: float
     doubt: str = ""
+    model: str = "flows"
 
     @property
     def ratio(self) -> float:
@@ -264,13 +271,13 @@ def published() -> dict[tuple[str, int, int], float]:
 
 def _live_rows(lab: Lab, case: Case) -> Iterator[Row]:
     """Of each job. A run that is UNRELIABLE is made once more."""
-    ahead, done = case.forecast(lab.fabric), live(lab, case)
+    (ahead, model), done = case.modelled(lab.fabric), live(lab, case)
     if any(job.doubts for job in done.jobs):
         done = live(lab, case)
     for job, forecast_s in zip(done.jobs, ahead, strict=True):
         name = f"{case.name}: job {job.job}" if job.job else case.name
         doubt = job.doubts[0].text if job.doubts else ""
-        yield Row(name, case.setup.name, "live", forecast_s, job.rows[0].time_us / 1e6, doubt)
+        yield Row(name, case.setup.name, "live", forecast_s, job.rows[0].time_us / 1e6, doubt, model)
 
 
 def live(lab: Lab, case: Case) -> WorkloadResult:
@@ -299,6 +306,7 @@ def read_rows() -> list[Row]:
                 float(each["forecast_s"]),
                 float(each["time_s"]),
                 each["doubt"],
+                each["model"],
             )
             for each in csv.DictReader(file)
         ]
@@ -316,7 +324,8 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Rows of a table: fabric, case, and the ratios of arithmetic, live runs and htsim; the last column is empty."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
-        shown = f"{row.ratio:.4f}" + ("*" if row.doubt else "") if row.source != "htsim" else f"{row.ratio:.2f}"
+        marks = "p" * (row.model == "packets") + "*" * bool(row.doubt)
+        shown = f"{row.ratio:.4f}{marks}" if row.source != "htsim" else f"{row.ratio:.2f}"
         case = row.case.rpartition(", ")[0] if row.source == "htsim" else row.case
         found.setdefault((row.fabric, case), {}).setdefault(row.source, []).append(shown)
     return [

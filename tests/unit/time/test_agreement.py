@@ -46,6 +46,18 @@ def test_forecasts_equal_arithmetic_and_those_of_the_page(case: agreement.Case) 
     assert all(row.forecast_s == pytest.approx(found, rel=1e-9) for row in rows)
 
 
+@pytest.mark.parametrize("name", ["tree", "shift"])
+def test_live_runs_are_within_ten_percent_where_packets_are_followed(name: str) -> None:
+    assert max(agreement.errors(ROWS)) <= 10
+    case = next(case for case in CASES if case.name == name)
+    row = next(row for row in ROWS if (row.case, row.fabric) == (name, case.setup.name))
+    (seconds,), model = case.modelled(case.setup.fabric())
+    assert (seconds, model) == (pytest.approx(row.forecast_s, rel=1e-6), "packets") and row.model == model
+    free = replace(case.setup, overrides=(*case.setup.overrides, "queues.pfc.enabled=false")).fabric()
+    (flows,), model = case.modelled(free)
+    assert model == "flows" and not 0.9 <= row.time_s / flows <= 1.1, "max-min fairness alone is wrong here"
+
+
 def test_a_run_that_is_unreliable_is_not_in_the_median() -> None:
     good, bad = Row("a", "f", "live", 1.0, 1.04), Row("b", "f", "live", 1.0, 3.0, "processor 0: 100% busy")
     assert agreement.errors([good, bad]) == [pytest.approx(4.0)]

@@ -17,7 +17,7 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.offline import loads
 from heddle.offline.forecast import Ask
 from heddle.offline.loads import traffic_at
-from heddle_plugins.time import clustertext
+from heddle_plugins.time import clustertext, forecast
 from heddle_plugins.time.cluster import ClusterResult, ClusterSimulation, UseCurve
 from heddle_plugins.time.clusterfile import _Trace, load_cluster
 from heddle_plugins.time.clusterpicture import draw
@@ -67,7 +67,8 @@ def alone(result: ClusterResult) -> float:
         "collective: all-reduce, algorithm: tree, size: 1M",
     ],
 )
-def test_one_job_alone_takes_the_time_of_predict(tmp_path: Path, work: str) -> None:
+def test_one_job_alone_takes_the_time_of_predict(tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "MOST_PACKETS", 0)  # a cluster has flows, no packets
     text = f"fabric: zone\nworkload: {{{work}}}\njobs: [{{name: a, ranks: 16, iterations: 10}}]\n"
     result = simulated(tmp_path, text)
     (tmp_path / "work.yml").write_text("{" + work + "}")
