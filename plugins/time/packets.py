@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from heddle.base.arrays import F64
 from heddle.endpoints.nic.nic import FILL, TURN
 from heddle.endpoints.nicloop import SEND_FRAMES
 from heddle.switch.queues.classes import budget_of, burst_bytes
@@ -231,7 +230,6 @@ class PacketEngine(Engine):
 
     def _arrives(self, flow: int, message: _Message) -> None:
         if self._log is not None:
-            flows = np.array([flow], dtype=np.int64)
-            times: list[F64] = [np.array([each]) for each in (message.bits, message.since, self._now)]
-            self._log.append((flows, *times))
+            bits, since, now = (np.array([each]) for each in (message.bits, message.since, self._now))
+            self._log.append((np.array([flow]), bits, since, now))
         self._part_ends(message.job, message.task, 1)

@@ -33,10 +33,10 @@ def simulated(
     rules = Switching(BITS, xoff * BITS, 0.7 * xoff * BITS, [burst * BITS] * links, [0] * links, [shared * BITS])
     engine = PacketEngine(state, [Course("", [tasks])], rules, log=True)
     engine.run()
-    flow, _, _, end = engine.messages
+    order, _, _, end = engine.messages
     assert engine.times.bits == pytest.approx(found.load(np.array(packets) * BITS), rel=1e-9), "all bits have crossed"
     assert engine.times.packets == found.load(np.array(packets, float)).sum()
-    return engine, end[np.argsort(flow)].tolist()
+    return engine, end[np.argsort(order)].tolist()
 
 
 def test_a_full_link_is_shared_in_turns_of_eight_packets() -> None:
