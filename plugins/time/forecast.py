@@ -33,8 +33,7 @@ from heddle_plugins.time.tasks import JobFlows, Tasks, tasks_of
 
 TIMED: Final = 3  # iterations of a job that runs alone; the others take as long
 _TRIED: Final = 12  # links that are made twice as fast, one at a time
-_WORK: Final = 2_000_000  # events x flows of all simulations with one faster link
-_OF_PACKET: Final = 10  # of these, as work of a packet that crosses a link
+_WORK: Final = 2_000_000  # events x flows, or 10 x crossings of packets, of all simulations with one faster link
 MOST_PACKETS: Final = 1_000_000  # times that packets cross links, where they are simulated
 NS: Final = 1e-9
 
@@ -342,7 +341,7 @@ class JobSimulation:
         before, found = self.whole(times), []
         if not before:
             return ()
-        work = times.packets * _OF_PACKET or times.events * self._network.paths.flows
+        work = 10 * times.packets or times.events * self._network.paths.flows
         often = min(_TRIED, max(1, _WORK // max(1, work)))
         order = np.lexsort((-times.bits, -times.full_s))
         links: dict[int, int] = {}  # of the two directions of a link, the fuller one
