@@ -28,7 +28,6 @@ from heddle_plugins.time.engine import Course, Engine, NetworkState, RunningPass
 from heddle_plugins.time.network import Network
 
 _EXTRA_BITS: Final = 512.0  # more than the headers that only some packets of a message have
-_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class _Port:
         self.rate, self.burst_s, self.node = rate, burst / rate if rate else 0.0, node
         self.queue, self.built = deque[_Packet](), deque[_Packet]()
         self.round = deque[int]()
-        self.free, self.held, self.paused, self.wakes = -_NEVER, 0.0, False, False
+        self.free, self.held, self.paused, self.wakes = -np.inf, 0.0, False, False
 
 
 class PacketEngine(Engine):
