@@ -211,6 +211,8 @@ def to_perfetto(result: ClusterResult) -> bytes:
     ]
     events.sort(key=lambda event: float(event["ts"]))
     about = {"heddle": VERSION, "cluster": result.cluster.name, "time": "us of hardware since the beginning"}
+    if result.more_spans:
+        about["left out"] = f"all attempts of jobs after the first {len(result.spans):,}"
     trace = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": [*names, *events]}
     return json.dumps(trace, separators=(",", ":")).encode()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -231,7 +232,10 @@ def test_what_is_written_has_every_job(tmp_path: Path) -> None:
     assert lines[1].split(",")[:3] == ["g1", str(first["ranks"]), first["state"]]
     assert float(lines[1].split(",")[-1]) == first["completion_s"]
     assert max(map(len, clustertext.render(result).splitlines())) <= 100
-    trace = json.loads(clustertext.to_perfetto(result))["traceEvents"]
+    whole = json.loads(clustertext.to_perfetto(result))
+    trace, more = whole["traceEvents"], replace(result, more_spans=True)
+    left = json.loads(clustertext.to_perfetto(more))["otherData"]["left out"]
+    assert "left out" not in whole["otherData"] and f"after the first {len(result.spans)}" in left
     runs = [each for each in trace if each.get("name") in ("runs", "ends by a failure")]
     ran = sum(each["dur"] * each["args"]["ranks"] for each in runs) / 1e6
     assert ran == pytest.approx(result.nic_use * 8 * result.seconds, rel=1e-6)
