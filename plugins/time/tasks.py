@@ -233,12 +233,16 @@ def _in_waves(job: JobFlows, size: int, count: int, iterations: int) -> Tasks:
             carried[-1] = (*carried[-1][:3], 0.0)  # its messages follow on the same links: the delay counts once
         carried.append((wave, flows, bits, job.longest_delay_s(src[~copies], dst[~copies])))
     last: list[int] = []
+    pace_s = job.pattern.pace(0, count)
     for iteration in range(iterations):
+        paced = [found.add(*_NOTHING, last, compute_s=pace_s)] if pace_s else []
         for wave, flows, bits, delay in carried:
             number = found.add(
                 flows, bits, last, compute_s=wave.compute_s, delay_s=delay, messages=max(1, wave.messages),
                 times=wave.times,
             )  # fmt: skip
             last = [number]
+        if paced:
+            last = [found.add(*_NOTHING, [*last, *paced])]
         found.ends[iteration] += last
     return found
