@@ -70,6 +70,11 @@ WIDE = (
 )  # fmt: skip
 TRAINING = "jobs:\n  training: {collective: all-reduce, size: 256K, iters: 6}\n"
 SAVE = TRAINING + "  save: {collective: checkpoint, size: 128K, iters: 1, repeat: background, tcp_ecn: on}"
+DATA = (
+    TRAINING
+    + "  data: {collective: ingest, size: 512K, iters: 1, warmup: 0, preprocess_hosts: MANY, tcp_control: cubic,"
+    " tcp_ecn: on}"
+)
 
 
 def quickest(lab: Lab, text: str, job: int, only: str = "") -> float:
@@ -82,3 +87,11 @@ def test_a_checkpoint_of_16_ranks_slows_training_only_where_they_share_nics(borr
     for changes, least, most in (((), 0.98, 1.02), (("frontend.share_nics=true",), 1.11, 10.0)):
         lab = borrow("zone", *WIDE, *changes)
         assert least <= quickest(lab, SAVE, 0) / quickest(lab, SAVE, 0, "training") <= most, changes
+
+
+@pytest.mark.long("depends on the machine's pace")
+def test_half_of_the_preprocess_hosts_take_twice_the_time_and_training_none(borrow: Borrow) -> None:
+    lab = borrow("zone", *WIDE)
+    four, two = (DATA.replace("MANY", many) for many in "42")
+    assert quickest(lab, two, 1) / quickest(lab, four, 1) == pytest.approx(2, rel=0.1)
+    assert quickest(lab, two, 0) / quickest(lab, four, 0) == pytest.approx(1, abs=0.02)
