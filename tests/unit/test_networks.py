@@ -207,6 +207,15 @@ def test_a_flow_at_a_port_of_another_network_than_one_of_its_ends_is_a_crossing(
     assert not separation(fabric, {"rtsw1": replace(counters["rtsw1"], flows=tuple(flows[::2]))}).crossings
 
 
+def test_one_name_in_both_networks_is_refused() -> None:
+    spec = load_fabric("frontend").spec
+    builder = FabricBuilder(spec, (Level("host", "hosts", "server"), Level("rsw", "RSW", "leaf", is_edge=True)))
+    builder.switch(1, 1, 4_200_001_001, (), FRONT)
+    builder.host(1, ())
+    with pytest.raises(InputError, match="the name rsw1 is that of two nodes"):
+        builder.fabric(box="rack", area="", sizes=())
+
+
 def test_what_is_set_live_changes_no_port_of_the_front_end() -> None:
     fabric = load_fabric("frontend").fabric
     queues = changed(fabric, fabric.policy.queues, ["ecn.kmax=800KB", "buffer=9MB"])
