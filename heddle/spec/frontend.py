@@ -50,7 +50,7 @@ class FrontLinkSpec(Strict):
 
     host: _LinkRate = Field(10**8, description="rate of each direction of a host's front-end link")
     storage: _LinkRate | None = Field(None, description="the same of a storage host; by default as `host`")
-    fabric: _LinkRate = Field(10**8, description="the same of a link from an RSW to an FSW")
+    fabric: _LinkRate | None = Field(None, description="the same of a link from an RSW to an FSW; by default `100mbit`")
 
 
 class FrontendSpec(Strict):
@@ -114,7 +114,7 @@ class FrontendSpec(Strict):
         if self.share_nics and not self.storage + self.preprocess:
             why = "shares the network with no host: there is neither storage nor preprocess"
             raise at(".share_nics", why, "try storage: 2", given=["frontend.storage", "frontend.preprocess"])
-        if self.oversubscription is not None and "fabric" in self.link.model_fields_set:
+        if None not in (self.oversubscription, self.link.fabric):
             why = "and frontend.link.fabric both set the rate of these links"
             raise at(".oversubscription", why, "remove one of the two", given=["frontend.link.fabric"])
         return self

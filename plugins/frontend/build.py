@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 RSW: Final = "rsw"
 FSW: Final = "fsw"
+_FABRIC_BPS: Final = 10**8
 _ASN_FSW: Final = 4_200_100_000
 _ASN_RSW: Final = 4_200_101_000  # + number
 
@@ -57,7 +58,7 @@ def build(builder: FabricBuilder, front: FrontendSpec, box: str) -> None:
     racks = [*_of_trainers(nodes, front, box)]
     most = max(len(rack.hosts) for rack in racks)
     racks += _of_servers(front, most, box, max((node.group(box) or 0 for node in nodes), default=0))
-    rate = front.link.fabric
+    rate = front.link.fabric or _FABRIC_BPS
     if front.oversubscription is not None:
         rate = max(1, round(most * front.link.host / (front.spines * front.oversubscription)))
     first = builder.above(

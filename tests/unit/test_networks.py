@@ -31,6 +31,7 @@ from heddle.proof.separation import separation
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
 from heddle.runs.explain import made_up
+from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
@@ -180,7 +181,9 @@ def test_a_front_end_of_a_file_leaves_the_back_end_as_it_is() -> None:
 def test_every_shape_has_a_front_end_with_racks_of_its_own_or_shared(shape: str, family: str) -> None:
     for racks, storage in (("shared", 3), (3, 1)):
         sets = [f"family={family}", f"frontend={{racks: {racks}, oversubscription: 2, storage: {storage}}}"]
-        fabric = load_fabric(shape, overrides=sets).fabric
+        loaded = load_fabric(shape, overrides=sets)
+        fabric = loaded.fabric
+        assert load_spec(dump_spec(loaded.spec)) == loaded.spec
         trainers = [host for host in fabric.hosts if not host.serves]
         rsws = [node for node in fabric.switches if fabric.level_of(node).network == FRONTEND and node.prefix]
         hops = [fabric.expected_next_hops[rsw.name] for rsw in rsws]
