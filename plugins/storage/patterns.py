@@ -294,6 +294,7 @@ class Ingest(ServedPattern):
 
     collective = "ingest"
     algorithm = "pipeline"
+    streams = True
     serves: ClassVar[tuple[str, ...]] = (STORAGE, PREPROCESS)
 
     preprocess_hosts: Annotated[int, Declared(

@@ -49,7 +49,8 @@ def derived(pattern: Pattern, ranks: int, count: int, width: int) -> Ordered:
         if operations > MOST_OPERATIONS:
             why = f"has more than {MOST_OPERATIONS:,} operations with {ranks:,} ranks, and no closed form"
             raise InputError(Problem("", pattern.typed, why, "use fewer --ranks, or another --algorithm"))
-    operated = [[*_with_needs(rank, each, paced=isinstance(pattern, PACED))] for rank, each in enumerate(programs)]
+    paced = isinstance(pattern, PACED)
+    operated = [[*_with_needs(rank, each, paced=paced, streams=pattern.streams)] for rank, each in enumerate(programs)]
     sent, end_s, left = _in_order(operated)
     if left:
         why = f"has {left:,} operations that wait for each other, or for a transfer that is not sent"
@@ -72,8 +73,11 @@ def derived(pattern: Pattern, ranks: int, count: int, width: int) -> Ordered:
     return runs, end_s
 
 
-def _with_needs(rank: int, program: Sequence[Step], *, paced: bool) -> Iterator[_Operation]:
-    """The operations of a rank without its receives, each with the steps that it waits for."""
+def _with_needs(rank: int, program: Sequence[Step], *, paced: bool, streams: bool) -> Iterator[_Operation]:
+    """The operations of a rank without its receives, each with the steps that it waits for.
+
+    streams: a send waits for no transfer, only for its first message, which is left out.
+    """
     written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)
     steps: set[int] = set()
     for each in program:
@@ -88,7 +92,7 @@ def _with_needs(rank: int, program: Sequence[Step], *, paced: bool) -> Iterator[
         if isinstance(each, SendStep):
             read = written[each.buffer].overlapping(each.span)
             forwards = not needs and all(span == each.span for span, _ in read)
-            needs.update(step for _, step in read)
+            needs.update(step for _, step in read if not streams)
         else:
             steps.add(each.step)
         yield _Operation(rank, each, tuple(needs), forwards)

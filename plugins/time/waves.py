@@ -5,6 +5,7 @@ A transfer is in the first wave in which all that it sends has arrived. Credits 
 - Whole transfers are levels: a rank sends when it has received all of the transfers that it needs. In rings that is
   exact, since every link is busy all the time.
 - Chains and trees forward message by message, so message m of a transfer is m waves after its first one.
+- A pipeline of servers (`Pattern.streams`) is one wave: the first message of each hop is left out.
 - Rounds of an all-to-all limit what is under way. They have no data to wait for, so all are one wave.
 - Computations and transfers do not overlap. Waves are in the order of the computations before them.
 """

@@ -218,7 +218,8 @@ class Pattern:
     in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
     replaces: it can also be in one array with the input (endpoints/elements.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
-    one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
+    one transfer in an iteration, and `pair_labels` are the numbers of its elements. streams: all transfers are under
+    way at the same time, since each message is sent on as it arrives. as_sends: NCCL carries it out as
     sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
     hardware, and its packets stay within rails; 0: ranks of one host use their NICs. of_file: the parameter that
     names a user's file, which has the program; empty if there is none. usual: options of a run with other defaults, as
@@ -231,6 +232,7 @@ class Pattern:
     replaces: ClassVar[bool] = True
     by_chunk: ClassVar[bool] = False
     once: ClassVar[bool] = False
+    streams: ClassVar[bool] = False
     as_sends: ClassVar[bool] = False
     inside_gbps: ClassVar[int] = 0
     of_file: ClassVar[str] = ""

@@ -75,6 +75,8 @@ def carry_out(pattern: Pattern, ranks: int, count: int, waves: Sequence[Wave], c
 
     def ready(rank: int, each: Action) -> bool:
         needs: Sequence[Key] = each.needs
+        if pattern.streams and isinstance(each, Send):
+            return True  # its messages arrive within the wave
         if isinstance(pattern, PACED) and isinstance(each, Send):
             needs = [need for need in needs if overlap(each, schedules[rank].receives[need])]
         return done[rank].issuperset(needs)
