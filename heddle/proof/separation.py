@@ -1,7 +1,8 @@
 """Separation of networks: the packets that a network's ports sent from or to addresses of another one.
 
 In:  a fabric with several networks, and counters of all its switches.
-Out: Separation. Each flow that a port counted is judged by the pools of its addresses.
+Out: Separation. Each flow that a port counted is judged by the pools of its addresses: RoCEv2, and TCP and UDP between
+hosts.
 """
 
 from __future__ import annotations
@@ -36,15 +37,22 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """ports: network -> the ports of switches that counted for it."""
+    """ports: network -> the ports of switches that counted for it. misses: packets that no port had room to count."""
 
     ports: Mapping[str, int]
     crossings: tuple[Crossing, ...]
+    misses: int = 0
+
+    @property
+    def wrong(self) -> list[str]:
+        """A sentence for each reason why the networks are not proven to be separate."""
+        missed = [f"{self.misses:,} packets were not counted, so their networks are not known"] if self.misses else []
+        return [*(each.text() for each in self.crossings), *missed]
 
     def text(self) -> str:
-        """`0 bytes of other networks at 32 ports of backend and 30 ports of frontend, by their counters`."""
+        """`0 bytes of other networks at 32 ports of backend and 30 ports of frontend, by their counters of ...`."""
         ports = " and ".join(f"{count} ports of {network}" for network, count in self.ports.items())
-        crossed = f": {some_of([each.text() for each in self.crossings])}" if self.crossings else ", by their counters"
+        crossed = f": {some_of(self.wrong)}" if self.wrong else ", by their counters of RoCEv2, TCP and UDP"
         return f"{sum(each.bytes for each in self.crossings):,} bytes of other networks at {ports}{crossed}"
 
     def to_json(self) -> dict[str, Any]:
@@ -78,4 +86,4 @@ def separation(fabric: Wiring, counters: Mapping[str, SwitchCounters]) -> Separa
             if (networks_of(row.src) | networks_of(row.dst)) - {network}:
                 ref = f"{switch.name}:{row.port}"
                 crossings.append(Crossing(ref, network, row.src, row.dst, row.packets, row.bytes))
-    return Separation(ports, tuple(crossings))
+    return Separation(ports, tuple(crossings), sum(each.misses for each in counters.values()))

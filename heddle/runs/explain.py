@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -404,7 +405,12 @@ def made_up(fabric: Fabric, word: str) -> Flow:
         values[key] = _number(word, text, key)
     if len(names) != 2:
         raise InputError(Problem("", f"--explain {word}", f"names {len(names)} ends of a flow, not two", _HINT))
-    (src, src_ip), (dst, dst_ip) = (nic_named(fabric, f"--explain {word}", name) for name in names)
+    typed = f"--explain {word}"
+    ends = [_ports_named(fabric, typed, name, every="tcp" in values) for name in names]
+    pairs = [pair for pair in product(*ends) if len({port.network for port, _ in pair}) == 1]
+    if not pairs:
+        raise InputError(Problem("", typed, "names ends that are in no network together", _HINT))
+    (src, src_ip), (dst, dst_ip) = pairs[0]
     if src.ref == dst.ref:
         raise InputError(Problem("", f"--explain {word}", "has the same NIC at both ends", _HINT))
     qpn = PROTO_TCP << PROTOCOL_SHIFT | values["tcp"] if "tcp" in values else values["qpn"]
@@ -413,17 +419,23 @@ def made_up(fabric: Fabric, word: str) -> Flow:
 
 def nic_named(fabric: Fabric, typed: str, name: str) -> tuple[Port, str]:
     """A host's NIC, the first when none is named, and its address. typed: for the InputError when there is none."""
+    return _ports_named(fabric, typed, name, every=False)[0]
+
+
+def _ports_named(fabric: Fabric, typed: str, name: str, *, every: bool) -> list[tuple[Port, str]]:
+    """The NICs that a name can mean, and their addresses; at least one. every: also ports without ranks."""
     host, _, port = name.partition(":")
     node = fabric.by_name.get(host)
     if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
         raise InputError(Problem("", typed, f"names {host}, which is not a host of this lab", hint))
-    nics = fabric.nics_of[host]
+    nics = node.ports if every else fabric.nics_of[host]
     ports = [(each, str(each.address.ip)) for each in nics if each.address and port in ("", each.name)]
     if not ports:
         why = f"names {name}, which is not a port with an address"
-        raise InputError(Problem("", typed, why, f"{host} has {', '.join(p.name for p in nics)}"))
-    return ports[0]
+        has = ", ".join(p.name for p in nics) or "no NIC in the network of the ranks"
+        raise InputError(Problem("", typed, why, f"{host} has {has}"))
+    return ports
 
 
 def _number(word: str, text: str, key: str) -> int:

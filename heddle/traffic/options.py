@@ -143,7 +143,7 @@ class RunOptions(AdmissionOptions):
         reads=readers.parse_bucket, typed="10ms", writes=lambda ns: [f"{ns / 1e6:g}ms"],
     )] = 10_000_000  # fmt: skip
     transport: Annotated[str, Declared(
-        "protocol of the queue pairs (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of", value="NAME",
+        "protocol (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of", value="NAME",
     )] = TRANSPORT  # fmt: skip
     # The compiled loop of the NICs: if possible, always, or never.
     fastpath: Annotated[FastPath, Declared(

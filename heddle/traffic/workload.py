@@ -183,8 +183,9 @@ class Workload:
             seated = []
             for end in ranks:
                 at = used.setdefault(end.nic, [])
-                if at and not self.share_nics and at[-1] is not job and {job.network, at[-1].network} == {BACKEND}:
-                    why = f"is a NIC of job {at[-1].name}, too"
+                others = [each for each in at if each is not job and each.network == BACKEND]
+                if others and not self.share_nics and job.network == BACKEND:
+                    why = f"is a NIC of job {others[-1].name}, too"
                     hint = "use other ranks or another placement, or write share_nics: true"
                     problems.found.append(job.problem("ranks", end.nic, why, hint))
                     break

@@ -1,4 +1,4 @@
-"""The check `separation` of `validate`: no packet of one network passes a port of another one.
+"""The check `separation` of `validate`: no RoCEv2, TCP or UDP packet of one network passes a port of another one.
 
 In:  a running lab.
 Out: the result of the counters of every port of every switch, by address pool; and of the routes of every host, since
@@ -26,7 +26,7 @@ def check(subject: Subject) -> Found:
         raise NothingError(shared if fabric.ends(FRONTEND) else "the fabric has one network")
     found = separation(fabric, subject.lab.snapshot(LabPart.COUNTERS).counters)
     routes = [line for host in fabric.hosts for line in _routes(fabric, host.name, subject.now.addresses[host.name])]
-    return found.text(), [*routes, *(each.text() for each in found.crossings)]
+    return found.text(), [*routes, *found.wrong]
 
 
 def _routes(fabric: Fabric, host: str, lines: frozenset[str]) -> Iterator[str]:

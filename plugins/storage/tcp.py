@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 from heddle.base.declared import Declared
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.transports.protocol import HostStack, Transport
+from heddle.endpoints.hoststack import HostStack
+from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.flow import Numbering
 from heddle.traffic.options import MAX_QPS
 from heddle.traffic.plan import Plan

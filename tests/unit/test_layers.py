@@ -62,7 +62,15 @@ def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tup
             full = [f"{base}.{each.name}" for each in node.names]
             # `from pkg import sub` also runs pkg/__init__.py, which may import what imports this.
             names = [base, *(each for each in full if each in modules)]
+        if names and not node.col_offset:  # at import time the packages around a module run first
+            names += sorted(set().union(*map(_around, names)) - _around(name))
         yield from ((each, node.lineno) for each in names if each in modules and each != name)
+
+
+def _around(name: str) -> set[str]:
+    """`a` and `a.b` of `a.b.c`."""
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def arrows_against(imports: Imports) -> list[str]:
@@ -137,7 +145,10 @@ def test_an_import_of_a_module_from_its_package_counts_as_one_of_the_package(tmp
     (tmp_path / "heddle/p/__init__.py").write_text("from heddle.p.a import x\n")
     (tmp_path / "heddle/p/a.py").write_text("from heddle.p import b\n")
     (tmp_path / "heddle/p/b.py").write_text("")
-    assert set(imports_of(tmp_path)["heddle.p.a"]) == {"heddle.p", "heddle.p.b"}
+    (tmp_path / "heddle/q.py").write_text("from heddle.p.b import y\n\n\ndef f():\n    import heddle.p.a\n")
+    found = imports_of(tmp_path)
+    assert set(found["heddle.p.a"]) == {"heddle.p", "heddle.p.b"}
+    assert found["heddle.q"] == {"heddle.p.b": 1, "heddle.p": 1, "heddle.p.a": 5}, "heddle/p/__init__.py runs, too"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_network
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
+from heddle.endpoints.rdma.launching import _nic
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
@@ -207,7 +209,10 @@ def test_a_flow_at_a_port_of_another_network_than_one_of_its_ends_is_a_crossing(
         "400 bytes of other networks at 40 ports of backend and 36 ports of frontend:"
         " rtsw1:eth5 (backend) sent 4 packets, 400 bytes, from 10.0.1.1 to 172.16.0.1"
     )
-    assert not separation(fabric, {"rtsw1": replace(counters["rtsw1"], flows=tuple(flows[::2]))}).crossings
+    apart = replace(counters["rtsw1"], flows=tuple(flows[::2]))
+    assert not separation(fabric, {"rtsw1": apart}).wrong
+    missed = separation(fabric, {"rtsw1": replace(apart, misses=3)})
+    assert missed.wrong == ["3 packets were not counted, so their networks are not known"]
 
 
 def test_one_name_in_both_networks_is_refused() -> None:
@@ -247,3 +252,23 @@ def test_a_link_within_a_level_is_refused_by_name() -> None:
         "two  the link leaf1:eth3 - leaf2:eth3 is within level leaf: no route climbs or descends by it",
         "     hint: join nodes of two levels",
     ]
+
+
+def test_explain_takes_the_ports_of_every_network_and_launch_hosts_with_a_nic() -> None:
+    fabric = load_fabric("frontend").fabric
+    front = made_up(fabric, "host1:eth2,storage1,tcp=10001")
+    assert (front.src, front.dst, front.src_ip[:4]) == ("host1", "storage1", "172.")
+    with pytest.raises(InputError, match="launch storage1 has no NIC in the network of the ranks"):
+        _nic(fabric, "storage1")
+
+
+@pytest.mark.parametrize("order", ["abc", "acb"])
+def test_two_jobs_of_the_back_end_share_no_nic_whatever_is_between_them(order: str, tmp_path: Path) -> None:
+    jobs = {
+        "a": "{collective: all-reduce, ranks: 0:4}", "c": "{collective: all-reduce, ranks: 0:4}",
+        "b": "{collective: all-reduce, ranks: 0:4, network: frontend, transport: tcp}",
+    }  # fmt: skip
+    (path := tmp_path / "jobs.yml").write_text("jobs:\n" + "".join(f"  {name}: {jobs[name]}\n" for name in order))
+    fabric = load_fabric("frontend", overrides=["frontend.share_nics=true"]).fabric
+    with pytest.raises(InputError, match="host1:eth1 is a NIC of job a, too"):
+        load_workload(str(path)).workload.endpoints(fabric)

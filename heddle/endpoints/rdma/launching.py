@@ -128,7 +128,12 @@ def _nic(fabric: Fabric, name: str) -> Port:
     names = [host.name for host in fabric.hosts]
     if name not in names:
         raise InputError(Problem("", f"launch {name}", "is not a host", did_you_mean(name, names)))
-    return fabric.nics_of[name][0]
+    if not (nics := fabric.nics_of[name]):
+        why = "has no NIC in the network of the ranks"
+        raise InputError(
+            Problem("", f"launch {name}", why, did_you_mean(name, [host for host in names if fabric.nics_of[host]]))
+        )
+    return nics[0]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heddle.endpoints.transports.protocol import HostStack
+from heddle.endpoints.hoststack import HostStack
 from heddle.kernel import rdma
 from heddle.traffic.plan import Plan
 

@@ -29,12 +29,11 @@ A transport of the hosts' own kernel has a `stack`, which makes the queue pairs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from heddle.endpoints.countercolumn import Column
+from heddle.endpoints.hoststack import HostStack
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
 from heddle.traffic.flow import ROCE, Numbering
 from heddle.traffic.options import RunOptions
@@ -42,8 +41,6 @@ from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
-
-    from heddle.endpoints.loops import NicLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +58,6 @@ class FastConnection:
     sender_counters: tuple[str, ...]
     receiver_counters: tuple[str, ...]
     why: Callable[[int, int], str]  # (syndrome of the refusal or 0, oldest PSN not acknowledged) -> error of an end
-
-
-class HostStack:
-    """The part of the hosts' own kernel that carries a run in place of Heddle's NICs.
-
-    only_here: why the hosts must be on this machine, not in shards; empty if they need not.
-    shared: whether a NIC can have several ranks.
-    """
-
-    only_here: ClassVar[str] = ""
-    shared: ClassVar[bool] = True
-
-    def require(self) -> None:
-        """MachineError when this kernel does not have it."""
-
-    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
-        """Prepare the hosts for a with block. netns: by host."""
-        return nullcontext()
-
-    def loop(self, plan: Plan, params: Any) -> NicLoop:
-        """The loop that drives it. params: of the transport."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

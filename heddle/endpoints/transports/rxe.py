@@ -12,9 +12,10 @@ from typing import ClassVar, Final, Self
 
 from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
+from heddle.endpoints.hoststack import HostStack
 from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.endpoints.rdma.verbsdevice import MTU_OF_BYTES, VerbsParams, message_bytes
-from heddle.endpoints.transports.protocol import HostStack, Transport
+from heddle.endpoints.transports.protocol import Transport
 from heddle.kernel.rdma import QPS_BEFORE_FIRST
 from heddle.traffic.flow import Numbering
 from heddle.traffic.plan import Plan
