@@ -33,6 +33,7 @@ from heddle.proof.separation import separation
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
 from heddle.runs.explain import made_up
+from heddle.runs.run import plan_run
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
@@ -291,7 +292,7 @@ def test_a_job_on_the_front_end_has_no_rank_at_global_links_beside_it() -> None:
 
 @pytest.mark.parametrize("at", ["host", "link"])
 def test_links_of_the_front_end_have_no_delay(at: str) -> None:
-    sets = ["racks=6", f"link.delay_at={at}", "link.delay={host: 40us, fabric: shape}"]
+    sets = ["racks=6", f"link.delay_at={at}", "link.delay={host: 40us, fabric: 10us}"]
     slow = load_fabric("frontend", overrides=sets).fabric
     levels = [level.network for level in slow.levels[: len(slow.policy.delays)]]
     assert all(slow.policy.delays[:2]) and FRONTEND in levels
@@ -306,3 +307,6 @@ def test_links_of_the_front_end_have_no_delay(at: str) -> None:
         work = load_workload(f"{job},size=4K,iters=1,warmup=0,qps=1").workload
         found = [time_forecast(each, work, Ask(), Silent()).jobs[0].sizes[0].seconds for each in (slow, quick)]
         assert (found[0] == found[1]) is alike, job
+    for network, words in ((FRONTEND, "not modelled on links of the network frontend"), (BACKEND, "100 us one way")):
+        plan, _ = plan_run(slow, run_options(transport="tcp", network=network))
+        assert words in plan.propagation.text(network=network)
