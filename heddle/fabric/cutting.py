@@ -71,8 +71,9 @@ def _switch(fabric: Fabric, node: Node, known: Mapping[str, int], manager: int) 
 
 
 def _host(fabric: Fabric, node: Node) -> Footprint:
-    rate = sum(port.rate_bps for port in fabric.nics_of[node.name])
-    memory = _HOST_BYTES + len(node.ports) * _PORT_BYTES + len(fabric.nics_of[node.name]) * BUFFER_BYTES
+    nics = node.ports if node.serves else fabric.nics_of[node.name]
+    rate = sum(port.rate_bps for port in nics)
+    memory = _HOST_BYTES + len(node.ports) * _PORT_BYTES + len(nics) * BUFFER_BYTES
     return Footprint(memory, 0.0, rate / 8 / fabric.policy.ib_mtu * _PACKET_S)
 
 

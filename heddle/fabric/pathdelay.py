@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import BACKEND
 
 
 class PathDelays:
@@ -21,9 +22,12 @@ class PathDelays:
         self._from: dict[str, Mapping[str, int]] = {}
 
     def between(self, src: str, dst: str) -> int:
-        """From a host at leaf `src` to a host at leaf `dst`, which may be the same. KeyError if there is no path."""
-        policy = self._fabric.policy
-        if not policy.delays:
+        """From a host at leaf `src` to a host at leaf `dst`, which may be the same. KeyError if there is no path.
+
+        0 in other networks than the ranks': `link` is not for them.
+        """
+        policy, leaf = self._fabric.policy, self._fabric.by_name[src]
+        if not policy.delays or self._fabric.level_of(leaf).network != BACKEND:
             return 0
         return 2 * policy.delay_ns(0) + self._reached(src)[dst]
 

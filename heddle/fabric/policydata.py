@@ -57,7 +57,10 @@ def _link_delays(link: LinkSpec, levels: Sequence[Level]) -> tuple[int, ...]:
     delay, cable = link.delay, link.length
     host, fabric = delay_of_length(cable.host) or delay.host, delay_of_length(cable.fabric) or delay.fabric
     given = (host, *[fabric] * _links_of_switches(levels))
-    found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
+    found = tuple(
+        0 if level.network != BACKEND else level.uplink_ns if ns == "shape" else ns
+        for level, ns in zip(levels, given, strict=False)
+    )
     return found if any(found) else ()
 
 

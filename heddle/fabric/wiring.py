@@ -373,7 +373,8 @@ def ports_above(fabric: Wiring, nics: Collection[str]) -> frozenset[str]:
             found |= {low, ":".join(link.b)}
             if level[link.b[0]] > level[link.a[0]]:
                 nodes.add(link.b[0])
-    boxes = {fabric.by_name[name].group(fabric.box) for name in nodes} if fabric.sideways else set()
+    above = (fabric.by_name[name] for name in nodes)
+    boxes = {node.group(fabric.box) for node in above if fabric.level_of(node).prepends}
     inside = (node for node in fabric.switches if node.group(fabric.box) in boxes)
     for port in (port for node in inside for port in node.ports if fabric.is_sideways(port)):
         if fabric.by_name[port.peer_node].group(fabric.box) in boxes:

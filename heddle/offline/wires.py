@@ -26,6 +26,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
 from heddle.fabric.policy import Policy
 from heddle.fabric.ucmp import expected_weights
+from heddle.fabric.wiring import BACKEND
 from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steering_like
 from heddle.spec.routingpolicy import FIELDS_5_TUPLE
@@ -132,7 +133,11 @@ class Wires:
             low = up[level[self.peer[up]] > level[self.owner[up]]].astype(np.int32)
         if self.fabric.sideways:
             box = self.groups(self.fabric.box)
-            used = np.isin(box, box[np.unique(self.peer[nics])])
+            prepends = np.array(
+                [self.fabric.level_of(node).prepends > 0 for node in self.fabric.switches], dtype=np.bool_
+            )
+            leaves = np.unique(self.peer[nics])  # RSWs are in the same boxes, but lead nowhere sideways
+            used = np.isin(box, box[leaves[prepends[leaves]]])
             flat = [number for number, pair in enumerate(self.directions) if pair[0] == pair[1]]
             found |= np.isin(self.direction, flat) & used[self.owner] & used[self.peer]
         return found
@@ -324,7 +329,8 @@ def other_seeds(seeds: U32, trial: int) -> U32:
 class Cuts:
     """The rate of all links that lead out of each edge switch, and of each area, up or sideways: they limit traffic.
 
-    edge_bps: (edges,), bit/s. area_of: (edges,), the area of each edge, from 0. area_bps: (areas,), bit/s.
+    edge_bps: (edges,), bit/s. area_of: (edges,), the area of each edge, from 0; -1 if it is in none, as every one of
+    other networks than the ranks'. area_bps: (areas,), bit/s.
 
     above: the title of the switches above areas; empty if no link leaves an area.
     """
@@ -338,7 +344,8 @@ class Cuts:
         """(areas, areas): of bytes between edges, those between areas; none on the diagonal."""
         areas = len(self.area_bps)
         found = np.zeros((areas, areas))
-        at = np.nonzero(between)
+        inside = self.area_of >= 0
+        at = np.nonzero(between * (inside[:, None] & inside))
         np.add.at(found, (self.area_of[at[0]], self.area_of[at[1]]), between[at])
         np.fill_diagonal(found, 0)
         return found
@@ -352,9 +359,12 @@ def cuts_of(wires: Wires, live: Bools) -> Cuts:
     by_switch = np.bincount(wires.owner[up], weights=rate[up], minlength=len(wires.switches))
     edge_bps = np.zeros(len(wires.fabric.edges))
     edge_bps[wires.edge[leaves]] = by_switch[leaves]
-    area = wires.groups(wires.fabric.area)
+    # Racks of another network have the numbers of areas, too, but carry nothing of ranks. Their own cuts are those
+    # around edges: a cut around several of them limits no more than the tightest of theirs.
+    ranked = np.array([wires.fabric.level_of(node).network == BACKEND for node in wires.fabric.switches])
+    area = np.where(ranked, wires.groups(wires.fabric.area), NOWHERE)
     area_of = np.zeros(len(edge_bps), dtype=np.int64)
-    area_of[wires.edge[leaves]] = np.maximum(area[leaves], 0)
+    area_of[wires.edge[leaves]] = area[leaves]
     areas = int(area_of.max()) + 1
     # Traffic between areas uses the links that lead up and out of them.
     top = up[(area[wires.owner[up]] >= 0) & (area[wires.owner[up]] != area[wires.peer[up]])]

@@ -296,7 +296,8 @@ class RunHead:
     def _delay(self) -> list[str]:
         if self.propagation is None:
             return []
-        return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != NO_CONTROL)}"]
+        text = self.propagation.text(self.options.congestion != NO_CONTROL, self.options.network)
+        return [f"#delay    : {text}"]
 
     def _split(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then per communicator."""

@@ -139,14 +139,16 @@ class Propagation:
         """Full packets that the fastest NIC sends in `rtt_s`: the same number as on hardware with k times its rate."""
         return math.ceil(self.rtt_s * self.rate_bps / (8 * self.frame))
 
-    def text(self, controlled: bool = False) -> str:
+    def text(self, controlled: bool = False, network: str = BACKEND) -> str:
         """`1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets`.
 
-        controlled: senders have congestion control.
+        controlled: senders have congestion control. network: of the job.
         """
         if self.left_out_ns:
             path = f"{_range([self.left_out_ns])} one way on hardware"
             return f"not modelled: the kernel's NICs do not add link.delay ({path}); links do with link.delay_at: link"
+        if not self.most_ns and network != BACKEND:
+            return f"not modelled on links of the network {network}"
         if not self.most_ns:
             sooner = "; congestion control reacts sooner than on hardware: use link.delay: shape" if controlled else ""
             return f"not modelled (link.delay: 0){sooner}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.tables import flat, many, value_text
 from heddle.base.units import format_bytes, format_rate, format_size
+from heddle.fabric.wiring import BACKEND
 from heddle.runs.figures import FIGURES, NICS
 from heddle_plugins.experiments.experimenttext import HEAD, cells, remarks
 from heddle_plugins.experiments.outcome import FAILED
@@ -201,9 +202,10 @@ class _Report:
 
 
 def _shape(fabric: Fabric) -> tuple[str, ...]:
-    """Class of the draft, switches, NICs, links between switches."""
-    rails = len(fabric.nics) > len(fabric.hosts)
-    kind = "C" if rails else "A" if len({node.level for node in fabric.switches}) <= 2 else "B"
+    """Class of the draft, of the network of ranks; switches, NICs, links between switches, of all networks."""
+    rails = any(len(nics) > 1 for nics in fabric.nics_of.values())
+    levels = {node.level for node in fabric.switches if fabric.level_of(node).network == BACKEND}
+    kind = "C" if rails else "A" if len(levels) <= 2 else "B"
     kind = "-" if fabric.sideways else kind
     switches = {node.name for node in fabric.switches}
     cables = sum(link.a[0] in switches and link.b[0] in switches for link in fabric.links)

@@ -15,6 +15,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, I64, Bools
 from heddle.endpoints.connections import part_sizes
+from heddle.endpoints.transports import find_transport
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.offline import columns
@@ -100,6 +101,8 @@ class JobFlows:
         self._host = hosts if self.inside_bps else np.arange(ranks)
         self.payloads: dict[int, int] = {}  # of the parts of messages, by their bits on the wire
         self._delays, self._k, self._delay_of = PathDelays(fabric), fabric.policy.k, dict[tuple[str, str], float]()
+        # As in runs: the NICs of kernels add no delay.
+        self._delayed = fabric.policy.delayed_on_links or find_transport(options.transport).stack is None
 
     @property
     def size_of(self) -> int:
@@ -112,6 +115,8 @@ class JobFlows:
 
     def delay_s(self, src: int, dst: int) -> float:
         """Propagation of the path, one way, emulated."""
+        if not self._delayed:
+            return 0.0
         ends = self.traffic.endpoints[src], self.traffic.endpoints[dst]
         key = ends[0].first_hop.partition(":")[0], ends[1].first_hop.partition(":")[0]
         if key not in self._delay_of:

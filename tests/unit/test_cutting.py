@@ -205,3 +205,12 @@ def test_a_forecast_names_what_limits_a_fabric() -> None:
     ]
     assert slow.seconds["ports"] > 10 * ahead.seconds["ports"]
     assert sharding_forecast(large, cut(large, 2), cpus=8).total < slow.total
+
+
+@pytest.mark.parametrize("share", ["false", "true"])
+def test_a_host_that_serves_costs_what_its_port_carries(share: str) -> None:
+    sets = ["link.host=50mbit", "frontend.link.host=50mbit", "frontend.link.storage=50mbit"]
+    fabric = load_fabric("frontend", overrides=[*sets, f"frontend.share_nics={share}"]).fabric
+    costs = footprints(fabric)
+    trainer, *servers = (costs[name] for name in ("host1", "storage1", "preprocess2"))
+    assert all(each.cpus == trainer.cpus > 0 and each.memory > BUFFER_BYTES for each in servers)

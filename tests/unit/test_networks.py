@@ -21,11 +21,13 @@ from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, NicNames
+from heddle.fabric.pathdelay import PathDelays
 from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import fabric_from_json, fabric_to_json
-from heddle.fabric.wiring import BACKEND, FRONTEND, Level
+from heddle.fabric.wiring import BACKEND, FRONTEND, Level, ports_above
 from heddle.lab.thresholds import changed
 from heddle.offline.forecast import Ask, forecast
+from heddle.offline.wires import cuts_of, wires_of
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence
@@ -33,6 +35,7 @@ from heddle.proof.separation import separation
 from heddle.proof.verdict import prove
 from heddle.render.render import host_commands, rendered, switch_commands
 from heddle.runs.explain import made_up
+from heddle.runs.run import plan_run
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
@@ -41,6 +44,7 @@ from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.queues.classes import policies_of
 from heddle.traffic.flow import Sent
 from heddle.traffic.plan import build_plan
+from heddle_plugins.time.forecast import time_forecast
 from tests.unit.test_paths_report import fibs, snapshot
 
 POOL: Network = ip_network("192.168.0.0/16")
@@ -272,3 +276,62 @@ def test_two_jobs_of_the_back_end_share_no_nic_whatever_is_between_them(order: s
     fabric = load_fabric("frontend", overrides=["frontend.share_nics=true"]).fabric
     with pytest.raises(InputError, match="host1:eth1 is a NIC of job a, too"):
         load_workload(str(path)).workload.endpoints(fabric)
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets"),
+    [
+        ("dc", ["oversubscription=8"]),
+        ("dragonfly", ["groups=3", "global_links=1", "hosts_per_switch=3"]),
+    ],
+)
+def test_links_of_the_front_end_do_not_widen_a_cut_of_the_back_end(preset: str, sets: list[str]) -> None:
+    front = ["frontend.storage=2", "frontend.link.fabric=1gbit"]
+    one, two = (
+        forecast(load_fabric(preset, overrides=[*sets, *more]).fabric, load_workload("all-to-all,size=1M").workload,
+                 Ask(), Silent())
+        for more in ([], front)
+    )  # fmt: skip
+    assert one.roofline.what.startswith("all links from") and two.roofline == one.roofline
+    wires = two.wires
+    cuts = cuts_of(wires, np.ones(len(wires.ports), dtype=bool))
+    rsws = [wires.edge[at] for at, name in enumerate(wires.switches) if name.startswith("rsw")]
+    assert len(rsws) > 2 and (cuts.area_of[rsws] == -1).all() and (np.delete(cuts.area_of, rsws) >= 0).all()
+    assert len(cuts.area_bps) == len({host.group(wires.fabric.area) for host in wires.fabric.hosts if not host.serves})
+    between = np.zeros((len(cuts.edge_bps),) * 2)
+    between[rsws[0], rsws[-1]] = between[rsws[0], rsws[1]] = 1.0
+    assert not cuts.joined(between).any()
+
+
+def test_a_job_on_the_front_end_has_no_rank_at_global_links_beside_it() -> None:
+    fabric = load_fabric("dragonfly", overrides=["groups=3", "frontend.storage=2"]).fabric
+    ends = [ports[0] for ports in fabric.ends(FRONTEND).values()]
+    above, wires = ports_above(fabric, {port.ref for port in ends}), wires_of(fabric)
+    assert above == {port.ref for port in fabric.ports_of(FRONTEND)}
+    for nics in (ends, [*ends, fabric.nics[0]]):
+        ids = np.array([wires.id_of[port.ref] for port in nics], dtype=np.int32)
+        rows = {wires.ports[at] for at in np.flatnonzero(wires.above(ids))}
+        assert rows == ports_above(fabric, {port.ref for port in nics})
+    assert any(fabric.is_sideways(port) and port.ref in rows for node in fabric.switches for port in node.ports)
+
+
+@pytest.mark.parametrize("at", ["host", "link"])
+def test_links_of_the_front_end_have_no_delay(at: str) -> None:
+    sets = ["racks=6", f"link.delay_at={at}", "link.delay={host: 40us, fabric: 10us}"]
+    slow = load_fabric("frontend", overrides=sets).fabric
+    levels = [level.network for level in slow.levels[: len(slow.policy.delays)]]
+    assert all(slow.policy.delays[:2]) and FRONTEND in levels
+    assert not any(ns for ns, network in zip(slow.policy.delays, levels, strict=True) if network == FRONTEND)
+    assert PathDelays(slow).between("rsw1", "rsw2") == 0 < PathDelays(slow).between("rtsw1", "rtsw2")
+    quick = load_fabric("frontend", overrides=["racks=6"]).fabric
+    for job, alike in (
+        ("all-to-all,transport=tcp,network=frontend", True),
+        ("all-to-all,transport=tcp", at == "host"),  # the kernel's NICs add no delay
+        ("all-to-all", False),
+    ):
+        work = load_workload(f"{job},size=4K,iters=1,warmup=0,qps=1").workload
+        found = [time_forecast(each, work, Ask(), Silent()).jobs[0].sizes[0].seconds for each in (slow, quick)]
+        assert (found[0] == found[1]) is alike, job
+    for network, words in ((FRONTEND, "not modelled on links of the network frontend"), (BACKEND, "100 us one way")):
+        plan, _ = plan_run(slow, run_options(transport="tcp", network=network))
+        assert words in plan.propagation.text(network=network)

@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 import pytest
 
+from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.figures import LinkShare, link_figure
 from heddle.runs.parts.ideal import IdealSize, IdealUse
-from heddle_plugins.experiments.benchmarkreport import PARTS, benchmark_report
+from heddle_plugins.experiments.benchmarkreport import PARTS, _shape, benchmark_report
 from heddle_plugins.experiments.figures import OwnFigures
 from heddle_plugins.experiments.folders import Folder, FolderResult, load_folder
 from heddle_plugins.experiments.measures import figures_of, shares, steepest
@@ -142,3 +143,9 @@ def test_what_one_run_of_a_soak_does_not_know_is_not_known_of_the_whole() -> Non
 def test_the_slope_of_memory_is_that_of_the_process_that_grows_most() -> None:
     seen = [(float(t), {1: 5_000_000, 2: 5_000_000 + 1000 * t, 3 + t: 10**9}) for t in (0, 10, 20)]
     assert steepest(seen) == pytest.approx(3.6)  # 1 kB/s; processes that came and went do not count
+
+
+@pytest.mark.parametrize(("preset", "kind"), [("tiny", "A"), ("dc", "B"), ("rail", "C")])
+def test_the_class_of_a_fabric_is_that_of_the_network_of_ranks(preset: str, kind: str) -> None:
+    for sets in ([], ["frontend.storage=100"]):
+        assert _shape(load_fabric(preset, overrides=sets).fabric)[0] == kind
