@@ -1,4 +1,4 @@
-"""Ports that can wait for each other in a ring, so that PFC stops their packets for good.
+"""Ports that can wait for each other in a ring, so that PFC stops their packets.
 
 In:  a Fabric. Out: the ports of a ring, in order; empty where there is none.
 A packet in a lossless class keeps its place in a switch until the next port is free. So a port waits for the next ports
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def deadlock_warning(fabric: Fabric) -> tuple[str, ...]:
     """A sentence if a class that PFC pauses can be stopped for good."""
     ring = waiting_ring(fabric) if fabric.policy.queues.paused else ()
-    why = f"PFC can stop packets for good: {some_of(ring)} can wait for each other in a ring"
-    return (f"{why}, until the watchdog drops packets; use queues.pfc.enabled: false",) if ring else ()
+    watchdog = fabric.policy.queues.pfc.watchdog
+    how = f"until the watchdog {watchdog.action}s them" if watchdog.enabled else "for good"
+    why = f"PFC can stop packets {how}: {some_of(ring)} can wait for each other in a ring"
+    return (f"{why}; use queues.pfc.enabled: false",) if ring else ()
 
 
 def waiting_ring(fabric: Fabric) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class Timing:
     ranks. lasts: the same for the last rank of each. bits, full_s: (links,). at_most: steps with many flows take so
     many times the seconds here at most. unsettled: sets of flows whose pauses do not settle. no_pauses: some sets had
     too many flows for pauses. mixed: sets with a paused link whose flows wait at different links. packets: times that a
-    packet crossed a link, of a PacketEngine.
+    packet crossed a link, of a PacketEngine. ring: the links of a deadlock of pauses, which ended it: no time counts.
     """
 
     begins: list[float | None]
@@ -84,6 +84,7 @@ class Timing:
     no_pauses: bool = False
     mixed: int = 0
     packets: int = 0
+    ring: tuple[int, ...] = ()
 
 
 class RunningPass:

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle.base.arrays import F64
+from heddle.base.arrays import F64, I64
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, Problem
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric
 from heddle.lab.faults.slowlink import SlowLink
 from heddle.lab.runfaults import PlannedFault, faults_on
@@ -246,7 +247,7 @@ class JobSimulation:
     ) -> None:  # fmt: skip
         self._every = every
         self._workload, self._network, self.states, self._planned = workload, network, states, planned
-        self.crossings = 0  # about how often packets cross links, if they are simulated
+        self._fluid = ""  # why packets are not followed where flows with different bottlenecks share a paused link
         fabric, inside = network.wires.fabric, network.paths.flows
         self.flows = []
         for number, each in enumerate(network.traffic):
@@ -287,11 +288,19 @@ class JobSimulation:
         times = engine.run()
         state, waves = self.states[0], any(tasks.waves for course in self.courses for tasks in course.passes)
         pauses = state.flight is not None and (state.flight[state.paths.flow] > 0).all()  # the classes of all flows
-        if times.mixed and pauses and not waves and len(self.states) == 1:
-            self.crossings = round(float(times.bits.sum()) / self._network.packet_bits)
-            if self.crossings <= MOST_PACKETS:
-                engine = self._of_packets(state, log)
-                engine.run()
+        if not (times.mixed and pauses and not waves and len(self.states) == 1):
+            return engine
+        crossings = round(float(times.bits.sum()) / self._network.packet_bits)
+        class_of = self._network.wires.fabric.policy.queues.class_of_dscp
+        if len({class_of[each.options.dscp] for each in self.flows}) > 1:
+            self._fluid = "packets of several lossless classes are not followed: all count as one class"
+        elif crossings > MOST_PACKETS:
+            self._fluid = f"{crossings:,} packets that cross links are too many to follow"
+        else:
+            packets = self._of_packets(state, log)
+            if not (ring := packets.run().ring):
+                return packets
+            self._fluid = self._deadlock(ring)
         return engine
 
     def _of_packets(self, state: NetworkState, log: bool = False) -> Engine:
@@ -299,10 +308,11 @@ class JobSimulation:
 
         return PacketEngine(state, self.courses, Switching.of(self._network), log=log)
 
-    def times(self, scale: F64, packets: int = 0) -> Timing:
-        """Simulate with other links. scale: (links,) times the rate of each. packets: as of Timing, of `run`."""
-        states = [replace(each, capacity=each.capacity * scale) for each in self.states]
-        return (self._of_packets(states[0]) if packets else Engine(states, self.courses)).run()
+    def _deadlock(self, ring: Sequence[int]) -> str:
+        ports, watchdog = self._network.wires.ports, self._network.wires.fabric.policy.queues.pfc.watchdog
+        after = f"the watchdog {watchdog.action}s packets then" if watchdog.enabled else "the job never ends then"
+        named = some_of([ports[each] for each in ring])
+        return f"packets stop in a ring of pauses (PFC deadlock): {named}; {after}, which is not modelled"
 
     def jobs(self, times: Timing) -> Iterator[JobTime]:
         """Each job, with what its passes take."""
@@ -350,20 +360,26 @@ class JobSimulation:
                 break
             links.setdefault(min(at, int(wires.other[at])), at)
         for at in links.values():
-            after = self.whole(self.times(self._network.doubled(np.array([at])), times.packets))
-            found.append(Gain(f"{wires.ports[at]} to {wires.ports[wires.other[at]]}", 1 - after / before, single=True))
+            name = f"{wires.ports[at]} to {wires.ports[wires.other[at]]}"
+            found += [Gain(name, each, single=True) for each in self._saved(np.array([at]), times, before)]
         seen = set[frozenset[str]]()
         for direction in dict.fromkeys(wires.direction[order[times.bits[order] > 0]].tolist()):
             ends = frozenset(wires.direction_name(direction).split(" to "))
             if ends in seen:
                 continue
             seen.add(ends)
-            after = self.whole(
-                self.times(self._network.doubled(np.flatnonzero(wires.direction == direction)), times.packets)
-            )
             name = f"all links between {' and '.join(wires.direction_name(direction).split(' to '))}"
-            found.append(Gain(name, 1 - after / before, single=False))
+            doubled = np.flatnonzero(wires.direction == direction)
+            found += [Gain(name, each, single=False) for each in self._saved(doubled, times, before)]
         return tuple(found)
+
+    def _saved(self, links: I64, times: Timing, before: float) -> Iterator[float]:
+        """The share of the time that these links save at twice their rate; nothing where packets then stop for good."""
+        scale = self._network.doubled(links)
+        states = [replace(each, capacity=each.capacity * scale) for each in self.states]
+        engine = self._of_packets(states[0]) if times.packets else Engine(states, self.courses)
+        if not (after := engine.run()).ring:
+            yield 1 - self.whole(after) / before
 
     def notes(self, times: Timing) -> Iterator[str]:
         """What is assumed, and what is not modelled, here."""
@@ -376,8 +392,8 @@ class JobSimulation:
         queues = self._network.wires.fabric.policy.queues
         if queues.pfc.enabled and (times.no_pauses or (self._network.paths.share < 1).any()):
             yield "pauses of PFC are not modelled here: there are too many flows, or packets of a flow are spread"
-        if self.crossings > MOST_PACKETS:
-            yield f"{self.crossings:,} packets that cross links are too many to follow: paused links are a steady state"
+        if self._fluid:
+            yield f"{self._fluid}: paused links are a steady state"
         if times.unsettled:
             yield f"pauses of PFC do not settle for {times.unsettled} sets of flows: their lowest rates count"
         k = self._network.wires.fabric.policy.k

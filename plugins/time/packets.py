@@ -5,14 +5,15 @@ Out: Timing, with the times that packets crossed links. It is deterministic.
 - A NIC takes packets of its queue pairs in turns, as far as their windows allow. Its port has room for a few frames.
 - A port is a queue in order of arrival behind a token bucket. A packet that leaves is at the next port at once.
 - A switch counts the bits that came in by a link and wait in it. Above Xoff that link stops, until Xon. Both are lower
-  while little of the switch's buffer is free (the dynamic threshold).
-Not modelled: the time until a pause acts, acknowledgements (they take no time), losses, processors.
+  while little of the switch's buffer is free (the dynamic threshold). All packets are of one class.
+- It ends early where ports wait for each other in a ring, so that their pauses never end: a PFC deadlock.
+Not modelled: the time until a pause acts, acknowledgements (they take no time), losses, the watchdog, processors.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,8 @@ from heddle_plugins.time.engine import Course, Engine, NetworkState, RunningPass
 from heddle_plugins.time.network import Network
 
 _EXTRA_BITS: Final = 512.0  # more than the headers that only some packets of a message have
+
+_OFTEN: Final = 1 << 14  # events between looks for a deadlock, as other jobs may go on for ever
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,14 @@ class PacketEngine(Engine):
         self._due = deque[int]()  # ports that may have something to send now
         self._links = links
 
+    def _over(self) -> bool:
+        return bool(self.times.ring) or super()._over()
+
     def _step(self) -> None:
+        if not self._heap or self.times.events % _OFTEN == _OFTEN - 1:
+            self.times.ring = self._deadlock()
+            if self.times.ring:
+                return
         if not self._heap:
             waiting = [job for job, end in enumerate(self.times.ends) if end is None]
             raise self._endless(waiting, "its operations wait for each other, or a link has no rate")
@@ -127,6 +137,27 @@ class PacketEngine(Engine):
         event()
         while self._due:
             self._serve(self._due.popleft())
+
+    def _deadlock(self) -> tuple[int, ...]:
+        """The links of a ring, each paused by packets that wait for the next ones, and so for good."""
+        most = max(self._rules.xon, self._rules.packet)  # at which a port may go on, if something of it leaves
+        paused = {number for number, port in enumerate(self._ports) if port.paused}
+        waits: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for number in paused:
+            for flow, hop, bits, _ in self._ports[number].queue:
+                if hop:
+                    waits[self._path[flow][hop - 1]][number] += bits
+        while free := {
+            each for each in paused
+            if (stuck := sum(bits for after, bits in waits[each].items() if after in paused)) <= most
+            and stuck < self._ports[each].held * (1 - 1e-9)
+        }:  # fmt: skip
+            paused -= free
+        ring, at = list[int](), min(paused, default=None)
+        while at is not None and at not in ring:
+            ring.append(at)
+            at = next(after for after in waits[at] if after in paused)
+        return tuple(ring[ring.index(at) :]) if at is not None else ()
 
     def _sends(self, job: int, running: RunningPass, task: int) -> None:
         flows, bits = running.tasks.flows[task], running.tasks.bits[task]

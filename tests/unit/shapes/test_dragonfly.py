@@ -116,7 +116,10 @@ def test_pfc_is_off_unless_the_file_sets_it_and_a_ring_is_named() -> None:
     for ref, after in zip(ring, ring[1:] + ring[:1], strict=True):
         node, _, name = ref.partition(":")
         assert fabric.by_name[node].port(name).peer_node == after.partition(":")[0]
-    assert deadlock_warning(fabric)
+    (said,) = deadlock_warning(fabric)
+    assert said.startswith("PFC can stop packets until the watchdog drops them: sw") and "good" not in said
+    (said,) = deadlock_warning(dragonfly("queues.pfc.enabled=true", "queues.pfc.watchdog.enabled=false"))
+    assert said.startswith("PFC can stop packets for good: sw") and "watchdog" not in said
     assert not deadlock_warning(dragonfly())
     assert not waiting_ring(dragonfly("switches_per_group=1", "global_links=8"))  # global links alone: none waits
     assert not waiting_ring(load_fabric("dc").fabric)

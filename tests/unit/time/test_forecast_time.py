@@ -178,6 +178,29 @@ def test_a_slow_receiver_makes_victims_of_those_that_share_its_links(
     assert iteration(free) == pytest.approx((slow + slow * 2 / 25) / 2, rel=0.01), "the mean of both pairs"
 
 
+def test_a_ring_of_pauses_and_several_lossless_classes_are_forecast_by_flows(tmp_path: Any) -> None:
+    path = tmp_path / "ring.yml"
+    pairs = ";".join(f"{src},{dst},1M" for src, dst in ((2, 14), (3, 15), (6, 10), (7, 11)))
+    back = ";".join(f"{dst},{src},1M" for src, dst in ((2, 14), (3, 15), (6, 10), (7, 11)))
+    path.write_text(f"matrix: '{pairs};{back}'\nranks: '0:24'\niters: 1\nwarmup: 0\nqps: 4\n")
+    changes = ("groups=3", "queues.pfc.enabled=true", "queues.pfc.xoff=20K", "queues.pfc.xon=10K")
+    said = "packets stop in a ring of pauses (PFC deadlock): sw2:eth4, sw6:eth3, sw8:eth4, sw4:eth2"
+    found = forecast(str(path), *changes, fabric="dragonfly")
+    assert f"{said}; the watchdog drops packets then, which is not modelled: paused links" in found.notes[-1]
+    assert found.seconds > 0 and not found.packets and found.gains
+    bare = forecast(str(path), *changes, "queues.pfc.watchdog.enabled=false", fabric="dragonfly")
+    assert f"{said}; the job never ends then, which is not modelled" in bare.notes[-1]
+
+    jobs = "size: 1M\niters: 1\nwarmup: 0\nshare_nics: true\njobs:\n"
+    for name, pair, dscp in (("a", "0,4", 24), ("b", "1,5", 26)):
+        jobs += f"  {name}: {{collective: matrix, matrix: '{pair},1M', ranks: '0:8', dscp: {dscp}}}\n"
+    slow = ("ctsw=1", "link.fabric=100mbit", 'link.exceptions={"host5": "2mbit"}', "queues.lossless=[3, 4]")
+    path.write_text(jobs)
+    one, two = (forecast(str(path), *slow, f"queues.dscp.26={number}") for number in (3, 4))
+    assert one.packets and not two.packets
+    assert two.notes[-1].startswith("packets of several lossless classes are not followed") and two.notes != one.notes
+
+
 def test_all_messages_are_flows_of_other_tools(tmp_path: Any) -> None:
     built = load_fabric("tiny", overrides=RACKS).fabric
     work = load_workload("ring,qps=2,ranks=8,size=64K,iters=1,warmup=0").workload
