@@ -56,6 +56,10 @@ class NicLoop(Protocol):
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
 
+    def begin(self) -> None:
+        """All workers are ready, and ranks are about to send. Called before each size; NicError as of `turn`."""
+        return
+
     def turn(self, until: float, stop_fd: int) -> bool:
         """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` is readable.
 

@@ -317,6 +317,7 @@ class Worker:
         for line in lines:
             if _GO in line:
                 self._began, self._absences = machine.own_time(), machine.Absences()
+                self.loop.begin()
                 for rank in self._ranks.values():
                     rank.begin()
             elif _CHECK in line:

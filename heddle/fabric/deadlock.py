@@ -1,6 +1,6 @@
 """Ports that can wait for each other in a ring, so that PFC stops their packets.
 
-In:  a Fabric. Out: the ports of a ring, in order; empty where there is none.
+In:  a Fabric, without faults. Out: the ports of a ring, in order; empty where there is none.
 A packet in a lossless class keeps its place in a switch until the next port is free. So a port waits for the next ports
 of the paths that use it. Without a ring of such waits there is no deadlock (Dally and Seitz, IEEE Transactions on
 Computers C-36(5), 1987). Paths that climb and then descend have none.

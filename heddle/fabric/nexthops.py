@@ -9,7 +9,7 @@ again. A route learned from below has a shorter path than one learned from above
 A drained switch announces with community GRACEFUL_SHUTDOWN (RFC 8326), which stays on the route: such a path is used
 only if there is no other.
 Where routes go sideways (`Level.prepends`) each switch has an AS of its own, and the shortest AS path counts, with the
-prepended numbers. So a third box is passed only when no link leads to the right one.
+prepended numbers. So a third box is passed only when something is down or drained.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class PathDelays:
 def _search(fabric: Fabric, start: str) -> dict[str, int]:
     """Breadth-first search: of all paths with the fewest links, each switch gets the longest delay.
 
-    A path leaves its box once, by a global link of that box: a third box is not passed.
+    A path leaves its box once, by a global link of that box: as without faults, a third box is not passed.
     """
     box = fabric.by_name[start].group(fabric.box)
     found = {start: 0}

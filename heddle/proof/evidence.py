@@ -41,6 +41,7 @@ class Evidence:
     oracle: the kernels' answers after the run, a path for each flow, in the order of `sent`.
     received: packets of each flow that reached the receiving NIC, copies and those with a wrong ICRC too, in the same
     order; empty if no NIC reported.
+    answered: packets of the reverse flow that reached the sender's kernel, in the same order; 0 or empty: not known.
     seconds: from the first packet until the last rank finished; None if not known.
     choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
     tallies: what the queues and links of all ports did over the run.
@@ -58,6 +59,7 @@ class Evidence:
     tallies: Tallies = field(default_factory=dict)
     requested: tuple[str, ...] = ()
     rules: tuple[RuleChange, ...] = ()
+    answered: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -165,6 +167,7 @@ class Evidence:
             "sent": [each.to_json() for each in self.sent],
             "oracle": [list(path) for path in self.oracle],
             "received": list(self.received),
+            **({"answered": list(self.answered)} if any(self.answered) else {}),
             "seconds": self.seconds,
             "choices": dict(self.choices),
             "tallies": {
@@ -199,6 +202,7 @@ class Evidence:
             },
             tuple(str(each) for each in data["requested"]),
             tuple(RuleChange.from_json(each) for each in data["rules"]),
+            tuple(int(count) for count in data.get("answered", ())),
         )
 
 
@@ -289,8 +293,9 @@ def _misfits(fabric: Fabric, evidence: Evidence) -> Iterator[str]:
         yield from (f"{word} of a flow" for word in _flow(sent.flow, ports, hosts, fabric.policy.ip.version))
         if min(sent.packets, sent.bytes) < 0:
             yield "a flow with a count below 0"
-    if evidence.received and len(evidence.received) != len(evidence.sent):
-        yield f"{len(evidence.received)} counts of receivers for {len(evidence.sent)} flows"
+    for counts in (evidence.received, evidence.answered):
+        if counts and len(counts) != len(evidence.sent):
+            yield f"{len(counts)} counts of receivers for {len(evidence.sent)} flows"
     if evidence.seconds is not None and evidence.seconds < 0:
         yield "a time below 0"
 

@@ -241,7 +241,8 @@ class Behind:
         found = {}
         for number in sorted({*classes}):
             rows = [at for at, each in enumerate(classes) if each == number]
-            part = replace(evidence, sent=tuple(evidence.sent[at] for at in rows))
+            back = tuple(evidence.answered[at] for at in rows) if evidence.answered else ()
+            part = replace(evidence, sent=tuple(evidence.sent[at] for at in rows), answered=back)
             found[number] = cls.of(part, [measured[at] for at in rows], peers, number)
         return found
 
@@ -332,7 +333,7 @@ def _unexplained(
 
 @dataclass(frozen=True, slots=True)
 class OtherChanges:
-    """RoCEv2 flows that are not to be proven. lost, copied: port -> packets missing, or too many, at the next switch.
+    """Flows that are not to be proven. lost, copied: port -> packets missing, or too many, at the next switch.
 
     unknown: ports to hosts that sent some of them: the counts of those NICs are not known.
     """
@@ -343,14 +344,16 @@ class OtherChanges:
 
     @classmethod
     def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherChanges:
-        """From the counters of a run. Answers of the proven flows do not count at their last port.
+        """From the counters of a run.
 
+        Answers of the proven flows count at their last port if the senders' kernels counted them, as of TCP streams.
         If a flow reached a switch over several ports, its change counts after each of them.
         """
         ours = {sent.flow.key for sent in evidence.sent}
         answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
         into: dict[tuple[FlowKey, str], list[Count]] = {}
-        out: Counter[tuple[FlowKey, str]] = Counter()
+        back = zip(evidence.sent, evidence.answered, strict=False)
+        out = Counter({(sent.flow.reverse, sent.flow.src): count for sent, count in back if count})
         unknown: set[str] = set()
         for switch, table in evidence.counters.items():
             for row in table.flows:
@@ -358,7 +361,7 @@ class OtherChanges:
                     continue
                 count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
                 out[row.key, switch] += row.packets
-                if (peer := _node(peers.get(count.port, ""))) in evidence.counters:
+                if (peer := _node(peers.get(count.port, ""))) in evidence.counters or (row.key, peer) in out:
                     into.setdefault((row.key, peer), []).append(count)
                 elif (row.src, row.dst) not in answered:
                     unknown.add(count.port)

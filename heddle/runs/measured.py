@@ -46,7 +46,8 @@ class FlowRow:
 
     ce: data packets that arrived with the mark Congestion Experienced. counters: of the transport, by the keys of its
     columns. received: data packets that reached the receiving NIC, also copies and those with a wrong ICRC; damaged:
-    these; both None in older runs, which did not record them.
+    these; both None in older runs, which did not record them. answered: packets that came back to the sender's kernel,
+    which has the stream; 0: not known.
     """
 
     sent: Sent
@@ -54,6 +55,7 @@ class FlowRow:
     counters: Mapping[str, int]
     received: int | None = None
     damaged: int | None = None
+    answered: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """One flat row: the transport's counters are between bytes and marks."""
@@ -147,7 +149,8 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
         for sport in {**planned, **used, **taken}:
             flow, use = planned.get(sport) or replace(qp.flow, sport=sport), used.get(sport) or PathUse(sport, 0)
             sent = Sent(flow, use.packets, use.bytes, planned=sport in planned)
-            rows.append(FlowRow(sent, ce, counters, taken[sport], broken[sport]))
+            back = 0 if flow.has_qp else sum(use.packets for use in sender.received)
+            rows.append(FlowRow(sent, ce, counters, taken[sport], broken[sport], back))
             ce, counters = 0, dict.fromkeys(counters, 0)
     return tuple(rows)
 
@@ -180,5 +183,5 @@ def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
         if not len(evidence.oracle) == len(evidence.sent) == len(received):
             raise ValueError("flows without evidence")
         taken = evidence.received or (None,) * len(evidence.sent)
-        rows = zip(evidence.sent, received, taken, strict=True)
-        return tuple(FlowRow(sent, each.ce, each.counters, count, each.damaged) for sent, each, count in rows), evidence
+        rows = zip(evidence.sent, received, taken, evidence.answered or (0,) * len(evidence.sent), strict=True)
+        return tuple(FlowRow(sent, r.ce, r.counters, count, r.damaged, back) for sent, r, count, back in rows), evidence

@@ -174,6 +174,7 @@ class _Running:
             sent, received = [row.sent for row in every], [row.received or 0 for row in every]
             seconds = crews.crews[0].seconds if len(jobs) == 1 else (ended_ns - crews.began_ns) / 1e9
             evidence = collect_after(lab, before, sent, received, seconds, state_parts(lab))
+            evidence = replace(evidence, answered=tuple(row.answered for row in every))
             moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
             record = queues.finish(crews.began_ns)

@@ -87,6 +87,11 @@ class Flow:
         return self.src_ip, self.dst_ip, self.sport, self.qpn
 
     @property
+    def reverse(self) -> FlowKey:
+        """The key of the packets that come back, where `has_qp` is false: of TCP its acknowledgements."""
+        return self.dst_ip, self.src_ip, self.dport, self.protocol << PROTOCOL_SHIFT | self.sport
+
+    @property
     def has_qp(self) -> bool:
         """Whether it is RoCEv2."""
         return not self.qpn >> PROTOCOL_SHIFT

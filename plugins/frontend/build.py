@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.families import Interface
 from heddle.base.units import format_rate
 from heddle.fabric.checks import unknown_words
 from heddle.fabric.policy import NetworkPolicy
@@ -86,7 +85,7 @@ def build(builder: FabricBuilder, front: FrontendSpec, box: str) -> None:
             builder.join(f"{RSW}{number}", f"{FSW}{spine}", network=FRONTEND)
     for number, (rack, prefix) in enumerate(zip(racks, prefixes, strict=True), 1):
         for place, name in enumerate(rack.hosts):
-            ends = _ends(spec, int(prefix.network_address) + 2 * place)
+            ends = spec.ip.ends(int(prefix.network_address) + 2 * place)
             builder.join(name, f"{RSW}{number}", ends, FRONTEND, front.host_bps(rack.serves))
 
 
@@ -98,7 +97,7 @@ def _share(builder: FabricBuilder, front: FrontendSpec, index: int) -> None:
     for turn, (word, n) in enumerate(names):
         place = turn % len(edges)
         edge, prefix = edges[place]
-        ends = _ends(builder.spec, int(prefix.network_address) + 2 * used[place])
+        ends = builder.spec.ip.ends(int(prefix.network_address) + 2 * used[place])
         used[place] += 1
         name = builder.host(index + turn + 1, edge.groups, f"{word}{n}", word)
         rate = front.link.storage if word == "storage" else None
@@ -126,11 +125,6 @@ def _of_servers(front: FrontendSpec, most: int, box: str, used: int) -> Iterator
             used += 1
             names = [f"{word}{n}" for n in range(start, min(start + most, count + 1))]
             yield _Rack(names, ((box, used),), word)
-
-
-def _ends(spec: FabricSpec, base: int) -> tuple[Interface, Interface]:
-    """The addresses of a host and its switch."""
-    return spec.ip.end(base + 1), spec.ip.end(base)
 
 
 def complaints(spec: FabricSpec, front: FrontendSpec, fabric: Fabric) -> Iterator[Complaint]:

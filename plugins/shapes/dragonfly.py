@@ -4,8 +4,9 @@ Names: sw1.., host1.., counted through all groups. Ports of a switch: local link
 Global links: port N of a group, counted through its switches, leads to the group N (mod groups - 1) + 1 further on;
 ports that are left over when this has no whole turns stay without a link.
 Routes are minimal: local, global, local. Each switch has its own AS (RFC 6996). Over a global link it prepends its
-number twice, or two global links would be shorter than local, global, local: so a third group is
-passed only when no link leads to the right one. There is no Valiant routing.
+number twice, or two global links would be shorter than local, global, local. So no route passes a third group in a
+fabric without faults. With links or switches down or drained, one can, where that is as short or the only clean route.
+There is no Valiant routing.
 Deadlock: minimal paths of one class wait for each other in a ring (local, global, local of each group), so PFC can stop
 them for good. Real switches change the class after the global link, which Linux routes do not. So PFC is off here
 unless the file sets it (Dally and Towles, chapter 14).
@@ -59,7 +60,7 @@ def build(spec: DragonflySpec) -> Fabric:
         switch, place = (n - 1) // hosts + 1, (n - 1) % hosts
         base = int(prefixes[switch - 1].network_address) + 2 * place * spec.nics_per_host
         for nic in range(base, base + 2 * spec.nics_per_host, 2):
-            builder.join(f"host{n}", f"sw{switch}", (spec.ip.end(nic + 1), spec.ip.end(nic)))
+            builder.join(f"host{n}", f"sw{switch}", spec.ip.ends(nic))
     return builder.fabric(
         box="group", area="group", sizes=("groups", "switches_per_group", "hosts_per_switch", "nics_per_host")
     )

@@ -73,7 +73,7 @@ class DragonflySpec(FabricSpec):
         sizes = ["switches_per_group", "global_links"]
         most = self.switches_per_group * self.wide + 1
         if self.groups > most:
-            why = f"is above {most}: a group has {most - 1} global links, one for each other group"
+            why = f"is above {most}: the global links of a group ({most - 1}) must reach each other group"
             raise at("groups", why, f"try groups: {most}, or more global_links", given=sizes)
         key, nics = "hosts_per_switch" if self.hosts_per_switch else "groups", self.hosts * self.nics_per_host
         hosts = NodeCount(key, self.switches * self.hosts, "hosts")

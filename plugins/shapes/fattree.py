@@ -65,7 +65,7 @@ def build(spec: FatTreeSpec) -> Fabric:
         base = int(prefix.network_address)
         for host in range((edge - 1) * hosts + 1, edge * hosts + 1):
             for _ in range(spec.nics_per_host):
-                builder.join(f"host{host}", f"edge{edge}", (spec.ip.end(base + 1), spec.ip.end(base)))
+                builder.join(f"host{host}", f"edge{edge}", spec.ip.ends(base))
                 base += 2
     return builder.fabric(box="rack", area="pod", sizes=("radix", "hosts_per_edge", "nics_per_host"))
 

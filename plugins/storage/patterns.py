@@ -259,7 +259,10 @@ class Checkpoint(ServedPattern):
 
 @dataclass(frozen=True)
 class ReadBack(ServedPattern):
-    """A checkpoint, which the storage hosts send back when they have all of it: trainers compare it."""
+    """A checkpoint, which the storage hosts send back when they have all of it: trainers compare it.
+
+    Its busbw counts one of the two directions.
+    """
 
     collective = "checkpoint"
     algorithm = "read-back"

@@ -1,9 +1,9 @@
 """tcp: the hosts' own kernels carry the data, over as many TCP connections for each pair of ranks as it has QPs.
 
-A connection carries data in one direction, and this direction is proven; the kernel's acknowledgements take the other
-one, which switches count, too. Its source port is that of
-a queue pair, and the receiver listens at a port that is the queue pair's number. So a plan knows every 5-tuple before
-the run, and switches count each connection as a flow (Flow.qpn). What the columns have is TCP_INFO (tcpinfo.py).
+A connection carries data in one direction, and this direction is proven. Switches and the sender's kernel count the
+acknowledgements in the other one, so that drops can be attributed. The source port is that of a queue pair, and the
+receiver listens at a port that is the queue pair's number. So a plan knows every 5-tuple before the run, and switches
+count each connection as a flow (Flow.qpn). Columns are read from TCP_INFO (tcpinfo.py).
 """
 
 from __future__ import annotations

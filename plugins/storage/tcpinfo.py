@@ -10,7 +10,6 @@ from typing import Final
 _INFO: Final = struct.Struct("=8B 24I 4Q 6I Q 3Q 2I 2Q 2I")
 _LATER: Final = struct.Struct("=7I")  # tcpi_rcv_ooopack, 5.4 and later, to tcpi_received_ce, 6.18 and later
 _TIMESTAMPS: Final = 1  # of tcpi_options
-_ECN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,6 @@ class TcpInfo:
         return cls(
             row[5], row[10], row[23], row[26], row[31], row[36], row[37], row[39], row[47], row[48], late[0], late[6]
         )
-
-    @property
-    def ecn(self) -> bool:
-        """Whether both ends negotiated it."""
-        return bool(self.options & _ECN)
 
     def frames(self, ip_bytes: int, syns: int) -> int:
         """Bytes of all frames that it has sent, from Ethernet header on. syns: those without acknowledgement.

@@ -1,8 +1,9 @@
 """Drive a worker's ranks over TCP: sockets in the hosts' namespaces, non-blocking, in one epoll.
 
 In:  endpoints, queue pairs as planned, messages of ranks. Out: messages in ranks' memories, TCP_INFO as reports of QPs.
-A stream is a sequence of messages, each with a lead: its address, key, immediate and length. It connects with its first
-message: then all workers are ready, so every peer listens. At the end each socket closes without a packet (TCP_REPAIR):
+A stream is a sequence of messages, each with a lead: its address, key, immediate and length. All connect before the
+first message: later their handshakes would meet full queues, and a receiver does not count a repeated SYN. At the end
+each socket closes without a packet (TCP_REPAIR):
 a FIN would be counted by switches after the ranks have reported, and would keep the 5-tuple for a minute.
 """
 
@@ -77,7 +78,7 @@ def _silent(sock: socket.socket) -> None:
 
 
 class Sender(_End):
-    """The sending end. It has no socket before its first message."""
+    """The sending end. It has no socket before `connect`."""
 
     def __init__(self, loop: TcpLoop, rank: int, netns: Path, qp: QpInfo) -> None:
         self._loop, self.rank, self._netns, self.qp = loop, rank, netns, qp
@@ -90,15 +91,18 @@ class Sender(_End):
     def fileno(self) -> int:
         return self._sock.fileno() if self._sock is not None else -1
 
+    def connect(self) -> None:
+        """Begin the handshake, once: every peer listens."""
+        if self._sock is None:
+            self._sock = self._loop.connected(self.qp, self._netns)
+            self._loop.watch(self, select.EPOLLOUT)
+
     def post(self, message: Message) -> None:
         """Send a message: as much of it as the socket takes now, the rest later."""
         lead = LEAD.pack(message.va, message.rkey, message.imm, len(message.payload))
         self._waiting += [memoryview(lead), message.payload]
         try:
-            if self._sock is None:
-                self._sock = self._loop.connected(self.qp, self._netns)
-                self._loop.watch(self, select.EPOLLOUT)
-            elif self._connected and len(self._waiting) == 2:
+            if self._connected and len(self._waiting) == 2:
                 self._flush()
         except OSError as error:
             raise self._loop.failed(self, error) from None
@@ -143,7 +147,7 @@ class Sender(_End):
             "retransmitted": found.retransmitted, "ece": found.delivered_ce, "rtt_us": found.rtt,
             "min_rtt_us": found.min_rtt, "cwnd": found.cwnd, "mss": found.mss,
         }  # fmt: skip
-        return QpReport(self.rank, self.qp.qpn, (used,), (), 0, counters)
+        return QpReport(self.rank, self.qp.qpn, (used,), (PathUse(sport, found.segments_in),), 0, counters)
 
     def close(self) -> None:
         if self._sock is not None:
@@ -317,6 +321,13 @@ class TcpLoop(NicLoop):
     def _text(self, error: OSError) -> str:
         known = _ERRORS.get(error.errno or 0)
         return str(error.strerror) if known is None else known.format(self._params.timeout_s, self._params.control)
+
+    def begin(self) -> None:
+        for sender in self._senders:
+            try:
+                sender.connect()
+            except OSError as error:
+                raise self.failed(sender, error) from None
 
     def turn(self, until: float, stop_fd: int) -> bool:
         if stop_fd != self._stop_fd:

@@ -30,7 +30,7 @@ from tests.pages import text_of
 
 DATA_CLASS = 3  # of the packets of queue pairs, by their DSCP
 FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
-HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
+HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37, kernel_seed=1) for s in FABRIC.switches}
 
 
 def fibs(fabric: Fabric = FABRIC) -> dict[str, Fib]:
@@ -355,6 +355,26 @@ def test_drops_are_shared_with_another_flow_that_lost_packets_there(
     result = judge(SENT, with_counters(found, tables))
     assert result.agree == agrees, result.flows[0].why
     assert agrees or "perhaps of other traffic: not attributable" in result.flows[0].why
+
+
+@pytest.mark.parametrize(
+    ("dropped", "taken", "agrees"), [(4, 4, True), (5, 4, False), (3, 4, False), (4, 5, False), (4, 0, False)]
+)
+def test_acknowledgements_that_the_senders_kernel_did_not_get_are_part_of_the_drops(
+    dropped: int, taken: int, agrees: bool
+) -> None:
+    """host2 lost 3 of the 10 segments of a stream, and one of 5 acknowledgements of its own stream, at one port."""
+    data = Flow.counted((*(flow().src_ip, flow().dst_ip), 50_000, 6 << 24 | 10_001), "host1", "host2", "rtsw1:eth3")
+    own = Flow.counted((data.dst_ip, data.src_ip, 50_001, 6 << 24 | 10_002), "host2", "host1", "rtsw2:eth3")
+    sent = [Sent(replace(each, dscp=24), 10, 1000) for each in (data, own)]
+    found = evidence(sent, (), {"rtsw2:eth3": dropped})
+    tables = dict(found.after.counters)
+    for switch, port in (("rtsw1", "eth1"), ("ctsw1", "eth2"), ("rtsw2", "eth3")):
+        row = FlowCount(port, *own.reverse, 5, 500)
+        tables[switch] = replace(tables[switch], flows=(*tables[switch].flows, row))
+    result = judge(sent, replace(with_counters(found, tables), received=(7, 10), answered=(9, taken)))
+    assert result.agree == agrees, result.flows[0].why
+    assert agrees or "not attributable" in result.flows[0].why or "queue dropped 3" in result.flows[0].why
 
 
 def tallied(port: str, *tally: int, counts: tuple[int, ...], received: int | None = None) -> Evidence:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from heddle.fabric.hashmodes import SPREADING
-from heddle.kernel.fib import read_fib
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
@@ -13,6 +12,7 @@ from tests.conftest import Borrow
 from tests.marks import deep, long
 from tests.netns.collectives import proven, ran
 from tests.netns.live import failed
+from tests.netns.shapes.outages import check_routes
 
 # A global link, a local link, a switch.
 OUTAGES = {"sw1:eth4": link_down, "sw1:eth1": link_down, "sw2": link_down, "sw5": drain}
@@ -38,18 +38,9 @@ def prove(lab: Lab, gone: str = "", **options: str) -> None:
 
 
 def test_every_kernel_has_the_routes_of_the_prediction_whatever_is_down(lab: Lab) -> None:
-    fabric = lab.fabric
     assert failed(lab) == {}
     for word, outage in OUTAGES.items():
-        dead = {port.ref for node in fabric.switches for port in node.ports if word in (node.name, port.ref)}
-        groups = fabric.groups_without(*((dead, ()) if outage is link_down else ((), {word})))
-        assert groups != fabric.next_hop_groups
-        with outage(lab, word):
-            for name, table in fabric.next_hops(groups).items():
-                routes = read_fib(lab.handle(name), fabric.policy.ip_version).routes
-                found = {prefix: {hop.port for hop in hops if not hop.dead} for prefix, hops in routes.items()}
-                for prefix in fabric.edge_prefixes.keys() - {fabric.by_name[name].prefix}:
-                    assert found.get(prefix, set()) == table.get(prefix, set()), (word, name, prefix)
+        check_routes(lab, word, outage)
 
 
 MODES = [deep("flow", "all"), *(long(mode, "all") for mode in ("e-ecmp", "pinned", "exact-match", *sorted(SPREADING)))]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from heddle.fabric.hashmodes import MODES
-from heddle.kernel.fib import read_fib
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
@@ -15,6 +14,7 @@ from tests.conftest import Borrow
 from tests.marks import deep
 from tests.netns.collectives import proven, ran
 from tests.netns.live import failed
+from tests.netns.shapes.outages import check_routes
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +38,7 @@ OUTAGES = {"edge1:eth1": link_down, "core4": link_down, "agg3": drain}
 
 @pytest.mark.parametrize("word", ["edge1:eth1", "core4", deep("agg3")])
 def test_every_kernel_has_the_routes_of_the_prediction_whatever_is_down(lab: Lab, word: str) -> None:
-    fabric, outage = lab.fabric, OUTAGES[word]
-    dead = {port.ref for node in fabric.switches for port in node.ports if word in (node.name, port.ref)}
-    groups = fabric.groups_without(*((dead, ()) if outage is link_down else ((), {word})))
-    assert groups != fabric.next_hop_groups
-    with outage(lab, word):
-        for name, table in fabric.next_hops(groups).items():
-            routes = read_fib(lab.handle(name), fabric.policy.ip_version).routes
-            found = {prefix: {hop.port for hop in hops if not hop.dead} for prefix, hops in routes.items()}
-            for prefix in fabric.edge_prefixes.keys() - {fabric.by_name[name].prefix}:
-                assert found.get(prefix, set()) == table.get(prefix, set()), (name, prefix)
+    check_routes(lab, word, OUTAGES[word])
 
 
 def test_every_check_passes_and_every_path_is_proven(lab: Lab) -> None:
