@@ -42,7 +42,7 @@ def addresses(fabric: Fabric) -> str:
         ports: dict[str, list[str]] = {}
         for port in (port for port in rack.ports if fabric.leads_to_host(port)):
             ports.setdefault(port.peer_node, []).append(port.name)
-        hosts = [f"{_span(names)} {host} {_address(fabric.by_name[host])}" for host, names in ports.items()]
+        hosts = [f"{_span(names)} {host} {_address(fabric.by_name[host], rack)}" for host, names in ports.items()]
         rows.append(f"{rack.name}  {rack.prefix}  {'   '.join(hosts)}")
     return "\n".join(rows)
 
@@ -51,6 +51,7 @@ def _span(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-def _address(host: Node) -> str:
-    """Of all its NICs."""
-    return _span([str(port.address.ip) for port in host.ports if port.address is not None])
+def _address(host: Node, rack: Node) -> str:
+    """Of all its NICs at the RTSW."""
+    there = [port for port in host.ports if port.peer_node == rack.name]
+    return _span([str(port.address.ip) for port in there if port.address is not None])
