@@ -216,7 +216,7 @@ WORDS: Final = tuple(_MARKS)
 _FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys((QUICK, "all"), ("unit", "golden", "netns", "fuzz")),
     "deep": ("unit", "golden", "netns"),
-    "long": ("netns",),
+    "long": ("unit", "golden", "netns"),
     **{suite: (suite,) for suite in SUITES},
     "clab": ("clab", "netns"),
 }

@@ -20,7 +20,7 @@ from heddle.host.engine.docker import docker
 from heddle.host.engine.images import OWN_BASE, present
 from heddle.render.dialects import PUBLIC_BASE
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "heddle-fabric"
 

@@ -127,6 +127,7 @@ def test_only_mounts_of_the_labs_own_directory_make_a_process_the_labs(name: str
         remove_directories(own)
 
 
+@pytest.mark.long
 def test_down_killed_at_one_removal_after_the_other_is_finished_by_the_last_down(
     name: str, leftovers: Leftovers
 ) -> None:

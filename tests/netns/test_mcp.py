@@ -142,7 +142,7 @@ def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: L
     assert "lab nope is not running" in err and "Traceback" not in err
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     wire = Wire("--allow-run")
     try:

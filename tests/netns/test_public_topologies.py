@@ -85,7 +85,7 @@ def machines_files() -> dict[str, str]:
     return {str(each): sha256(each.read_bytes()).hexdigest() for each in files}
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_frr_starts_as_main_processes_start_it_and_addresses_that_come_later_carry_ranks(up: Up) -> None:
     before = machines_files()
     script = f"#!/bin/bash\n{SED}\n/usr/lib/frr/docker-start &\nwait\n{LOOPBACK}\nexec sleep infinity\n"
@@ -133,7 +133,7 @@ topology:
 """
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_switches_whose_scripts_run_later_are_not_waited_for(up: Up) -> None:
     files = {}
     for n, far in ((1, 2), (2, 1)):

@@ -356,7 +356,7 @@ def test_faults_of_a_run_that_was_killed_are_named_and_the_next_run_undoes_them(
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")} and state_of(tiny).dead == ()
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_repair_and_clear_undo_faults_of_a_run_that_was_killed_too(tiny: Lab) -> None:
     ended_by(tiny, signal.SIGKILL)
     done = life.repair_lab(tiny.name).repaired

@@ -229,7 +229,7 @@ def labelled(own: Lab, result: RunRecord) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_the_label_of_a_run_is_the_state_of_the_fabric(whole: Lab) -> None:
     """Converged; with a link down; converged again; with a link that goes down during the run; with a dead bgpd."""
     state = labelled(whole, run(whole, SHORT, Silent()))

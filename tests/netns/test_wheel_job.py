@@ -80,8 +80,8 @@ def test_the_main_job(
         assert "./inv" not in done.stdout + done.stderr
 
 
-@pytest.mark.deep
 @pytest.mark.needs("sudo")
+@pytest.mark.long
 def test_the_main_job_through_sudo(wheel: Path, name: str, leftovers: Leftovers) -> None:
     """As an ordinary user who may use sudo: in a mount namespace that has a sudoers file for that user."""
     python = python_of_others()
@@ -161,7 +161,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
     assert list(empty.iterdir()) == []
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_machine_without_packages_says_which_command_installs_them(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -298,7 +298,7 @@ def test_a_record_of_a_later_format_names_its_version(
     assert installed.heddle("down", name, cwd=empty, env=env).returncode == 0
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_it_is_offered_runs_and_is_recorded_and_its_own_tests_pass(
     installed: InstalledWheel, tmp_path: Path, name: str
 ) -> None:

@@ -76,7 +76,7 @@ def test_the_first_call_makes_a_venv_and_the_next_does_not(
     assert inv(tree, "x").stderr == ""
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_stale_stamp_sets_up_again(clone: Path, first: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     shutil.copytree(first[0] / ".venv", clone / ".venv", symlinks=True)
     (clone / "requirements.lock").write_text("# still nothing\n")

@@ -87,7 +87,7 @@ def test_numbers_of_links_are_digits_within_bounds(tmp_path: Path, key: str, val
     assert len(str(error.value)) < 300
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_reading_a_topology_takes_bounded_time(tmp_path: Path) -> None:
     def refused(text: str, why: str) -> None:
         (tmp_path / "x.clab.yml").write_text(text)

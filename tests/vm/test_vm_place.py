@@ -34,6 +34,7 @@ def listening(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_full_kernel_has_what_labs_can_use(machine: Machine) -> None:
     done = machine.inv("doctor", "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr

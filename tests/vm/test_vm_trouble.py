@@ -64,6 +64,7 @@ def test_a_panic_is_shown_with_the_end_of_the_console(
     assert list((alone.state / "vm").iterdir()) == [alone.state / "vm" / f"{DEFAULT}.lock"]
 
 
+@pytest.mark.long
 def test_a_disk_that_cannot_be_mounted_ends_the_guest_with_its_message(
     alone: Machine, small_image: SmallImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_disk_that_cannot_be_mounted_ends_the_guest_with_its_message(
         ),
     ],
 )
+@pytest.mark.long
 def test_a_guest_that_kvm_hangs_or_ends_is_started_again_without_it_and_down_removes_it(
     does: str, why: str, alone: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_killed_start_leaves_a_process_that_down_ends(alone: Machine) -> None:
     assert (down.returncode, process.alive, guest_dir(DEFAULT).exists()) == (0, False, False), down.stderr
 
 
+@pytest.mark.long
 def test_a_guest_that_ends_during_a_verb_is_named(alone: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_kvm(monkeypatch)
     found = start()

@@ -126,7 +126,7 @@ checks:
 """
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_broken_hash_or_wrong_data_end_an_experiment_with_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

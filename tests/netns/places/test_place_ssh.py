@@ -107,7 +107,7 @@ def sleepers(seconds: str) -> list[int]:
     return [pid for pid, words in commands().items() if words == ["sleep", seconds]]
 
 
-@pytest.mark.deep
+@pytest.mark.long
 def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name: str) -> None:
     inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")

@@ -9,7 +9,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from tests.conftest import Borrow
-from tests.marks import deep, long
+from tests.marks import long
 from tests.netns.collectives import proven, ran
 from tests.netns.live import failed
 from tests.netns.shapes.outages import check_routes
@@ -43,7 +43,7 @@ def test_every_kernel_has_the_routes_of_the_prediction_whatever_is_down(lab: Lab
         check_routes(lab, word, outage)
 
 
-MODES = [deep("flow", "all"), *(long(mode, "all") for mode in ("e-ecmp", "pinned", "exact-match", *sorted(SPREADING)))]
+MODES = [long(mode, "all") for mode in ("flow", "e-ecmp", "pinned", "exact-match", *sorted(SPREADING))]
 
 
 @pytest.mark.parametrize(("mode", "down"), [("flow", "sw1:eth4"), *MODES])

@@ -319,7 +319,7 @@ def labs(place: UserPlace) -> dict[int, str]:
 
 
 # `./inv test` itself has two workers, each with a pool of its own.
-@pytest.mark.deep
+@pytest.mark.long
 def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers: Leftovers) -> None:
     place = UserPlace.below(tmp_path, test_first=FIRST, test_left=LEFT, test_kept=KEPT)
     (place.path / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\n")
@@ -341,8 +341,8 @@ def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers
     assert found["heddle.run1.sizes"] == "65536" and found["heddle.fabric"] == "tiny, racks=1", found
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(("number", "group"), [long(signal.SIGTERM, False), (signal.SIGINT, True)])
+@pytest.mark.long
 def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
     tmp_path: Path, leftovers: Leftovers, number: signal.Signals, group: bool
 ) -> None:

@@ -17,7 +17,7 @@ from heddle_plugins.experiments.outcome import breaks, unbroken
 from heddle_plugins.experiments.running import Running
 from heddle_plugins.experiments.spec import BreakSpec
 from tests.golden.experiments import reproducedpage
-from tests.marks import deep
+from tests.marks import long
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_every_shipped_experiment_is_right_and_says_what_it_shows(shipped: Mappi
         assert f"./inv experiment {each.name}" in find_experiment(each.name)[0].read_text()
 
 
-@pytest.mark.parametrize("name", ["", *(deep(each) if each == "sigcomm24" else each for each in folders_shipped())])
+@pytest.mark.parametrize("name", ["", *(long(each) if each == "sigcomm24" else each for each in folders_shipped())])
 def test_every_claim_that_is_shipped_says_how_it_fails_and_fails_so_without_a_lab(
     name: str, shipped: Mapping[str, Sequence[Experiment]]
 ) -> None:
@@ -162,7 +162,7 @@ def test_live_runs_of_one_hash_draw_claim_only_that_they_agree_with_their_predic
                 assert check.spec.published == reproducedpage.PREDICTION and runs - live, check.name
 
 
-@pytest.mark.parametrize("name", [deep(each) if each in ("08-te", "09-te-failure") else each for each in OFFLINE])
+@pytest.mark.parametrize("name", [long(each) if each in ("08-te", "09-te-failure") else each for each in OFFLINE])
 def test_an_offline_check_has_its_state(name: str, files: Sequence[Experiment]) -> None:
     (experiment,) = [offline(each) for each in files if each.name == name]
     result = Running(experiment, Silent()).run()
