@@ -24,7 +24,8 @@ from heddle.traffic.flow import Flow
 class LinkUse:
     """A switch's egress port: the packets and bytes of the proven flows that left by it, and all other traffic.
 
-    uplink: it leads up from a level that counts uplinks. ranked: ranks are below this link (fabric/wiring.py).
+    uplink: it leads up from a level that counts uplinks, in a network of these flows. ranked: ranks are below this link
+    (fabric/wiring.py).
     rate_bps: 0 if not known.
     run_s: seconds of the run; None if not known, and before a run. state: why the link could not be used when
     the run began, for its own sake or that of a switch at one of its ends; '' if it could.
@@ -136,8 +137,8 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[2] += 1
     numbers = sorted({fabric.policy.queues.class_of_dscp[sent.flow.dscp] for sent in evidence.sent})
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
-    above = ports_above(fabric, nics_of(fabric, [sent.flow for sent in evidence.sent]))
-    states = _states(fabric, evidence.before)
+    nics, states = nics_of(fabric, [sent.flow for sent in evidence.sent]), _states(fabric, evidence.before)
+    around = _around(fabric, nics)
     links: list[LinkUse] = []
     for _, port in _ports(fabric):
         packets, size, count = used.get(port.ref, (0, 0, 0))
@@ -147,15 +148,15 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
         for dropped in (evidence.tally(port.ref, number) for number in numbers):
             packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
         counts = (packets, size, count, *others)
-        links.append(_link(fabric, port, above, counts, evidence.seconds, states.get(port.ref, "")))
+        links.append(_link(fabric, port, around, counts, evidence.seconds, states.get(port.ref, "")))
     return links
 
 
 def planned_links(fabric: Fabric, flows: Sequence[Flow], counts: Mapping[str, int], now: Snapshot) -> list[LinkUse]:
     """The same before anything is sent. counts: flows by port."""
-    above, states = ports_above(fabric, nics_of(fabric, flows)), _states(fabric, now)
+    around, states = _around(fabric, nics_of(fabric, flows)), _states(fabric, now)
     return [
-        _link(fabric, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None, states.get(port.ref, ""))
+        _link(fabric, port, around, (0, 0, counts.get(port.ref, 0), 0, 0), None, states.get(port.ref, ""))
         for _, port in _ports(fabric)
     ]
 
@@ -187,12 +188,21 @@ def _ports(fabric: Fabric) -> list[tuple[Node, Port]]:
     return [(switch, port) for switch in fabric.switches for port in switch.ports]
 
 
+_Around = tuple[frozenset[str], frozenset[str]]  # ports above the ends of flows; their networks
+
+
+def _around(fabric: Fabric, nics: frozenset[str]) -> _Around:
+    ends = (ref.split(":") for ref in nics)
+    return ports_above(fabric, nics), frozenset(fabric.by_name[node].port(port).network for node, port in ends)
+
+
 def _link(
-    fabric: Fabric, port: Port, above: frozenset[str],
+    fabric: Fabric, port: Port, around: _Around,
     counts: tuple[int, int, int, int, int], run_s: float | None, state: Literal["", "down", "drained"],
 ) -> LinkUse:  # fmt: skip
-    way, ranked = fabric.direction(port.node, port.peer_node), port.ref in above
-    return LinkUse(port.ref, fabric.is_uplink(port), *counts, way, ranked, port.rate_bps, run_s, state)
+    above, networks = around
+    way, uplink = fabric.direction(port.node, port.peer_node), fabric.is_uplink(port) and port.network in networks
+    return LinkUse(port.ref, uplink, *counts, way, port.ref in above, port.rate_bps, run_s, state)
 
 
 def _max_over_mean(values: Sequence[int]) -> float | None:

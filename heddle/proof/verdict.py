@@ -26,6 +26,7 @@ from typing import Any
 from heddle.base.tables import many, some_of
 from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric, NicNames
+from heddle.fabric.wiring import BACKEND
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.forwarding import FlowArrays
@@ -332,12 +333,14 @@ def _result(
     sources: tuple[tuple[str, ...], SelfTest],
 ) -> PathsResult:
     uplinks = [link for link in links if link.uplink and link.usable]
+    measured = {fabric.level_of(fabric.by_name[link.port.partition(":")[0]]).network for link in links if link.uplink}
+    leaves = [each for each in fabric.switch_levels if each.counts_uplinks and each.network in (measured or {BACKEND})]
     per_leaf = {
         switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
         for switch in fabric.switches
-        if fabric.level_of(switch).counts_uplinks
+        if fabric.level_of(switch) in leaves
     }
-    word = next((level.word for level in fabric.switch_levels if level.counts_uplinks), "switch")
+    word = leaves[0].word if leaves else "switch"
     mmr = Mmr.of(UplinkSet.of(links).links)
     nics = NicNames.of(fabric)
     return PathsResult(agree, proofs, tuple(links), mmr, per_leaf, word, lost, notes, *sources, nics=nics)

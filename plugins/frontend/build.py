@@ -61,7 +61,7 @@ def build(builder: FabricBuilder, front: FrontendSpec, box: str) -> None:
     if front.oversubscription is not None:
         rate = max(1, round(most * front.link.host / (front.spines * front.oversubscription)))
     first = builder.above(
-        Level(RSW, "RSW", "leaf", rate, is_edge=True, boxed=True, network=FRONTEND),
+        Level(RSW, "RSW", "leaf", rate, is_edge=True, counts_uplinks=True, boxed=True, network=FRONTEND),
         Level(FSW, "FSW", "spine", network=FRONTEND),
     )
     _, *switches = builder.levels

@@ -355,7 +355,7 @@ def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
     parts = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS
     with owners.lock(lab.name, work="diagnose (probes)"):
         before = lab.snapshot(parts)
-        nics = [port for port in lab.fabric.nics if not no_nic(lab.fabric, port)]
+        nics = [port for port in lab.fabric.host_ports if not no_nic(lab.fabric, port)]
         ends = [endpoint_at(lab.fabric, rank, port) for rank, port in enumerate(nics)]
         try:
             usable = _open(lab, ends)
@@ -400,10 +400,14 @@ def _close(lab: Lab) -> None:
         each.close()
 
 
+def _network(lab: Lab, end: Endpoint) -> str:
+    return lab.fabric.by_name[end.host].port(end.port).network
+
+
 def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Probe]:
     """Flows of which some pass each port, chosen by their predicted paths. Each has a QP number of its own."""
     rng = random.Random(_SEED)  # noqa: S311 - no secret
-    part = {end.nic: lab.fabric.part_of.get(end.first_hop.partition(":")[0]) for end in ends}
+    part = {end.nic: (_network(lab, end), lab.fabric.part_of.get(end.first_hop.partition(":")[0])) for end in ends}
     pairs = [(a, b) for a in ends for b in ends if a.host != b.host and part[a.nic] == part[b.nic]]
     pairs = rng.sample(pairs, min(len(pairs), _MOST_PAIRS))
     flows = [
@@ -437,9 +441,10 @@ def _exchanged(lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, be
     """
     ports, version = _PORTS[lab.name], lab.fabric.policy.ip_version
     parser, batch = Parser(version=version), SendBatch(lab.fabric.policy.ib_mtu, slots=_BURST, version=version)
-    full = bytes(lab.fabric.policy.ib_mtu)
+    policy, ends = lab.fabric.policy, {each.here.nic: _network(lab, each.here) for each in flows}
+    room = {net: min(policy.ib_mtu, policy.of(net).mtu - policy.ip.overhead) for net in {*ends.values()}}
     parser.expect(len(flows))
-    own = [(each.flow.qpn, each.header(), ports[each.here.nic]) for each in flows if each.here.nic in ports]
+    own = [(each.flow.qpn, each.header(), each.here.nic) for each in flows if each.here.nic in ports]
     sent: dict[int, list[int]] = {qpn: [] for qpn, _, _ in own}
     wanted, came = {each.flow.qpn for each in flows}, dict[int, _Arrivals]()
     waiting = {each.fileno(): each for each in ports.values()}
@@ -466,16 +471,17 @@ def _exchanged(lab: Lab, flows: Sequence[_Probe], count: int, quiet_s: float, be
 
     end, last = time.monotonic() + _MOST_S, time.monotonic()
     while time.monotonic() < min(end, last + quiet_s):
-        for qpn, header, port in own:
+        for qpn, header, nic in own:
             first = len(sent[qpn])
             size = min(_BURST - first % _BURST, count - first)
             if not size:
                 continue
+            full = room[ends[nic]]
             for slot in range(size):
                 psn = first + slot
-                batch.put_data(slot, header, wire.WRITE_MIDDLE, psn, full if _is_full(psn) else _PAYLOAD)
+                batch.put_data(slot, header, wire.WRITE_MIDDLE, psn, bytes(full) if _is_full(psn) else _PAYLOAD)
             try:
-                done = port.send(batch, size)
+                done = ports[nic].send(batch, size)
             except OSError:  # the last one is longer than the port's MTU: it counts as lost
                 done = size
             sent[qpn] += [time.monotonic_ns() - began.ns] * done

@@ -6,10 +6,14 @@ import socket
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.fabric.wiring import BACKEND, FRONTEND
 from heddle.kernel.namespace import inside
 from heddle.lab.lab import Lab
-from heddle.lab.outages import link_down
+from heddle.lab.outages import clear_faults, link_down, set_fault
+from heddle.runs.store import History
+from heddle.spec.impairments import LinkFault
+from heddle_plugins.engineering.diagnosis.diagnosis import diagnose
 from tests.conftest import Borrow
 from tests.netns.collectives import proven, ran
 from tests.netns.live import failed, in_node
@@ -60,3 +64,23 @@ def test_a_packet_of_the_other_network_and_a_route_to_it_are_named(lab: Lab) -> 
     finally:
         in_node(lab, "host1", f"ip route del {there}/32")
         in_node(lab, "rtsw1", f"ip route del {there}/32")
+
+
+def test_uplinks_are_those_of_the_network_that_a_run_uses(lab: Lab) -> None:
+    ran(lab, transport="tcp", network=FRONTEND, collective="restore", algorithm="", sizes=(1 << 18,), iters=1, warmup=0)
+    front = proven(lab).uplinks
+    assert {each.partition(":")[0][:3] for each in front.switches} == {"rsw"}
+    assert front.left_out == 2  # of the RSW of preprocessing
+    ran(lab, collective="all-to-all", algorithm="", sizes=(1 << 14,), iters=1, warmup=0)
+    assert proven(lab).uplinks.switches == ("rtsw1", "rtsw2")
+
+
+def test_a_fault_in_the_network_that_a_run_did_not_use_is_found_by_probes(lab: Lab) -> None:
+    run = ran(lab, ranks=2, sizes=(1 << 14,))
+    assert diagnose(History.of(lab).open(run.id), lab, Silent()).verdict is None
+    set_fault(lab, ["rsw1:eth1"], LinkFault(loss=1 / 8))
+    try:
+        found = diagnose(History.of(lab).open(run.id), lab, Silent()).verdict
+        assert found is not None and (found.cause, found.object) == ("link-lossy", "rsw1:eth1")
+    finally:
+        clear_faults(lab)
