@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
 from socket import inet_ntoa
 from typing import Any, Final, Literal, TypeAlias
@@ -23,6 +24,11 @@ Version: TypeAlias = Literal[4, 6]
 _BEHIND_IP: Final = 44
 _TIER_ROOM: Final = 4096  # router ids per tier
 _ROUTER_IDS: Final = 0x0AFF0000  # 10.255.0.0, as in IPv4 fabrics with the default pool
+
+
+_KINDS: Final[Mapping[Version, Any]] = {
+    4: (IPv4Address, IPv4Interface, IPv4Network), 6: (IPv6Address, IPv6Interface, IPv6Network),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +74,18 @@ class Family:
     def ends(self, number: int) -> tuple[Interface, Interface]:
         """Both ends of a host link: the host's, the switch's. number: the switch's address, the even one.
 
-        They have one network object: to make it takes most of an interface's time.
+        Equal to `end` of both, with one network object. The constructors check what is known here, and a large fabric
+        has tens of thousands of links.
         """
-        even = self.end(number)
-        odd: Interface = object.__new__(type(even))
-        odd.__dict__.update(even.__dict__)
-        kind: Any = type(even.ip)
-        kind.__init__(odd, number + 1)
-        return odd, even
+        address, interface, network = _KINDS[self.version]
+        netmask, shared = _netmask(self.version), object.__new__(network)
+        shared.network_address, shared.netmask, shared._prefixlen = address(number), netmask, self.link
+        shared.hosts = shared.__iter__
+        odd, even = found = object.__new__(interface), object.__new__(interface)
+        for end, at in ((odd, number + 1), (even, number)):
+            address.__init__(end, at)
+            end.network, end.netmask, end._prefixlen = shared, netmask, self.link
+        return found
 
     def loopbacks(self, pool: Network) -> Network:
         """The pool's last block: the loopbacks of all switches."""
@@ -95,6 +105,13 @@ class Family:
     def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
         """The BGP router id (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 a separate number."""
         return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
+
+
+@cache
+def _netmask(version: Version) -> Address:
+    """The netmask of host links."""
+    family = IPV4 if version == 4 else IPV6
+    return family.network(0, family.link).netmask
 
 
 def text_of(address: Interface) -> str:

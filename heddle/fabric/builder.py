@@ -7,10 +7,10 @@ MACs, loopbacks and seeds are functions of a node's level and index, so two buil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Final
+from functools import cache, partial
+from typing import Any, Final
 
 from heddle.base.families import Interface, Network
 from heddle.base.plugins import function
@@ -35,7 +35,8 @@ class FabricBuilder:
             raise ValueError("a shape needs a level of edge switches: Level(..., is_edge=True)")
         self._spec, self._levels = spec, tuple(levels)
         self._exceptions, self._mtu = spec.link.exceptions, spec.link.mtu
-        self._nodes: dict[str, Node] = {}
+        self._pool = spec.addressing.network
+        self._nodes: dict[str, Callable[..., Node]] = {}  # made once its ports are known
         self._ends: dict[str, tuple[list[Port], str, int]] = {}  # node -> ports, part of their MACs, rate upwards
         self._links: list[Link] = []
         self._networks: dict[str, NetworkPolicy] = {}
@@ -53,7 +54,7 @@ class FabricBuilder:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far, with their ports."""
-        return tuple(replace(node, ports=tuple(self._ends[name][0])) for name, node in self._nodes.items())
+        return tuple([made(ports=tuple(self._ends[name][0])) for name, made in self._nodes.items()])
 
     def above(self, *levels: Level) -> int:
         """Add levels above all others, before their nodes; the number of the first of them."""
@@ -63,17 +64,19 @@ class FabricBuilder:
     def switch(self, level: int, index: int, asn: int, groups: Groups, prefix: Network | None = None) -> str:
         """Add a switch and return its name. prefix: of its host links."""
         spec, word, network = self._spec, self._levels[level].word, self._levels[level].network
-        pool = spec.addressing.network if network == BACKEND else self._networks[network].pool
+        pool = self._pool if network == BACKEND else self._networks[network].pool
         loopback = spec.ip.loopback(pool, level, index)
         router_id = spec.ip.router_id(loopback, level, index)
         name = f"{word}{index}"
         seed = seed_for(spec.routing.seed, word, name)
-        node = Node(name, Role.SWITCH, level, index, (), groups, asn, loopback, prefix, seed, router_id)
-        return self._add(node)
+        return self._add(
+            name, Role.SWITCH, level, index, groups=groups, asn=asn, loopback=loopback, prefix=prefix, hash_seed=seed,
+            router_id=router_id,
+        )  # fmt: skip
 
     def host(self, index: int, groups: Groups, name: str = "", serves: str = "") -> str:
         """Add a host and return its name: the word of its level and the index, if none is given."""
-        return self._add(Node(name or f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups, serves=serves))
+        return self._add(name or f"{self._levels[0].word}{index}", Role.HOST, 0, index, groups=groups, serves=serves)
 
     def network(self, name: str, policy: NetworkPolicy) -> None:
         """Add a network whose ports carry no ranks, before the links of it."""
@@ -111,15 +114,16 @@ class FabricBuilder:
         refuse_level_links(found)
         return found
 
-    def _add(self, node: Node) -> str:
-        if node.name in self._nodes:
+    def _add(self, name: str, role: Role, level: int, index: int, **more: Any) -> str:
+        if name in self._nodes:
             hint = "give the level of the shape another word"
-            raise InputError(Problem(self._spec.name, f"the name {node.name}", "is that of two nodes", hint))
+            raise InputError(Problem(self._spec.name, f"the name {name}", "is that of two nodes", hint))
         # MACs are locally administered: 02, level (4: a host), node index and port of 16 bits each.
-        code = _HOST_CODE if node.role is Role.HOST else _SWITCH_CODES[node.level]
-        mac = f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}"
-        self._nodes[node.name], self._ends[node.name] = node, ([], mac, self._levels[node.level].uplink_bps)
-        return node.name
+        code = _HOST_CODE if role is Role.HOST else _SWITCH_CODES[level]
+        mac = f"02:{code:02x}:{index >> 8:02x}:{index & 0xFF:02x}"
+        self._nodes[name] = partial(Node, name, role, level, index, **more)
+        self._ends[name] = [], mac, self._levels[level].uplink_bps
+        return name
 
 
 @cache

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.base.records import record
-from heddle.fabric.wiring import refuse_level_links
 
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Node, Wiring
@@ -69,8 +68,6 @@ class _Routes:
     """The announcements of every switch, upwards and downwards."""
 
     def __init__(self, fabric: Wiring, dead: Collection[str], drained: Collection[str]) -> None:
-        if fabric.edges:  # an imported topology has none: its routes are read from its kernels
-            refuse_level_links(fabric)
         self._switches = {node.name: node for node in fabric.switches}
         self._drained = drained
         self._below = {name: _Known() for name in self._switches}
@@ -197,9 +194,9 @@ def _grouped(received: list[tuple[str, _Known]], without: int, *, alike: bool) -
     for _, known in received:
         anywhere |= 0 if alike else known.clean
     masks: dict[int, list[int]] = {}
+    wanted = ~without
     for place, (_, known) in enumerate(received):
-        mask = (known.clean | known.drained & ~anywhere) & ~without
-        if mask:
+        if mask := (known.clean | known.drained & ~anywhere if known.drained else known.clean) & wanted:
             masks.setdefault(mask, []).append(place)
     parts: list[tuple[int, list[int]]] = []
     covered = 0
@@ -210,7 +207,7 @@ def _grouped(received: list[tuple[str, _Known]], without: int, *, alike: bool) -
             parts = _split(parts, mask, mask & ~covered, places)
         covered |= mask
     return [
-        Group(tuple(received[place][0] for place in sorted(places)), edges)
+        Group(tuple([received[place][0] for place in sorted(places)]), edges)
         for edges, places in sorted(parts, key=lambda part: min(part[1]))
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,9 +32,15 @@ if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec
 
 
-_QUEUES: Final = TypeAdapter(QueuePolicy)
-_ROUTING: Final = TypeAdapter(RoutingPolicy)
-_NETWORKS: Final = TypeAdapter(dict[str, NetworkPolicy])
+_adapter: Final = cache(TypeAdapter[Any])  # made when they are used: each takes milliseconds
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    return _adapter(kind).dump_python(value, mode="json")
+
+
+def _read(kind: Any, data: Any) -> Any:
+    return _adapter(kind).validate_python(data)
 
 
 def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
@@ -93,23 +100,24 @@ def queues_as_file(queues: QueuePolicy, words: Sequence[str]) -> dict[str, Any]:
 
 def dump_queues(queues: QueuePolicy) -> dict[str, Any]:
     """Plain data."""
-    data: dict[str, Any] = _QUEUES.dump_python(queues, mode="json")
+    data: dict[str, Any] = _plain(QueuePolicy, queues)
     return data
 
 
 def load_queues(data: Mapping[str, Any]) -> QueuePolicy:
     """What `dump_queues` wrote."""
-    return _QUEUES.validate_python(data)
+    found: QueuePolicy = _read(QueuePolicy, data)
+    return found
 
 
 def dump_policy(policy: Policy) -> dict[str, Any]:
     """Plain data."""
     numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu, "delays": list(policy.delays)}
-    routing, queues = _ROUTING.dump_python(policy.routing, mode="json"), dump_queues(policy.queues)
+    routing, queues = _plain(RoutingPolicy, policy.routing), dump_queues(policy.queues)
     data = {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
     faults = [fault.to_json() for fault in policy.link_faults]
     data |= {"link_faults": faults} if any(faults) else {}
-    return data | ({"others": _NETWORKS.dump_python(dict(policy.others), mode="json")} if policy.others else {})
+    return data | ({"others": _plain(dict[str, NetworkPolicy], dict(policy.others))} if policy.others else {})
 
 
 def load_policy(data: Mapping[str, Any]) -> Policy:
@@ -120,17 +128,12 @@ def load_policy(data: Mapping[str, Any]) -> Policy:
         ib_mtu=int(data["ib_mtu"]),
         ip=FAMILIES[data["ip"]],
         pool=ip_network(data["pool"]),
-        routing=_ROUTING.validate_python(data["routing"]),
+        routing=_read(RoutingPolicy, data["routing"]),
         queues=load_queues(data["queues"]),
         delays=tuple(data.get("delays", ())),
         link_faults=tuple(LinkFault.from_json(each) for each in data.get("link_faults", ())),
-        others=_NETWORKS.validate_python(data.get("others", {})),
+        others=_read(dict[str, NetworkPolicy], data.get("others", {})),
     )
-
-
-_NODES: Final = TypeAdapter(tuple[Node, ...])
-_LINKS: Final = TypeAdapter(tuple[Link, ...])
-_LEVELS: Final = TypeAdapter(tuple[Level, ...])
 
 
 def fabric_to_json(fabric: Fabric) -> dict[str, Any]:
@@ -138,12 +141,12 @@ def fabric_to_json(fabric: Fabric) -> dict[str, Any]:
     return {
         "name": fabric.name,
         "policy": dump_policy(fabric.policy),
-        "levels": _LEVELS.dump_python(fabric.levels, mode="json"),
+        "levels": _plain(tuple[Level, ...], fabric.levels),
         "box": fabric.box,
         "area": fabric.area,
         "sizes": list(fabric.sizes),
-        "nodes": _NODES.dump_python(fabric.nodes, mode="json"),
-        "links": _LINKS.dump_python(fabric.links, mode="json"),
+        "nodes": _plain(tuple[Node, ...], fabric.nodes),
+        "links": _plain(tuple[Link, ...], fabric.links),
     }
 
 
@@ -152,9 +155,9 @@ def fabric_from_json(data: Mapping[str, Any]) -> Fabric:
     found = Fabric(
         str(data["name"]),
         load_policy(data["policy"]),
-        _NODES.validate_python(data["nodes"]),
-        _LINKS.validate_python(data["links"]),
-        _LEVELS.validate_python(data["levels"]),
+        _read(tuple[Node, ...], data["nodes"]),
+        _read(tuple[Link, ...], data["links"]),
+        _read(tuple[Level, ...], data["levels"]),
         box=str(data["box"]),
         area=str(data["area"]),
         sizes=tuple(str(each) for each in data["sizes"]),

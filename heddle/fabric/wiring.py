@@ -229,8 +229,9 @@ class Wiring:
     @cached_property
     def gateways(self) -> Mapping[tuple[str, str], Port]:
         """Node and name of a host's port -> the port at the other end."""
-        hosts = {host.name for host in self.hosts}
-        return {(p.peer_node, p.peer_port): p for node in self.nodes for p in node.ports if p.peer_node in hosts}
+        hosts, peers = {host.name for host in self.hosts}, {port.peer_node for port in self.host_ports}
+        nodes = [node for node in self.nodes if node.name in peers]
+        return {(p.peer_node, p.peer_port): p for node in nodes for p in node.ports if p.peer_node in hosts}
 
     @cached_property
     def nic_at(self) -> Mapping[str, Port]:

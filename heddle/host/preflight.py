@@ -23,7 +23,6 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, SYSCTLS, WRITABLE, sysctls_read_only
 from heddle.fabric.model import Fabric
-from heddle.host import limits
 from heddle.host.packages import FRR_DIRS
 
 _PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "setpriv": "util-linux"}
@@ -142,6 +141,8 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
 
     FRR's inotify watch is not one of them: zebra opens one only for VRFs in namespaces, which Heddle does not use.
     """
+    from heddle.host import limits  # predictions ask only for the release of FRR
+
     yield from limits.HERE.unmet(fabric.name, limits.needs_of(fabric))
     threads = _THREADS_A_SWITCH * len(fabric.switches)
     yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")

@@ -253,15 +253,14 @@ class FlowBatch:
     def go(self, scenario: Scenario, loads: Loads) -> tuple[Hops, Bools]:
         """Walk one scenario and add the loads of its ports; flows that do not arrive carry nothing."""
         hops = walk(scenario.forwarding, scenario.rules, self.flows, self.edge, self.first, slices=self.slices)
-        peer = self._wires.peer
         share = np.where(self.first == self.home, 1.0, 0.0)
         for step in hops.steps:
-            home = peer[step.port] == self.home[step.flow]
+            home = step.peer == (self.home if step.whole else self.home[step.flow])
             np.add.at(share, step.flow[home], step.share[home])
         arrived = self.alive & (share > 1 - 1e-9)
         amount = np.where(arrived, self.amount, 0.0)
         ones = (amount > 0).astype(np.float64)
-        ports = len(peer)
+        ports = len(self._wires.ports)
         loads.bytes += hops.load(amount, ports)
         loads.flows += hops.load(ones, ports)
         loads.hoped += _hoped(self._wires, scenario.forwarding, hops, self.edge, ones)
@@ -284,7 +283,7 @@ def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, edge: I32, amount: 
     reached = np.zeros(len(forwarding.size))
     for step in hops.steps:
         group = forwarding.group[wires.owner[step.port], edge[step.flow]]
-        reached += np.bincount(group, weights=amount[step.flow] * step.share, minlength=len(reached))
+        reached += np.bincount(group, weights=step.part(amount), minlength=len(reached))
     owner = np.repeat(np.arange(len(reached)), forwarding.size)
     total = np.bincount(owner, weights=forwarding.weight, minlength=len(reached))
     part = reached[owner] * forwarding.weight / total[owner]
@@ -343,7 +342,7 @@ def spread_evenly(wires: Wires, forwarding: Forwarding, demand: Demand) -> F64:
     total = running[forwarding.start[1:]] - running[forwarding.start[:-1]]
     state = demand.bytes
     for _ in range(MAX_HOPS):
-        here, edge = np.nonzero((state > 0) & (forwarding.group >= 0))
+        here, edge = np.divmod(np.flatnonzero((state > 0) & (forwarding.group >= 0)), edges)
         if not len(here):
             break
         arriving = np.zeros(switches * edges)

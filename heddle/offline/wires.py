@@ -32,14 +32,14 @@ from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steer
 from heddle.spec.routingpolicy import FIELDS_5_TUPLE
 
 
-def directions(fabric: Fabric) -> tuple[tuple[int, int], ...]:
+def _directions(fabric: Fabric, joined: Bools) -> tuple[tuple[int, int], ...]:
     """Pairs (from level, to level), from the hosts up and down again; a direction's number is its index here.
 
     Those of links that skip a level, or are within one, come last: then the local and the global ones are two.
+    joined: (levels, levels), whether links join two levels.
     """
     up = range(len(fabric.levels))
-    level = {node.name: node.level for node in fabric.nodes}
-    ends = sorted({(level[link.a[0]], level[link.b[0]]) for link in fabric.links})
+    ends = [(low, high) for low, high in np.argwhere(joined).tolist() if low <= high]
     found = dict.fromkeys((*pairwise(up), *pairwise(up[::-1]), *ends, *((high, low) for low, high in ends)))
     return (*found, *(pair for pair in found if pair[0] == pair[1] and fabric.sideways))
 
@@ -49,7 +49,7 @@ class Wires:
     """Every port of a fabric, switches' first; a port means the sending direction. All arrays are by port id.
 
     rate: bit/s; direction: index into `directions`; owner, peer: id of its switch and of the peer switch, or -1.
-    other: the port at the other end.
+    other: the port at the other end. directions: (from level, to level), by a direction's number.
     """
 
     fabric: Fabric
@@ -60,6 +60,7 @@ class Wires:
     owner: I32
     peer: I32
     other: I32
+    directions: tuple[tuple[int, int], ...]
 
     @cached_property
     def id_of(self) -> Mapping[str, int]:
@@ -84,11 +85,6 @@ class Wires:
     def groups(self, word: str) -> I32:
         """(switches,): the number of the switch's group of that word, from 0; -1 if it is in none."""
         return np.array([(node.group(word) or 0) - 1 for node in self.fabric.switches], dtype=np.int32)
-
-    @cached_property
-    def directions(self) -> tuple[tuple[int, int], ...]:
-        """(from level, to level), by a direction's number."""
-        return directions(self.fabric)
 
     @cached_property
     def outward(self) -> tuple[int, ...]:
@@ -151,32 +147,35 @@ def wires_of(fabric: Fabric) -> Wires:
     """All ports of a fabric, those of switches first, in the order of nodes."""
     nodes, switches = [*fabric.switches, *fabric.hosts], len(fabric.switches)
     every = [port for node in nodes for port in node.ports]
-    names = [f"{port.node}:{port.name}" for port in every]
     start, ids = 0, dict[str, dict[str, int]]()  # of each node, the ids of its ports by name
     for node in nodes:
         ids[node.name] = {port.name: at for at, port in enumerate(node.ports, start)}
         start += len(node.ports)
-    id_of = {name: number for number, name in enumerate(ids)}
+    owner = np.repeat(np.arange(len(nodes), dtype=np.int32), [len(node.ports) for node in nodes])
+    other = np.array([ids[port.peer_node][port.peer_port] for port in every], dtype=np.int32)
+    peer = owner[other]
     level = np.array([node.level for node in nodes])
-    every_way = directions(fabric)
-    number_of = np.full((len(fabric.levels),) * 2, NOWHERE, dtype=np.int32)
+    pairs = level[owner], level[peer]
+    joined = np.zeros((len(fabric.levels),) * 2, dtype=bool)
+    joined[pairs] = True
+    every_way = _directions(fabric, joined)
+    number_of = np.full(joined.shape, NOWHERE, dtype=np.int32)
     for number, pair in reversed([*enumerate(every_way)]):
         number_of[pair] = number
-    owner = np.repeat(np.arange(len(nodes), dtype=np.int32), [len(node.ports) for node in nodes])
-    peer = np.array([id_of[port.peer_node] for port in every], dtype=np.int32)
-    direction = number_of[level[owner], level[peer]]
+    direction = number_of[pairs]
     if fabric.sideways:
         apart = np.array([fabric.is_global(port) for port in every])
         direction = np.where(apart, len(every_way) - 1, direction).astype(np.int32)
     return Wires(
         fabric,
         tuple(node.name for node in fabric.switches),
-        tuple(names),
+        tuple([f"{port.node}:{port.name}" for port in every]),
         np.array([port.rate_bps for port in every], dtype=np.float64),
         direction,
         np.where(owner < switches, owner, NOWHERE),
         np.where(peer < switches, peer, NOWHERE),
-        np.array([ids[port.peer_node][port.peer_port] for port in every], dtype=np.int32),
+        other,
+        every_way,
     )
 
 
@@ -344,9 +343,10 @@ class Cuts:
         """(areas, areas): of bytes between edges, those between areas; none on the diagonal."""
         areas = len(self.area_bps)
         found = np.zeros((areas, areas))
-        inside = self.area_of >= 0
-        at = np.nonzero(between * (inside[:, None] & inside))
-        np.add.at(found, (self.area_of[at[0]], self.area_of[at[1]]), between[at])
+        at = np.flatnonzero(between)
+        low, high = (self.area_of[edge] for edge in np.divmod(at, len(between)))
+        inside = (low >= 0) & (high >= 0)
+        np.add.at(found, (low[inside], high[inside]), between.ravel()[at[inside]])
         np.fill_diagonal(found, 0)
         return found
 

@@ -198,7 +198,7 @@ def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> Steering
     For a fabric without expected next hops; other fabrics use steering_of (switch/hashing/maps.py).
     """
     several = forwarding.width > 1
-    group = np.where(several[forwarding.group], forwarding.group, NO_PORT).astype(np.int32)
+    group = np.where(several[forwarding.group], forwarding.group, np.int32(NO_PORT))
     owner = np.repeat(np.arange(len(forwarding.size)), forwarding.size)
     member = forwarding.member[np.lexsort((forwarding.member, owner))]
     return SteeringTables(group, forwarding.start, member, forwarding.start, member, slices)
@@ -270,12 +270,14 @@ class FabricRules:
             return np.full(len(here), FAN, dtype=np.int32)
         if self.steering is not None and rule.mode == "pinned":
             steered = self.steering.pinned(here, destination, slices)
+            same = self.steering.start is forwarding.start  # tables of these groups: their ports are live next hops
+            live = steered >= 0 if same else forwarding.holds(group, steered)
         elif self.steering is not None and rule.mode == "exact-match":
             port, backup = self.steering.exact(here, destination, flows.sport).T
             steered = np.where(forwarding.holds(group, port), port, backup)
+            live = forwarding.holds(group, steered)
         else:
             return self._hashed(rule, forwarding, flows, here, group, destination)
-        live = forwarding.holds(group, steered)
         if live.all():
             return steered
         rest = np.flatnonzero(~live)

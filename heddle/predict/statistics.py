@@ -119,11 +119,12 @@ def evenness_of_groups(
         if share.shape != seen.shape or (seen < 0).any() or (share <= 0).any():
             raise ValueError("counts must not be negative, weights must be positive, and both must have one shape")
         links += seen.size
-        flows += int(seen.sum())
+        total = seen.sum()
+        flows += int(total)
         every.append(seen / share)
-        if seen.size < 2 or not seen.any():
+        if seen.size < 2 or not total:
             continue
-        hoped = seen.sum() * share / share.sum()
+        hoped = total * share / share.sum()
         expected.append(hoped)
         chi += float(((seen - hoped) ** 2 / hoped).sum())
         degrees += seen.size - 1

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.arrays import F64, I32, Bools
+from heddle.base.arrays import F64, I32, I64, Bools
 from heddle.base.problems import CheckError, Problem
 from heddle.predict.forwarding import NOWHERE, FlowArrays, Forwarding
 from heddle.predict.rules import BLOCK, FAN, FabricRules
@@ -30,14 +30,22 @@ MAX_HOPS: Final = 16  # a packet that passes more switches than this is in a loo
 class WalkStep:
     """One step of all flows that have not ended, with a row for each port that a flow may take.
 
-    flow, port: row of the flow, id of the port. share: of the flow's packets, 1 if they are not spread.
+    flow, port: row of the flow, id of the port. peer: the switch behind the port, or -1.
+    share: of the flow's packets, 1 if they are not spread.
     fan: whether this port is one of several over which this switch spreads the flow.
+    whole: all flows have one row, in order, and no packets are spread: columns of flows are also columns of rows.
     """
 
     flow: I32
     port: I32
+    peer: I32
     share: F64
     fan: Bools
+    whole: bool
+
+    def part(self, amount: F64) -> F64:
+        """Of an amount of each flow, the part in each row."""
+        return amount if self.whole else amount[self.flow] * self.share
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Hops:
         """(ports,): the sum of the flows' amounts over each port; a fan divides by its weights."""
         total = np.zeros(ports)
         for step in self.steps:
-            total += np.bincount(step.port, weights=amount[step.flow] * step.share, minlength=ports)
+            total += np.bincount(step.port, weights=step.part(amount), minlength=ports)
         return total
 
 
@@ -91,18 +99,23 @@ def walk(
     row = np.flatnonzero(first >= 0).astype(np.int32)
     here = first[row].astype(np.int32)
     share = np.ones(len(row))
+    spread = False
     steps: list[WalkStep] = []
     for _ in range(max_hops):
-        group = forwarding.group[here, destination[row]]
-        alive = forwarding.width[group] > 0
+        whole = len(row) == len(flows) and not spread
+        group = forwarding.group[here, destination if whole else destination[row]]
+        width = forwarding.width[group]
+        alive = width > 0
         if not alive.any():
             break
         if not alive.all():
-            row, here, share, group = row[alive], here[alive], share[alive], group[alive]
-        port = _choose(forwarding, rules, flows, destination, slices, row, here, group)
-        step = _step(forwarding, row, group, port, share)
+            row, here, share, group, width = row[alive], here[alive], share[alive], group[alive], width[alive]
+            whole = False
+        port = _choose(forwarding, rules, flows, destination, slices, row, here, group, width)
+        step = _step(forwarding, row, group, port, share, whole=whole)
+        spread |= bool(step.fan.any())
         steps.append(step)
-        row, here, share = _merged(step, forwarding.peer[step.port])
+        row, here, share = _merged(step, spread=spread)
     return Hops(len(flows), tuple(steps))
 
 
@@ -115,10 +128,11 @@ def _choose(
     row: I32,
     here: I32,
     group: I32,
+    width: I64,
 ) -> I32:
     """The port for each row, FAN if there are several. Rows with a single next hop are not hashed."""
     port = forwarding.member[forwarding.start[group]]
-    several = np.flatnonzero(forwarding.size[group] > 1)
+    several = np.flatnonzero(width > 1)
     for switch in np.flatnonzero(np.bincount(here[several])):
         if rules.problems[switch] is not None:
             raise CheckError(rules.problems[switch] or Problem("", forwarding.switches[switch], "is not modelled"))
@@ -133,11 +147,11 @@ def _choose(
     return port
 
 
-def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -> WalkStep:
+def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64, *, whole: bool) -> WalkStep:
     """One step; a row with a fan becomes one row per member, with its share by weight."""
     fan = port == FAN
     if not fan.any():
-        return WalkStep(row, port, share, fan)
+        return WalkStep(row, port, forwarding.peer[port], share, fan, whole)
     one, many = np.flatnonzero(~fan), np.flatnonzero(fan)
     sizes = forwarding.size[group[many]]
     source = np.repeat(many, sizes)
@@ -146,21 +160,27 @@ def _step(forwarding: Forwarding, row: I32, group: I32, port: I32, share: F64) -
     running = np.concatenate([[0], np.cumsum(forwarding.weight, dtype=np.int64)])
     total = running[forwarding.start[group[source] + 1]] - running[forwarding.start[group[source]]]
     order = np.argsort(np.concatenate([one, source]), kind="stable")
+    port = np.concatenate([port[one], forwarding.member[at]])[order]
     return WalkStep(
         np.concatenate([row[one], row[source]])[order],
-        np.concatenate([port[one], forwarding.member[at]])[order],
+        port,
+        forwarding.peer[port],
         np.concatenate([share[one], share[source] * forwarding.weight[at] / total])[order],
         np.concatenate([np.zeros(len(one), bool), np.ones(len(source), bool)])[order],
+        whole=False,
     )
 
 
-def _merged(step: WalkStep, peer: I32) -> tuple[I32, I32, F64]:
-    """The rows at the next switches. A flow that reaches one switch over several ports is one row there."""
-    on = np.flatnonzero(peer >= 0)
-    row: I32 = step.flow[on]
-    here: I32 = peer[on]
-    share: F64 = step.share[on]
-    if not step.fan.any() and not (share < 1).any():
+def _merged(step: WalkStep, *, spread: bool) -> tuple[I32, I32, F64]:
+    """The rows at the next switches. A flow that reaches one switch over several ports is one row there.
+
+    spread: whether any flow was spread so far.
+    """
+    on = step.peer >= 0
+    if on.all() and not spread:
+        return step.flow, step.peer, step.share
+    row, here, share = step.flow[on], step.peer[on], step.share[on]
+    if not spread:
         return row, here, share
     key = row.astype(np.int64) << 32 | here
     unique, where = np.unique(key, return_inverse=True)

@@ -92,4 +92,4 @@ class Strict(BaseModel):
 
     synonyms: ClassVar[Mapping[str, str]] = {}
     example: ClassVar[Mapping[str, Any]] = {}
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
