@@ -316,11 +316,12 @@ class Wiring:
         for start in self.switches:
             reached = [] if start.name in found else [start.name]
             number += len(reached)
-            while reached:
-                name = reached.pop()
-                if name not in found:
-                    found[name] = number
-                    reached += [p.peer_node for p in self.by_name[name].ports if p.peer_node in names]
+            found |= dict.fromkeys(reached, number)
+            while reached and len(found) < len(names):
+                node = self.by_name[reached.pop()]
+                more = {p.peer_node for p in node.ports if p.peer_node in names and p.peer_node not in found}
+                found |= dict.fromkeys(more, number)
+                reached += more
         return found
 
     @cached_property

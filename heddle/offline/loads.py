@@ -142,7 +142,8 @@ class Nics:
 
 def nics_of(wires: Wires, traffic: Traffic, dead: frozenset[str] = frozenset()) -> Nics:
     """The ports of a plan's ranks. dead: names of ports."""
-    down = np.array([wires.id_of[e.first_hop] for e in traffic.endpoints], dtype=np.int32)
+    id_of = {wires.ports[at]: at for at in np.flatnonzero((wires.owner >= 0) & (wires.peer < 0)).tolist()}  # to hosts
+    down = np.array([id_of[e.first_hop] for e in traffic.endpoints], dtype=np.int32)
     downlinks = np.flatnonzero(wires.direction == wires.direction[down[0]])
     first = np.full(len(wires.switches), np.iinfo(np.int32).max, dtype=np.int64)
     np.minimum.at(first, wires.owner[downlinks], downlinks)  # a switch's downlinks are consecutive
@@ -200,10 +201,8 @@ class Demand:
 
     def between(self, wires: Wires) -> F64:
         """(edges, edges): bytes from the NICs of one edge to those of another; none on the diagonal."""
-        edges = self.bytes.shape[1]
         leaves = np.flatnonzero(wires.edge >= 0)
-        found = np.zeros((edges, edges))
-        found[wires.edge[leaves]] = self.bytes[leaves]
+        found: F64 = self.bytes[leaves[np.argsort(wires.edge[leaves])]]
         np.fill_diagonal(found, 0)
         return found
 
