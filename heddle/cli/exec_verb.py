@@ -56,6 +56,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
     from heddle.base import state
     from heddle.fabric.model import is_pattern
+    from heddle.lab.frr import home_of, switches_of
     from heddle.lab.opening import open_lab
 
     labs = state.labs() if lab is None and cmd else []
@@ -82,6 +83,9 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
         data = {"lab": where.name, "node": node, "command": shlex.join(cmd), "exit_code": out.exit_code}
         return out.result({**data, "stdout": printed})
     out.close()
+    if list(cmd) == ["vtysh"] and (home := home_of(where, node)) != node:
+        line = f"{home} runs the daemons of {', '.join(switches_of(where, home))}: write vrf {node} in commands"
+        print(f"{line}, as show bgp vrf {node} summary", file=sys.stderr)
     out.exit_code = where.exec(node, cmd)
     _explain_missing(where, node, cmd[0], out.exit_code)
     return None

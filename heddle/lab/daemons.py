@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,13 @@ from heddle.base.process import is_stopped
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Node
 from heddle.runtimes.registry import Runtime
+from heddle.runtimes.vrf import in_vrf
 
 ESTABLISHED: Final = "Established"
 ADMIN_DOWN: Final = "Idle (Admin)"  # `neighbor ... shutdown`
 GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 65535:0
 DAEMONS: Final = ("zebra", "bgpd")
+_PAUSE_S: Final = 0.005
 _CREDENTIALS: Final = struct.Struct("=3i")  # struct ucred: pid, uid, gid
 _SUMMARY: Final = "show bgp summary json"
 _NEIGHBOURS: Final = "show bgp neighbors json"
@@ -109,6 +112,8 @@ class Daemons:
 
         OSError or MachineError when it does not answer.
         """
+        if self.fabric.policy.routing.daemons == "shared":
+            commands = tuple(in_vrf(each, switch) for each in commands)
         vty = self.vty(switch, daemon)
         if vty is not None:
             return ask(vty, *commands)
@@ -132,7 +137,15 @@ def ask(vty: Path, *commands: str, timeout: float = 2.0) -> str:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(timeout)
-        link.connect(str(vty))
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                link.connect(str(vty))
+                break
+            except BlockingIOError:  # a daemon of several switches listens with a short queue (lib/vty.c)
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_PAUSE_S)
         pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if is_stopped(pid):  # it would not answer before the timeout either
             raise TimeoutError(f"process {pid} is stopped")

@@ -1,6 +1,7 @@
 """The daemons of FRR on a switch: end them, start them, stop them and let them continue; commands entered since `up`.
 
-In:  a Lab and a switch. Each command is one shell in the node. MachineError when it fails.
+In:  a Lab and a switch. Each command is one shell in the node. MachineError when it fails. With `routing.daemons:
+shared` they are the daemons of all switches of the group.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.tables import some_of
 from heddle.fabric.model import Role
 from heddle.lab.daemons import DAEMONS
 from heddle.lab.spread import spread, union
@@ -85,23 +87,46 @@ done
 def end_daemons(lab: Lab, switch: str) -> None:
     """End all daemons of a switch, also stopped ones. MachineError for daemons that cannot be started again."""
     _start_of(lab, switch)
-    lab.output(switch, ["sh", "-c", _OURS + _END_DAEMONS], timeout=_END_S)
+    _in_home(lab, switch, "sh", "-c", _OURS + _END_DAEMONS)
 
 
 def start_daemons(lab: Lab, switch: str) -> None:
     """Start the daemons of a switch that do not run."""
-    lab.output(switch, ["sh", "-c", _START_DAEMONS, *_start_of(lab, switch)], timeout=_END_S)
+    _in_home(lab, switch, "sh", "-c", _START_DAEMONS, *_start_of(lab, switch))
 
 
 def restart_daemons(lab: Lab, switch: str) -> None:
     """End all daemons of a switch, also stopped ones, and start them. MachineError as `end_daemons`."""
-    words = ["sh", "-c", _OURS + _END_DAEMONS + _START_DAEMONS, *_start_of(lab, switch)]
-    lab.output(switch, words, timeout=2 * _END_S)
+    _in_home(lab, switch, "sh", "-c", _OURS + _END_DAEMONS + _START_DAEMONS, *_start_of(lab, switch))
+
+
+def home_of(lab: Lab, switch: str) -> str:
+    """The node that its daemons run in: the switch, or the one of its group (`frr1`)."""
+    return read_topology(lab.topology).home(switch)
+
+
+def switches_of(lab: Lab, home: str) -> Sequence[str]:
+    """The switches whose daemons run in a node."""
+    shared = read_topology(lab.topology).shared
+    return shared[home].daemons_of if home in shared else (home,)
+
+
+def check_own(lab: Lab, switch: str, fault: str) -> None:
+    """InputError for a switch that shares its daemons: a fault of these would be one of all switches of the group."""
+    if (home := home_of(lab, switch)) != switch:
+        others = some_of([each for each in switches_of(lab, home) if each != switch])
+        why = f"is not possible: its daemons are those of {others}, too (routing.daemons: shared, {home})"
+        hint = "use ./inv fault down for its links, or bring the lab up with --set routing.daemons=own"
+        raise InputError(Problem(switch, fault, why, hint))
+
+
+def _in_home(lab: Lab, switch: str, *words: str) -> str:
+    return lab.runtime.output(lab.name, lab.topology, home_of(lab, switch), words, 2 * _END_S)
 
 
 def _start_of(lab: Lab, switch: str) -> Sequence[str]:
     """The command that starts the daemons."""
-    start = read_topology(lab.topology).nodes[switch].start
+    start = read_topology(lab.topology).spaces[home_of(lab, switch)].start
     if not start:
         hint = f"./inv down {lab.name}, then up again"
         raise MachineError(Problem(switch, "FRR", "is not started by Heddle, but by its image", hint))
@@ -110,18 +135,20 @@ def _start_of(lab: Lab, switch: str) -> Sequence[str]:
 
 def on_daemons(lab: Lab, switch: str, signal: str = "") -> dict[str, str]:
     """Send a signal to all daemons of a switch; returns daemon -> state of its process: `S`, `T` if it is stopped."""
-    lines = lab.output(switch, ["sh", "-c", _OURS + _SIGNAL_DAEMONS, signal]).splitlines()
+    lines = _in_home(lab, switch, "sh", "-c", _OURS + _SIGNAL_DAEMONS, signal).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
 
 
 @spread(union)
 def configurations(lab: Lab) -> dict[str, list[str]]:
-    """Switch -> the lines of the running configurations of its daemons. A switch that does not answer is absent."""
+    """Node that runs daemons -> the lines of their running configurations. One that does not answer is absent."""
     found: dict[str, list[str]] = {}
     for node in (each for each in lab.own_nodes if each.role is not Role.HOST):
+        if (home := home_of(lab, node.name)) in found:
+            continue
         with suppress(OSError, MachineError):
             texts = [lab.daemons.answer(node.name, each, "enable", "show running-config") for each in DAEMONS]
-            found[node.name] = [line for text in texts for line in _flat(text)]
+            found[home] = [line for text in texts for line in _flat(text)]
     return found
 
 
@@ -141,7 +168,7 @@ def record_loaded(lab: Lab) -> None:
 
 
 def entered(lab: Lab) -> dict[str, list[str]]:
-    """Switch -> lines that its running configuration has more than the loaded one, and then `no` and those it has not.
+    """Node that runs daemons -> lines that came since they were loaded; then `no` and those that have gone.
 
     A lab without that record has none.
     """
@@ -161,8 +188,8 @@ def reload_rendered(lab: Lab, switch: str) -> None:
     """Start FRR of a switch again with its rendered configuration, also where FRR has written another one since."""
     from heddle.render.render import rendered
 
-    file = lab.topology.parent / switch / "frr.conf"
-    right = rendered(lab.fabric)[f"{switch}/{file.name}"]
+    file = lab.topology.parent / home_of(lab, switch) / "frr.conf"
+    right = rendered(lab.fabric)[f"{file.parent.name}/{file.name}"]
     if lab.runtime.here and file.read_text(encoding="utf-8") != right:
         file.write_text(right, encoding="utf-8")  # in place: the node has this file bound
     restart_daemons(lab, switch)

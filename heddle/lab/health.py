@@ -30,7 +30,7 @@ from heddle.lab.faults.bgpdown import BgpDown
 from heddle.lab.faults.packets import reinstall_faults
 from heddle.lab.faults.record import changing
 from heddle.lab.faults.slowlink import SlowLink, shares_of
-from heddle.lab.frr import entered, reload_rendered, restart_daemons
+from heddle.lab.frr import entered, home_of, reload_rendered, restart_daemons, switches_of
 from heddle.lab.lab import Lab
 from heddle.lab.linkstate import SECONDS, configure_bgp
 from heddle.lab.ports import down_of, in_network, set_links
@@ -38,10 +38,12 @@ from heddle.lab.rehash import reapply_hashing, restore_hashing
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, nothing, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues, restore_queues
+from heddle.runtimes.vrf import in_vrf
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch import install
 
 _OF_ZEBRA: Final = "169.254.0.1"  # zebra sets this entry once, for IPv4 next hops of unnumbered BGP (RFC 5549)
+_DRAINED: Final = "bgp graceful-shutdown"
 _FORGET: Final = ("route", "flush", "cache")
 
 
@@ -235,14 +237,11 @@ def _daemons(lab: Lab) -> list[str]:
     Restarting only zebra is not enough: it often does not get the routes of a bgpd that was connected to the old zebra.
     """
     silent = lab.snapshot(LabPart.SILENT).silent
-    repaired = []
     on_purpose = orders.places_of(lab, "daemons")
-    for switch, names in silent.items():
-        if not names or switch in on_purpose:
-            continue
-        restart_daemons(lab, switch)
-        repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
-    return repaired
+    dead = {home_of(lab, switch): names for switch, names in silent.items() if names and switch not in on_purpose}
+    for home in dead:
+        restart_daemons(lab, home)
+    return [f"{home}: {' and '.join(names)} did not answer; FRR started again" for home, names in dead.items()]
 
 
 def _configurations(lab: Lab) -> list[str]:
@@ -252,15 +251,23 @@ def _configurations(lab: Lab) -> list[str]:
     refs = (each.where.partition(":") for each in record.read(lab.dir) if each.kind == BgpDown.name)
     shut = {(node, f"neighbor {port} shutdown") for node, _, port in refs}
     done = []
-    for switch, lines in entered(lab).items():
-        drains = [line for line in lines if line.endswith(" / bgp graceful-shutdown")]
-        by_hand = [each for each in lines if each not in drains and (switch, each.rpartition(" / ")[2]) not in shut]
+    for home, lines in entered(lab).items():
+        routers = {_router(lab, name, home): name for name in switches_of(lab, home)}
+        rows = [(line, routers.get(line.partition(" / ")[0]), line.rpartition(" / ")[2]) for line in lines]
+        drained = [name for _, name, last in rows if name and last == _DRAINED]
+        by_hand = [line for line, name, last in rows if last != _DRAINED and (name, last) not in shut]
         if by_hand:
-            reload_rendered(lab, switch)
-            if drains:
-                configure_bgp(lab, lab.fabric.by_name[switch], "bgp graceful-shutdown")
-            done.append(f"{switch}: its configuration was changed ({some_of(by_hand)}); FRR started again as rendered")
+            reload_rendered(lab, home)
+            for name in drained:
+                configure_bgp(lab, lab.fabric.by_name[name], _DRAINED)
+            done.append(f"{home}: its configuration was changed ({some_of(by_hand)}); FRR started again as rendered")
     return done
+
+
+def _router(lab: Lab, switch: str, home: str) -> str:
+    """The block of a switch's BGP in the configuration of its daemons."""
+    line = f"router bgp {lab.fabric.by_name[switch].asn}"
+    return line if home == switch else in_vrf(line, switch)
 
 
 def _left(lab: Lab) -> tuple[str, ...]:

@@ -132,6 +132,7 @@ def _created(
 ) -> Lab:  # fmt: skip
     """`up` of a lab that does not run."""
     engine = lab.runtime
+    _check_daemons(lab.fabric, engine)
     if kept := state.stored_runs(lab.name):
         observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
     for note in lab.blueprint.notes:
@@ -164,6 +165,13 @@ def _created(
         left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
         raise CheckError(*error.problems, left) from None
     return lab
+
+
+def _check_daemons(fabric: Fabric, engine: Runtime) -> None:
+    """InputError for shared daemons where each switch is a container, or has its daemons in a shard."""
+    if fabric.policy.routing.daemons == "shared" and not (engine.here and engine.daemons_here):
+        why = f"is possible in runtime netns only: in runtime {engine.name} each switch runs its own"
+        raise InputError(Problem("", "routing.daemons: shared", why, "add --set routing.daemons=own"))
 
 
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
@@ -299,6 +307,7 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
     """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
     blueprint = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
+    _check_daemons(blueprint.fabric, get_runtime(runtime))
     name = blueprint.fabric.name
     journal = Journal()
     problems, more = blueprint.kernel_faults()

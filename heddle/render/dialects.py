@@ -66,6 +66,9 @@ DEPLOY: Final[Mapping[Dialect, str]] = {
 # root of the machine, so hosts do not have it.
 HOST_CAPABILITIES: Final = ("NET_ADMIN", "NET_RAW")
 SWITCH_CAPABILITIES: Final = ("NET_ADMIN", "SYS_ADMIN", "NET_RAW")
+# Label of a node that is no part of the fabric: it runs the daemons of these switches, each in a VRF of its name.
+DAEMONS_OF: Final = "heddle-daemons-of"
+DAEMONS_IN: Final = "heddle-daemons-in"  # label of each of these switches: that node
 NODE_MEMORY: Final = "1Gb"  # of a container with Heddle's image, which needs less than 100 MB
 
 

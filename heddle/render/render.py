@@ -48,6 +48,8 @@ BOUND_FILES: Final[Mapping[dialects.Dialect, Sequence[str]]] = {**SWITCH_FILES, 
 MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
 BGPD_OPTIONS: Final = "-P 0"
+_SWITCHES_A_GROUP: Final = 16
+START: Final = "sh /etc/frr/start.sh"
 
 
 def render(fabric: Fabric, out: Path, options: dialects.RenderOptions = DEFAULT) -> Path:
@@ -106,15 +108,16 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
         "ra_interval": ra_interval(fabric),
         "hold_ms": hold_ms(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
-        "zebra_options": ZEBRA_OPTIONS,
+        "zebra_options": ZEBRA_OPTIONS if fabric.policy.routing.daemons == "own" else f"{ZEBRA_OPTIONS} -n",
         "bgpd_options": BGPD_OPTIONS,
     }
     files: dict[str, str] = {}
     templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
-    for node in fabric.switches:
-        global_ports = [port for port in node.ports if fabric.is_global(port)]
-        own = {"node": node, "maximum_paths": _maximum_paths(fabric, node), "global_ports": global_ports}
-        files |= {f"{node.name}/{name}": template.render(shared, **own) for name, template in templates.items()}
+    groups = daemon_groups(fabric)
+    for group, nodes in (groups or {node.name: [node] for node in fabric.switches}).items():
+        members = [(node, _maximum_paths(fabric, node), [*filter(fabric.is_global, node.ports)]) for node in nodes]
+        own = {"name": group, "members": members, "shared": bool(groups)}
+        files |= {f"{group}/{name}": template.render(shared, **own) for name, template in templates.items()}
     files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
         shared,
         options=options,
@@ -130,11 +133,17 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
         # containerlab's graph sorts its rows by the names of groups.
         switch_groups=list(dict.fromkeys(fabric.level_of(node).group for node in reversed(fabric.switches))),
         host_group=fabric.host_level.group,
+        daemon_groups=groups,
+        group_of={node.name: group for group, nodes in groups.items() for node in nodes},
+        labels=(dialects.DAEMONS_OF, dialects.DAEMONS_IN),
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=host_sysctls(fabric),
         bound_files=BOUND_FILES[options.dialect],
-        switch_commands=lambda node: _plain([*mac_commands(node, options.dialect), *switch_commands(node)]),
+        switch_commands=lambda node: _plain(
+            [*mac_commands(node, options.dialect), *switch_commands(node), *([] if groups else [START])]
+        ),
+        start_command=START,
         host_commands=lambda node: _plain([*mac_commands(node, options.dialect), *host_commands(fabric, node)]),
     )
     return files
@@ -153,6 +162,21 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
     )
+
+
+def daemon_groups(fabric: Fabric) -> dict[str, Sequence[Node]]:
+    """Node that runs the daemons of several switches -> these switches; empty where each runs its own.
+
+    Switches of a group are of one level: they have the same number of sessions and routes.
+    """
+    if fabric.policy.routing.daemons == "own":
+        return {}
+    levels: dict[str, list[Node]] = {}
+    for node in fabric.switches:
+        levels.setdefault(fabric.level_of(node).word, []).append(node)
+    size = _SWITCHES_A_GROUP
+    some = [nodes[at : at + size] for nodes in levels.values() for at in range(0, len(nodes), size)]
+    return {f"frr{number}": part for number, part in enumerate(some, 1)}
 
 
 def ra_interval(fabric: Fabric) -> str:
@@ -274,11 +298,11 @@ def mac_commands(node: Node, dialect: dialects.Dialect) -> list[str]:
 
 
 def switch_commands(switch: Node) -> list[str]:
-    """The `ip` commands for the switch's loopback and its ends of the routed host links, then the start script."""
+    """The `ip` commands for the switch's loopback and its ends of the routed host links."""
     length = 32 if switch.loopback is None else switch.loopback.max_prefixlen
     addresses = [f"ip addr add {switch.loopback}/{length} dev lo"]
     addresses += [f"ip addr add {p.address} dev {p.name}" for p in switch.ports if p.address is not None]
-    return [*addresses, "sh /etc/frr/start.sh"]
+    return addresses
 
 
 _FIRST_TABLE: Final = 101  # of the routes by one port of a host with several

@@ -23,10 +23,10 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, dying_with_us, first_lines, run
 from heddle.fabric.model import Fabric
 from heddle.kernel.devicetypes import explained
-from heddle.kernel.namespace import NETNS_DIR, NodeHandle, inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
-from heddle.runtimes.netns_space import RUN_DIR, Space, files_dir, job_root, make_space, make_views
+from heddle.runtimes.netns_space import RUN_DIR, Space, files_dir, job_root, make_space, make_views, netns_path
 from heddle.runtimes.netns_topology import (
     OWN,
     READ_ONLY,
@@ -37,6 +37,7 @@ from heddle.runtimes.netns_topology import (
     start_timeout,
 )
 from heddle.runtimes.registry import Runtime
+from heddle.runtimes.vrf import vtysh_in_vrf
 from heddle.switch.links.cuts import TUNNEL, stub_name, tunnel_line
 
 CABLES: Final = "_cables"  # the namespace of the stubs of cut links; not a valid node name
@@ -67,17 +68,17 @@ class NetnsRuntime(Runtime):
         return [
             Problem(name, "its namespace", "is missing: it was removed", hint)
             for name in read_topology(topology).nodes
-            if not _netns(lab, name).exists()
+            if not netns_path(lab, name).exists()
         ]
 
     def exists(self, lab: str) -> bool:
         return bool(namespaces_of(lab)) or (RUN_DIR / lab).exists()
 
     def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
-        return {name: NodeHandle(name, _netns(lab, name)) for name in read_topology(topology).nodes}
+        return {name: NodeHandle(name, netns_path(lab, name)) for name in read_topology(topology).nodes}
 
     def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
-        spot = Space(lab, node).outside(path)
+        spot = Space(lab, read_topology(topology).home(node)).outside(path)
         return spot if spot is not None and spot.exists() else None
 
     def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
@@ -85,20 +86,20 @@ class NetnsRuntime(Runtime):
         topo.check_honoured()
         self._note_views(lab, topo, journal)
         journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _namespace_lines(lab, topo)))
-        for node in topo.nodes.values():
+        for node in topo.spaces.values():
             if node.sysctls:
                 journal.note(_sysctl_argv(lab, node))
         journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _link_lines(lab, topo)))
         for name, lines in _node_lines(topo).items():
-            journal.note(["ip", "-n", _netns(lab, name).name, "-batch", "-"], "\n".join(line for line, _ in lines))
-        for node in topo.nodes.values():
+            journal.note(["ip", "-n", netns_path(lab, name).name, "-batch", "-"], "\n".join(line for line, _ in lines))
+        for node in topo.spaces.values():
             self._note_commands(lab, node, journal)
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         topo = read_topology(topology)
         topo.check_honoured()
         observer.begin("create", len(topo.nodes) + len(topo.links))
-        for node in topo.nodes.values():
+        for node in topo.spaces.values():
             make_space(lab, node)
         make_views(lab, list(topo.nodes.values()))
         self._note_views(lab, topo, journal)
@@ -114,16 +115,16 @@ class NetnsRuntime(Runtime):
         observer.advance("create", len(topo.nodes) + len(topo.links))
         lines = _node_lines(topo)
         _in_parallel(
-            lambda node: _batch(["ip", "-n", _netns(lab, node).name, "-batch", "-"], lines[node], journal), lines
+            lambda node: _batch(["ip", "-n", netns_path(lab, node).name, "-batch", "-"], lines[node], journal), lines
         )
         observer.end("create", f"{len(topo.nodes)} namespaces, {len(topo.links)} links")
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the rest of the nodes' `exec`, the start scripts, in one helper process."""
         topo = read_topology(topology)
-        jobs = [self._job(lab, node, commands) for node in topo.nodes.values() if (commands := _commands(node))]
+        jobs = [self._job(lab, topo, node, commands) for node in topo.spaces.values() if (commands := _commands(node))]
         observer.begin("start", len(jobs))
-        for node in topo.nodes.values():
+        for node in topo.spaces.values():
             self._note_commands(lab, node, journal)
         if jobs:
             stdin, called = json.dumps(jobs), f"{lab}: the start of {len(jobs)} nodes"
@@ -135,9 +136,10 @@ class NetnsRuntime(Runtime):
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         known = known_node(lab, topology, node)
-        if not _netns(lab, node).exists():
+        if not netns_path(lab, node).exists():
             raise MachineError(Problem("", node, "is not running", f"run ./inv down {lab}, then up again"))
-        return [*HELPER, "one", json.dumps(self._job(lab, known, [list(argv)]))]
+        words = vtysh_in_vrf(argv, node) if known.daemons_in else list(argv)
+        return [*HELPER, "one", json.dumps(self._job(lab, read_topology(topology), known, [words]))]
 
     def destroy(self, lab: str, observer: Observer) -> int:
         return remove_lab(lab, RUN_DIR / lab, observer)
@@ -155,28 +157,27 @@ class NetnsRuntime(Runtime):
         commands = _commands(node)
         if commands and node.binds:
             journal.comment(f"{node.name} sees {RUN_DIR / lab / node.name}/{{etc,run,log}} as FRR's directories")
+        if node.daemons_of:
+            journal.comment(f"and in /run/netns the namespaces of {', '.join(node.daemons_of)}, by these names")
         for argv in commands:
-            journal.note(["ip", "netns", "exec", _netns(lab, node.name).name, *argv])
+            journal.note(["ip", "netns", "exec", netns_path(lab, node.name).name, *argv])
 
     @staticmethod
-    def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
-        mounts = Space(lab, node.name).mounts(node)
-        netns = str(_netns(lab, node.name))
+    def _job(lab: str, topo: Topology, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
+        space = Space(lab, topo.home(node.name))
+        mounts = space.mounts(topo.spaces[space.node]) + space.vrf_mounts(node)
+        netns = str(netns_path(lab, node.name))
         job = {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
         return job | {"goes_on": bool(node.own_files), "needed": [list(node.start)]} | job_root(lab, node)
 
 
 def cable_space(lab: str) -> Path:
     """The namespace of the stubs of a shard's cut links."""
-    return _netns(lab, CABLES)
-
-
-def _netns(lab: str, node: str) -> Path:
-    return NETNS_DIR / f"heddle-{lab}-{node}"
+    return netns_path(lab, CABLES)
 
 
 def _namespace_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
-    return [(f"netns add {_netns(lab, node).name}", node) for node in (*topo.nodes, *[CABLES] * bool(topo.cuts))]
+    return [(f"netns add {netns_path(lab, node).name}", node) for node in (*topo.spaces, *[CABLES] * bool(topo.cuts))]
 
 
 def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
@@ -191,7 +192,7 @@ def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
         lines.append((f"link add {ends[0]} type veth peer name {ends[1]}", what))
     if topo.cuts:
         lines.append(
-            (tunnel_line(_netns(lab, CABLES).name, topo.cuts[0].tunnel_port), "the tunnel to the other shards")
+            (tunnel_line(netns_path(lab, CABLES).name, topo.cuts[0].tunnel_port), "the tunnel to the other shards")
         )
     for cut in topo.cuts:
         mac = f" address {cut.end.mac}" if cut.end.mac else ""
@@ -203,7 +204,7 @@ def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
 
 def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
     """Node -> links up, then its leading `ip` commands."""
-    lines = {name: [("link set lo up", name)] for name in topo.nodes}
+    lines = {name: [("link set lo up", name)] for name in topo.spaces}
     for link in topo.links:
         for end in (link.a, link.b):
             lines[end.node].append((f"link set {end.interface} up", f"{end.node}:{end.interface}"))
@@ -235,7 +236,7 @@ def _commands(node: NodeDef) -> list[list[str]]:
 
 def _sysctl_argv(lab: str, node: NodeDef) -> list[str]:
     pairs = [f"{key}={value}" for key, value in node.sysctls.items()]
-    return ["ip", "netns", "exec", _netns(lab, node.name).name, "sysctl", "-q", "-w", *pairs]
+    return ["ip", "netns", "exec", netns_path(lab, node.name).name, "sysctl", "-q", "-w", *pairs]
 
 
 def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
@@ -243,7 +244,7 @@ def _set_sysctls(lab: str, node: NodeDef, journal: Journal) -> None:
     if not node.sysctls:
         return
     journal.note(_sysctl_argv(lab, node))
-    with inside(_netns(lab, node.name)):
+    with inside(netns_path(lab, node.name)):
         for key, value in node.sysctls.items():
             try:
                 Path("/proc/sys", *key.split(".")).write_text(value, encoding="ascii")

@@ -29,6 +29,7 @@ from urllib.parse import quote, unquote
 from heddle.base.mounts import mount_points
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.kernel.libc import libc
+from heddle.kernel.namespace import NETNS_DIR
 from heddle.kernel.uapi import CLONE_NEWNS
 from heddle.runtimes.netns_topology import READ_ONLY, Bind, NodeDef
 
@@ -36,6 +37,7 @@ RUN_DIR: Final = Path("/run/heddle")
 # Not in a node's own view of all files: what is the kernel's, and /run, whose sockets lead to this machine's services.
 _OTHERWISE: Final = re.compile(r"/(proc|sys|dev|run)(/|$)")
 # FRR's paths, and the node's directory that replaces each.
+_VRFS: Final = "vrfs"  # the directory of a node that runs the daemons of several switches: mount points
 PROVIDED: Final = {"/etc/frr": "etc", "/run/frr": "run", "/var/log/frr": "log"}
 
 
@@ -68,6 +70,18 @@ class Space:
         # A bind of a directory covers what was bound below it before.
         return dirs + (sorted(binds, key=lambda each: each[1].count("/")) if node.own_files else binds)
 
+    def vrf_mounts(self, node: NodeDef) -> list[tuple[str, str, bool]]:
+        """What zebra finds in /run/netns: a namespace for each of its switches, by the name of its VRF."""
+        if not node.daemons_of:
+            return []
+        views = [(str(netns_path(self.lab, each)), f"{NETNS_DIR}/{each}", False) for each in node.daemons_of]
+        return [(str(self.directory / _VRFS), str(NETNS_DIR), False), *views]
+
+
+def netns_path(lab: str, node: str) -> Path:
+    """The namespace of a node."""
+    return NETNS_DIR / f"heddle-{lab}-{node}"
+
 
 def shown(path: Path) -> bool:
     """Whether a node with its own view of all files sees a path of this machine there, and can write to it."""
@@ -89,6 +103,9 @@ def make_space(lab: str, node: NodeDef) -> None:
             directory.chmod(0o755)  # independent of the umask: daemons read here as user frr
             if name != "etc":
                 os.chown(directory, owner.pw_uid, owner.pw_gid)
+        for switch in node.daemons_of:
+            (space.directory / _VRFS).mkdir(exist_ok=True)
+            (space.directory / _VRFS / switch).touch()
         if node.own_files and not (space.directory / "etc/daemons").exists():
             (space.directory / "etc/daemons").write_text(_packaged_daemons(), encoding="utf-8")
         for bind in node.binds:

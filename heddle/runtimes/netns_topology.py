@@ -28,6 +28,7 @@ import yaml
 from heddle.base.families import Address
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.base.untrusted import PATH_LENGTH, UNPACKED_BYTES, UNPACKED_FILES, inflated, is_safe_name
+from heddle.render.dialects import DAEMONS_IN, DAEMONS_OF
 
 HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
 _LEFT_ALONE: Final = frozenset(
@@ -78,6 +79,16 @@ class NodeDef:
         return self.labels.get(OWN_FILES, "")
 
     @property
+    def daemons_of(self) -> tuple[str, ...]:
+        """The switches whose daemons it runs, if it is no node of the fabric."""
+        return tuple(self.labels.get(DAEMONS_OF, "").split())
+
+    @property
+    def daemons_in(self) -> str:
+        """The node that runs the daemons of this switch; empty for one that runs its own."""
+        return self.labels.get(DAEMONS_IN, "")
+
+    @property
     def start(self) -> tuple[str, ...]:
         """The command that starts the node's daemons by a start script; empty without one."""
         words = (tuple(line.split()) for line in self.exec)
@@ -119,13 +130,27 @@ class CutDef:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A whole containerlab topology, as far as namespaces support it."""
+    """A whole containerlab topology, as far as namespaces support it.
+
+    foreign: keys that namespaces cannot honour. shared: further nodes, which run the daemons of several switches.
+    """
 
     name: str
     nodes: Mapping[str, NodeDef]
     links: tuple[LinkDef, ...]
     cuts: tuple[CutDef, ...] = ()
-    foreign: tuple[Problem, ...] = ()  # keys that namespaces cannot honour
+    foreign: tuple[Problem, ...] = ()
+    shared: Mapping[str, NodeDef] = field(default_factory=dict)
+
+    @property
+    def spaces(self) -> Mapping[str, NodeDef]:
+        """Everything that has a namespace."""
+        return {**self.nodes, **self.shared}
+
+    def home(self, node: str) -> str:
+        """The node whose daemons are those of this one: itself, except for a switch that shares them."""
+        found = self.nodes.get(node)
+        return node if found is None else found.daemons_in or node
 
     def check_honoured(self) -> None:
         """InputError when it has keys that namespaces do not support."""
@@ -145,7 +170,7 @@ def read_topology(path: Path) -> Topology:
 
 def known_node(lab: str, topology: Path, node: str) -> NodeDef:
     """A node of a lab's topology; MachineError when it has none of that name."""
-    nodes = read_topology(topology).nodes
+    nodes = read_topology(topology).spaces
     if node not in nodes:
         raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
     return nodes[node]
@@ -173,8 +198,10 @@ def _read(path: Path, _stamp: int) -> Topology:
     foreign = reader.foreign.found
     if problems.found:
         raise InputError(*foreign, *problems.found)
+    shared = {name: node for name, node in nodes.items() if node.daemons_of}
+    own = {name: node for name, node in nodes.items() if name not in shared}
     return Topology(
-        str(data["name"]), nodes, tuple(filter(None, links)), tuple(filter(None, cuts)), tuple(foreign)
+        str(data["name"]), own, tuple(filter(None, links)), tuple(filter(None, cuts)), tuple(foreign), shared
     )  # fmt: skip
 
 

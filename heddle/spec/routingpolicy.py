@@ -142,6 +142,12 @@ class RoutingPolicy:
         "`true`: switches announce their loopbacks. This doubles the routes of a large fabric; RoCEv2 does not need it",
     )
 
+    daemons: Literal["own", "shared"] = key(
+        "own",
+        "`shared`: one zebra and one bgpd route a group of switches, each in a VRF of its own. A large fabric starts"
+        " sooner and needs half the memory; a fault of a daemon is one of its group. Runtime `netns` only",
+    )
+
     @property
     def by_program(self) -> bool:
         """Whether the switches' BPF program hashes or steers RoCEv2, and not the kernel alone."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from heddle.base.tables import many
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.frr import CONTINUE, STOP, on_daemons
+from heddle.lab.frr import CONTINUE, STOP, check_own, on_daemons
 from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class Frozen(NamedFault):
     part = "daemons"
     routes = True
     settles = False
+
+    def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        check_own(lab, where, self.name)
+        return dict(values)
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
         on_daemons(lab, fault.where, STOP)

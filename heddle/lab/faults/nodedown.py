@@ -10,7 +10,7 @@ from heddle.base.tables import many
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
-from heddle.lab.frr import end_daemons, start_daemons
+from heddle.lab.frr import check_own, end_daemons, start_daemons
 from heddle.lab.ports import by_node, down_of, set_links, switch_end
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class NodeDown(NamedFault):
 
     def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """With the ports that go down. InputError for a node of which all links are down already."""
+        if lab.fabric.by_name[where].role is Role.SWITCH:
+            check_own(lab, where, self.name)
         ports = [switch_end(lab.fabric, port.ref) for port in lab.fabric.by_name[where].ports]
         down = {f"{node}:{name}" for node, names in down_of(lab, [*by_node(ports)]).items() for name in names}
         if not (fresh := [ref for ref in ports if ref not in down]):
