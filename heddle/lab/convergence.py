@@ -8,11 +8,13 @@ prefix length. Prediction, kernel and packets follow them alike, so only this co
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_network
+from itertools import groupby
 from typing import Final
 
 from heddle.base.events import Observer
@@ -36,6 +38,9 @@ _REASON_S: Final = 1.0  # between two reported reasons while waiting for routes
 _REASONS: Final = 2  # in one line
 _AT_ONCE: Final = 2  # switches
 _SHOWN: Final = 12  # problems
+_SOLICITATION: Final = bytes([133, *[0] * 7])  # RFC 4861, 4.1; the kernel sets the checksum
+_SOLICIT_S: Final = (0.0, 0.1, 0.3)  # since the wait began: daemons may still read their files
+_SOLICITED: Final = 2048  # ports, at most
 _STUCK_S: Final = 15.0  # without any change: what is missing does not come by itself
 
 # Switch -> port -> BGP state; None when the switch's bgpd does not answer.
@@ -219,16 +224,19 @@ def wait(
     names, wanted = [switch.name for switch in fabric.switches if switch.name in handles], ExpectedRoutes.of(fabric)
     total = len(names)
     observer.begin(STEP, total)
-    asked = moved = time.monotonic()
+    asked = moved = began = time.monotonic()
     end = asked + timeout
 
     def look(switches: Iterable[str]) -> list[Gap]:
         fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
         return gaps(fabric, fibs, wanted)
 
-    pending, before = names, -1
+    pending, before, solicited = names, -1, 0
     while pending:
         start = time.monotonic()
+        if solicited < len(_SOLICIT_S) and start - began >= _SOLICIT_S[solicited]:
+            solicit(fabric, handles)
+            solicited += 1
         found = look(pending[:_AT_ONCE])
         now = time.monotonic()
         pending = [*dict.fromkeys(gap.switch for gap in found), *pending[_AT_ONCE:]]
@@ -314,6 +322,25 @@ def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, time
     head = f"{what} on {len(states)} of {len(fabric.switches)} switches after {timeout:g} s"
     look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
     return [Problem(fabric.name, "convergence", f"failed: {head}", look), *shown]
+
+
+def solicit(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> None:
+    """Ask all neighbours of unnumbered ports for router advertisements, which zebra sends at once (RFC 4861, 6.2.6).
+
+    BGP learns its peers from them. Those of a zebra that started before its neighbour's are lost, and the next ones
+    come up to a second later. In a large fabric the start itself takes longer than that.
+    """
+    ports = [port for node in fabric.switches for port in node.ports if port.address is None]
+    for name, some in groupby(ports if len(ports) <= _SOLICITED else (), lambda port: port.node):
+        if name in handles:
+            with (
+                inside(handles[name].netns),
+                socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as sender,
+            ):
+                sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+                for port in some:
+                    with suppress(OSError):  # a port that is down
+                        sender.sendto(_SOLICITATION, ("ff02::2", 0, 0, socket.if_nametoindex(port.name)))
 
 
 _RESTARTED: Final = 32  # sessions in one round

@@ -7,6 +7,8 @@ shared` they are the daemons of all switches of the group.
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +17,11 @@ from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Role
-from heddle.lab.daemons import DAEMONS
+from heddle.fabric.wiring import Node
+from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.spread import spread, union
 from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.vrf import in_vrf
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 STOP: Final = "STOP"
 CONTINUE: Final = "CONT"
 _END_S: Final = 30.0
+_PAUSE_S: Final = 0.05
+_ANNOUNCES: Final = re.compile("  network ").match
 # Lines of `show running-config` that configure nothing.
 _NO_LINES: Final = ("!", "end", "exit", "Building configuration", "Current configuration")
 _LOADED: Final = "frr.json"  # in the lab's directory: what `configurations` returned when the lab had come up
@@ -126,7 +132,7 @@ def _in_home(lab: Lab, switch: str, *words: str) -> str:
 
 def _start_of(lab: Lab, switch: str) -> Sequence[str]:
     """The command that starts the daemons."""
-    start = read_topology(lab.topology).spaces[home_of(lab, switch)].start
+    start = read_topology(lab.topology).spaces[home_of(lab, switch)].start[:2]
     if not start:
         hint = f"./inv down {lab.name}, then up again"
         raise MachineError(Problem(switch, "FRR", "is not started by Heddle, but by its image", hint))
@@ -137,6 +143,47 @@ def on_daemons(lab: Lab, switch: str, signal: str = "") -> dict[str, str]:
     """Send a signal to all daemons of a switch; returns daemon -> state of its process: `S`, `T` if it is stopped."""
     lines = _in_home(lab, switch, "sh", "-c", _OURS + _SIGNAL_DAEMONS, signal).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
+
+
+def announce(lab: Lab, timeout: float) -> None:
+    """Let daemons that `up` has just started for several switches announce their networks, once all sessions are up.
+
+    Routes then come from all neighbours at once, and each is installed once. While sessions come up one by one, each
+    switch sends all it has to each new neighbour, and a route is installed again for each of its next hops.
+    timeout: seconds to wait for sessions without any change.
+    """
+    groups = read_topology(lab.topology).shared.values()
+    held = [each for each in groups if not any(map(_ANNOUNCES, _running(lab, each.daemons_of[0])))]
+    pending = [name for each in held for name in each.daemons_of]
+    seen, moved = (0, 0), time.monotonic()
+    while pending and time.monotonic() - moved < timeout:
+        states = [*(lab.daemons.sessions(pending[0]) or {"": ""}).values()]
+        if (now := (len(pending), states.count(ESTABLISHED))) != seen:
+            seen, moved = now, time.monotonic()
+        if now[1] == len(states):
+            pending.pop(0)
+        else:
+            time.sleep(_PAUSE_S)
+    for each in held:
+        nodes = [lab.fabric.by_name[name] for name in each.daemons_of]
+        lines = [line for node in nodes for line in _networks(lab, node)]
+        with suppress(OSError, MachineError):  # it ended meanwhile: the wait for routes reports that
+            lab.daemons.answer(nodes[0].name, "bgpd", "enable", "configure terminal", *lines)
+
+
+def _networks(lab: Lab, node: Node) -> list[str]:
+    family = lab.fabric.policy.ip
+    some = [f"{node.loopback}/{family.bits}", *([str(node.prefix)] if node.prefix is not None else [])]
+    router = in_vrf(f"router bgp {node.asn}", node.name)
+    return [router, f"address-family {family.word} unicast", *(f"network {each}" for each in some)]
+
+
+def _running(lab: Lab, switch: str) -> Sequence[str]:
+    """The running configuration of a bgpd."""
+    try:
+        return lab.daemons.answer(switch, "bgpd", "enable", "show running-config").splitlines()
+    except (OSError, MachineError):
+        return ()
 
 
 @spread(union)

@@ -21,6 +21,7 @@ from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
+from heddle.lab.frr import announce
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.linkstate import State
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -30,6 +31,7 @@ from heddle.runtimes.registry import Runtime, get_runtime, on_machine
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 
+_SESSIONS_S = 10.0  # without any new session: what is missing does not come by itself
 Source = FabricSpec | LoadedFabric | Blueprint
 
 
@@ -71,6 +73,8 @@ class Rendered(Blueprint):
 
     def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
         daemons, handles = lab.daemons, lab.handles()
+        convergence.solicit(self.fabric, handles)
+        announce(lab, _SESSIONS_S)
         convergence.wait(
             self.fabric, handles, daemons.sessions, observer, timeout, partial(convergence.revive, daemons, handles)
         )

@@ -115,7 +115,10 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
     templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
     groups = daemon_groups(fabric)
     for group, nodes in (groups or {node.name: [node] for node in fabric.switches}).items():
-        members = [(node, _maximum_paths(fabric, node), [*filter(fabric.is_global, node.ports)]) for node in nodes]
+        members = [
+            (node, _maximum_paths(fabric, node), [*filter(fabric.is_global, node.ports)], _is_stub(fabric, node))
+            for node in nodes
+        ]
         own = {"name": group, "members": members, "shared": bool(groups)}
         files |= {f"{group}/{name}": template.render(shared, **own) for name, template in templates.items()}
     files[topology_name(fabric.name)] = env.get_template("clab/topology.clab.yml.j2").render(
@@ -363,6 +366,11 @@ def _maximum_paths(fabric: Fabric, node: Node) -> int:
     if fabric.level_of(node).prepends:  # when a link fails, more paths can be equal than before
         return max(1, fabric.uplinks_of(node))
     return max((len(hops) for hops in fabric.expected_next_hops[node.name].values()), default=1)
+
+
+def _is_stub(fabric: Fabric, node: Node) -> bool:
+    """Whether all neighbours of a switch are in one AS: no path leads through it (RFC 4271, 9.1.2: an AS loop)."""
+    return len({fabric.by_name[port.peer_node].asn for port in node.ports if port.address is None}) == 1
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.fib import NextHop
 from heddle.lab import lifecycle as life
 from heddle.lab.faults.orders import clear, set_kind
@@ -49,7 +50,7 @@ def shared(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
     ("fabric", "keys"),
     [
         ("zone", UNEVEN),
-        pytest.param("tiny", ("ip=6",), marks=pytest.mark.long("as before, in IPv6")),
+        pytest.param("tiny", ("family=ipv6",), marks=pytest.mark.long("as before, in IPv6")),
         pytest.param("dragonfly", ("groups=3",), marks=pytest.mark.long("as before, with route-maps of global links")),
     ],
 )
@@ -118,6 +119,6 @@ def test_what_was_entered_in_one_switch_is_undone_in_its_group(shared: Lab, up: 
     wait(shared)
 
 
-def test_containers_refuse_it(lab_name: Callable[[], str], up: Up) -> None:
+def test_containers_refuse_it(lab_name: Callable[[], str]) -> None:
     with pytest.raises(InputError, match="is possible in runtime netns only: in runtime containerlab each switch runs"):
-        up(lab_name(), SHARED, runtime="containerlab")
+        life.up(load_fabric("tiny", name=lab_name(), overrides=[SHARED]), runtime="containerlab")

@@ -289,13 +289,16 @@ def macs_of(data: dict[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def test_loopbacks_are_announced_on_request_and_a_large_fabric_collects_changes() -> None:
-    small = rendered(built(SMALL))["ctsw1/frr.conf"]
+    two = SMALL.model_copy(update={"racks": 2})
+    small, leaf = (rendered(built(two))[f"{name}/frr.conf"] for name in ("ctsw1", "rtsw1"))
+    assert leaf.endswith("ip prefix-list OWN permit 10.0.0.0/24\nip prefix-list OWN deny any\n"), "no path through it"
     assert "  neighbor FABRIC prefix-list NO-LOOPBACKS out\n" in small
     assert "ip prefix-list NO-LOOPBACKS deny 10.255.0.0/16 le 32\nip prefix-list NO-LOOPBACKS permit any\n" in small
     six = rendered(built(FABRICS["six"]))["ctsw1/frr.conf"]
     assert "ipv6 prefix-list NO-LOOPBACKS deny fd00:0:0:ffff::/64 le 128\n" in six
-    told = SMALL.model_copy(update={"routing": replace(SMALL.routing, loopbacks=True)})
-    assert "NO-LOOPBACKS" not in rendered(built(told))["ctsw1/frr.conf"]
+    told = rendered(built(two.model_copy(update={"routing": replace(SMALL.routing, loopbacks=True)})))
+    assert "NO-LOOPBACKS" not in told["ctsw1/frr.conf"]
+    assert "OWN permit 10.255.16.1/32\n" in told["rtsw1/frr.conf"]
     slow = ("zebra work-queue 3000\n", " coalesce-time 3000\n", "advertisement-interval 3\n", " timers 20 60\n")
     large = rendered(built(ClosSpec(name="large", racks=128, ctsw=16, hosts_per_rack=1)))
     assert all(line in large["rtsw1/frr.conf"] for line in slow)

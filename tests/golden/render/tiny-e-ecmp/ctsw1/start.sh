@@ -3,9 +3,14 @@
 set -eu
 umask 022  # zebra and bgpd read their files as user frr
 export MALLOC_ARENA_MAX=1  # one heap a daemon instead of one a thread: some 10 MB less a switch
+# bgpd has 0.7 MB for each neighbour (bgpd.h, ibuf_scratch) and uses little of it. By default malloc keeps the first that
+# is freed, and clears it for the next neighbour, which makes all of it resident.
+export MALLOC_MMAP_THRESHOLD_=131072
 for dir in /usr/lib/frr /usr/libexec/frr; do
   [ -x "$dir/zebra" ] && PATH="$dir:$PATH"
 done
+
+networks=${1:+/^  network /d}  # `start.sh held`: bgpd announces nothing until `up` enters its networks
 
 # start DAEMON WITHOUT CONFIG [OPTION...]: each daemon reads frr.conf without the blocks that only other daemons know.
 # Otherwise it logs a line for each of these. Root writes nothing in /run/frr: user frr could place a link there.
@@ -16,7 +21,7 @@ start() {
   if [ -e "/run/frr/$daemon.pid" ] && vtysh -d "$daemon" -c "show version" > /dev/null 2>&1; then
     return
   fi
-  sed "/^\($without\) /,/^!/d" /etc/frr/frr.conf > "$config"
+  sed "/^\($without\) /,/^!/d; $networks" /etc/frr/frr.conf > "$config"
   "$daemon" -d --log "file:/var/log/frr/$daemon.log" "$@"
 }
 # If FRR has mgmtd (10.3 does), mgmtd passes interface blocks to zebra. It has no option for a file, and reads the old
