@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,6 +31,7 @@ NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
 NLM_F_DUMP: Final = 0x300
 NLM_F_REPLACE: Final = 0x100
+NLM_F_EXCL: Final = 0x200
 NLM_F_CREATE: Final = 0x400
 NLM_F_DUMP_INTR: Final = 0x10
 NLMSG_ERROR: Final = 2
@@ -42,7 +43,9 @@ RTM_GETADDR: Final = 22
 RTM_GETROUTE: Final = 26
 RTM_NEWQDISC: Final = 36
 RTM_GETQDISC: Final = 38
+RTM_NEWTCLASS: Final = 40
 RTM_GETTCLASS: Final = 42
+RTM_NEWTFILTER: Final = 44
 RTM_GETTFILTER: Final = 46
 RTM_GETNEXTHOP: Final = 106
 RTM_GETNEXTHOPBUCKET: Final = 118
@@ -53,9 +56,13 @@ _ATTR: Final = struct.Struct("=HH")
 _RTMGRP_LINK, _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x1, 0x40, 0x400  # include/uapi/linux/rtnetlink.h
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
+_CHANGES: Final = 256  # of a few hundred bytes each: one datagram fits into the default send buffer
 _RETRIES: Final = 20
-_NLA_F_NESTED: Final = 0x8000
+NESTED: Final = 0x8000  # NLA_F_NESTED
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
+
+
+Change = tuple[int, bytes, int]  # type, body and flags of a request
 
 
 class NetlinkError(OSError):
@@ -85,12 +92,12 @@ def attributes(data: bytes, offset: int) -> dict[int, bytes]:
 
 
 class RouteSocket:
-    """A NETLINK_ROUTE socket in one namespace. Threads must not share it."""
+    """A netlink socket in one namespace, of NETLINK_ROUTE if not said otherwise. Threads must not share it."""
 
-    def __init__(self, netns: Path, *, here: bool = False) -> None:
+    def __init__(self, netns: Path, *, here: bool = False, protocol: int = socket.NETLINK_ROUTE) -> None:
         """Open it in `netns`. here: the calling thread is already in that namespace, and does not enter it again."""
         with nullcontext() if here else inside(netns):
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._where = netns.name
         self._sequence = 0
         try:
@@ -146,6 +153,34 @@ class RouteSocket:
         self._send([(kind, body)], NLM_F_REQUEST | NLM_F_ACK | flags)
         next(self._receive(self._sequence))
 
+    def change_all(self, requests: Sequence[Change], refused: Callable[[int, NetlinkError], None]) -> None:
+        """Many changes in order, in few system calls: only the last of a batch has an answer, and what is refused.
+
+        refused: called with the index of each request that the kernel refuses; it may raise.
+        """
+        for start in range(0, len(requests), _CHANGES):
+            part = requests[start : start + _CHANGES]
+            first = self._sequence + 1
+            parts = []
+            for number, (kind, body, own) in enumerate(part, first):
+                flags = own | NLM_F_REQUEST | NLM_F_ACK * (number == first + len(part) - 1)
+                parts += [uapi.NLMSGHDR.pack(16 + len(body), kind, flags, number, 0), body, bytes(-len(body) % 4)]
+            self._sequence += len(part)
+            self._socket.send(b"".join(parts))
+            for number, code in self._answers(first, self._sequence):
+                if code:
+                    refused(start + number - first, NetlinkError(code, os.strerror(code)))
+
+    def _answers(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """(sequence, errno) of the answers to requests from `first` on, until that to `last` has come."""
+        while True:
+            block = self._block()
+            for _, _, number, body in _messages(block):
+                if first <= number <= last:
+                    yield number, -struct.unpack_from("=i", body)[0]
+                    if number == last:
+                        return
+
     def _send(self, requests: Sequence[tuple[int, bytes]], flags: int) -> None:
         parts: list[bytes] = []
         for kind, body in requests:
@@ -157,15 +192,7 @@ class RouteSocket:
     def _receive(self, sequence: int) -> Iterator[tuple[int, int, bytes]]:
         """Type, flags and body of the messages that answer `sequence`, until the caller stops iterating."""
         while True:
-            try:
-                block = self._socket.recv(_RECEIVE)
-            except TimeoutError:
-                raise MachineError(Problem("", self._where, "did not answer over netlink within 5 s")) from None
-            offset = 0
-            while offset + 16 <= len(block):
-                length, kind, flags, answers, _ = uapi.NLMSGHDR.unpack_from(block, offset)
-                body = block[offset + 16 : offset + length]
-                offset += (length + 3) & ~3
+            for kind, flags, answers, body in _messages(self._block()):
                 if answers != sequence:
                     continue  # the rest of an earlier, abandoned answer
                 if kind in (NLMSG_ERROR, NLMSG_DONE) and len(body) >= 4:
@@ -173,6 +200,21 @@ class RouteSocket:
                     if code:
                         raise NetlinkError(code, os.strerror(code))
                 yield kind, flags, body
+
+    def _block(self) -> bytes:
+        try:
+            return self._socket.recv(_RECEIVE)
+        except TimeoutError:
+            raise MachineError(Problem("", self._where, "did not answer over netlink within 5 s")) from None
+
+
+def _messages(block: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Type, flags, sequence and body of each message."""
+    offset = 0
+    while offset + 16 <= len(block):
+        length, kind, flags, sequence, _ = uapi.NLMSGHDR.unpack_from(block, offset)
+        yield kind, flags, sequence, block[offset + 16 : offset + length]
+        offset += (length + 3) & ~3
 
 
 def changes_of_links_and_routes(netns: Path) -> socket.socket:
@@ -247,7 +289,7 @@ def qdiscs(netlink: RouteSocket) -> Iterator[Qdisc]:
 def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
     """The body of RTM_NEWQDISC for one queueing discipline. nested: options are attributes, not a struct."""
     what = attribute(uapi.TCA_KIND, kind.encode() + b"\0")
-    what += attribute(uapi.TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
+    what += attribute(uapi.TCA_OPTIONS | (NESTED if nested else 0), options)  # sch_ets requires the flag
     return uapi.TCMSG.pack(0, ifindex, handle, parent, 0) + what
 
 

@@ -42,7 +42,7 @@ def port_lines(dev: str, rate: str, mtu: int = MTU) -> list[str]:
     burst = f"burst {2 * mtu}b cburst {2 * mtu}b"
     own = f"rate 8bit burst 1b ceil {rate} cburst {2 * mtu}b"
     leaves = {0: f"quantum {mtu + 14} prio 1", 3: f"quantum {mtu + 14} prio 1", 6: f"quantum {mtu + 14} prio 0"}
-    lines = [f"qdisc add dev {dev} root handle 1: htb default 10"]
+    lines = [f"qdisc add dev {dev} root handle 1: htb default 10 direct_qlen 0"]
     lines += [f"class add dev {dev} parent 1: classid 1:1 htb rate {rate} ceil {rate} {burst} quantum {mtu + 14}"]
     for number, words in leaves.items():
         minor = (number + 1) * 10
@@ -53,9 +53,6 @@ def port_lines(dev: str, rate: str, mtu: int = MTU) -> list[str]:
             lines += [f"qdisc add dev {dev} parent {minor}: handle {minor + 1}: bfifo limit 4000000b"]
         else:
             lines += [f"qdisc add dev {dev} parent 1:{minor} handle {minor}: bfifo limit 4000000b"]
-    kick = f"htb {own} quantum {mtu + 14} prio 7"
-    lines += [f"class add dev {dev} parent 1:1 classid 1:ff0 {kick}"]
-    lines += [f"qdisc add dev {dev} parent 1:ff0 handle ff0: bfifo limit 1b"]
     return lines
 
 

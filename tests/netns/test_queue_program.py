@@ -63,9 +63,9 @@ def test_neighbour_discovery_is_control_and_other_icmp_is_classed_by_dscp(port: 
     assert port.enqueue(ipv6(0, next_header=17, start=bytes((135,)))).priority == priority(BEST_EFFORT)
 
 
-def test_a_kick_gets_its_own_class_and_is_not_counted(port: Bench) -> None:
+def test_a_kick_gets_the_queue_that_takes_nothing_and_is_not_counted(port: Bench) -> None:
     port.policy(LOSSY)
-    assert port.enqueue(bytes(12) + b"\x88\xb5" + bytes(46)).priority == 0x10FF0
+    assert port.enqueue(bytes(12) + b"\x88\xb5" + bytes(46)).priority == 0x10000
     assert not any(port.cell(number)["in_packets"] for number in range(8))
 
 

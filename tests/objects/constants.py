@@ -22,7 +22,7 @@ from heddle.kernel import libbpf
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps
 from heddle.switch.pfc import agent, gates, loop
-from heddle.switch.queues import cells
+from heddle.switch.queues import cells, classes
 from heddle.wire import layout as wire
 from tests.objects.shared import HEADERS
 
@@ -95,6 +95,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
     "switch/queues/cells.py, kernel/libbpf.py": {
         **{f"DROP_{name.upper()}": index for index, name in enumerate(cells.CAUSES)},
         "CAUSES": len(cells.CAUSES),
+        "MOST_PORTS": classes.MOST_PORTS,
         "LINK_HOST": cells.LINK_HOST,
         "LINK_DOWN": cells.LINK_DOWN,
         "LINK_FAULT": cells.LINK_FAULT,

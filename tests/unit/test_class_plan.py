@@ -179,14 +179,14 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
         ["quantum", "8428", "prio", "1"],
         ["quantum", "21070", "prio", "1"],
         ["quantum", "4214", "prio", "0"],
-        ["quantum", "4214", "prio", "7"],  # takes nothing: it wakes the port
     ]
+    assert "direct_qlen 0" in lines[0]  # takes nothing: a frame sent there wakes the port
     assert sum(" tbf " in line for line in lines) == 1
     assert [number_of(each) for each in (0x10, 0x40, 0x80, 0x41, 0x90, 0xFF0)] == [0, 3, 7, None, None, None]
     # Where nothing can be paused there is neither gate nor kick.
     lab = fabric(lossless=[])
     lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], lab.policy.queues)
-    assert not any("tbf" in line or "ff0" in line for line in lines)
+    assert not any("tbf" in line or "direct_qlen" in line for line in lines)
 
 
 def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> None:

@@ -71,6 +71,7 @@
 #define DROP_DOWN 4
 #define DROP_FAULT 5
 #define CAUSES 6
+#define MOST_PORTS 65535
 #define LINK_HOST 1
 #define LINK_DOWN 2
 #define LINK_FAULT 4
@@ -89,7 +90,7 @@
 #define OPCODE_PFC 257
 #define FRAME_BYTES 60
 #define ETH_P_KICK 34997
-#define KICK_PRIORITY 69616
+#define KICK_PRIORITY 65536
 #define PAUSED 0x1u
 #define ROUNDS 4
 #define LEAST_NS 200000

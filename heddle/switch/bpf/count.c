@@ -6,8 +6,9 @@
  * Bytes are skb->len: from the Ethernet header to the ICRC.
  *
  * One object for a whole lab, since a packet is counted at every hop: the second hop finds code and maps in the caches
- * that the first one has filled. Each filter's classid is the number of its port (classes.py).
+ * that the first one has filled. Each filter's classid leads to the number of its port (port_of).
  */
+#include "port.h"
 #include "roce.h"
 
 #define IPPROTO_TCP 6
@@ -115,7 +116,7 @@ static __attribute__((noinline)) int other_flow(struct __sk_buff *skb, struct fl
 SEC("tc")
 int count(struct __sk_buff *skb)
 {
-	__u32 number = skb->tc_classid;
+	__u32 number = port_of(skb);
 	struct port_count *port = bpf_map_lookup_elem(&ports, &number);
 	__u64 bytes = skb->len;
 	struct flow_count *row;

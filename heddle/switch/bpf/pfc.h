@@ -37,7 +37,7 @@ INLINE int pause_class(__u32 port, __u32 number, __u32 half, __u16 quanta, __u64
 
 static __attribute__((noinline)) int mac_control(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, i, *changes = bpf_map_lookup_elem(&active, &zero);
+	__u32 port = port_of(skb), zero = 0, i, *changes = bpf_map_lookup_elem(&active, &zero);
 	struct event event = {};
 	struct pfc_frame frame;
 

@@ -2,11 +2,12 @@
  *
  * Exact queues of every port: `enqueue` at clsact egress, before the port's qdisc; `dequeue` at clsact ingress of the
  * port at the other end, which sees a packet after it has left that qdisc. The bytes between the two are the depth.
- * One object for a whole lab. Each filter's classid is the id of its port.
+ * One object for a whole lab. Each filter's classid leads to the id of its port (port_of).
  *
  * Metadata of a packet: `enqueue` sets skb->hash to a stamp, which survives the link; `dequeue` sets skb->mark to the
  * ingress port, which survives the switch. skb->priority selects the class in the qdisc.
  */
+#include "port.h"
 #include "ecn.h"
 #include "pfc.h"
 #include "fault.h"
@@ -93,7 +94,7 @@ INLINE int storm_drops(const struct agent *by_agent, const struct policy *rule, 
 SEC("tc")
 int enqueue(struct __sk_buff *skb)
 {
-	__u32 port = skb->tc_classid, zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp, ecn;
+	__u32 port = port_of(skb), zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp, ecn;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
 	struct agent *by_agent;
@@ -166,7 +167,7 @@ static __attribute__((noinline)) int leave(struct __sk_buff *skb, struct link *l
 SEC("tc")
 int dequeue(struct __sk_buff *skb)
 {
-	__u32 me = skb->tc_classid, stamp = skb->hash, kind = stamp >> STAMP_SHIFT;
+	__u32 me = port_of(skb), stamp = skb->hash, kind = stamp >> STAMP_SHIFT;
 	struct link *link;
 
 	if (skb->protocol == htons(ETH_P_MAC_CONTROL))

@@ -27,7 +27,7 @@ libc.sendto.restype = ctypes.c_ssize_t
 _ADDRESS: Final = struct.Struct("=HHiHBB8x")  # struct sockaddr_ll: family, protocol, ifindex, ...
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
-KICK_CLASS: Final = 0x10FF0  # its leaf refuses every packet
+KICK_CLASS: Final = 0x10000  # HTB's direct queue, which refuses every packet (direct_qlen 0)
 
 RTM_DELLINK: Final = 17
 _RTMGRP_LINK: Final = 1

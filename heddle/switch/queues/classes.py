@@ -3,8 +3,8 @@
 In:  a Fabric and its `queues` (`queues set` may have changed those of a switch).
 Out: port ids; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
 Port ids come from the fabric alone, so they are the same in every program and process: from 1, in the order of its
-nodes and of their ports. A filter has one as its classid (0:1f), and the shared maps use it as index. The ports of one
-node have consecutive ids.
+nodes and of their ports. The shared maps use them as index. The ports of one node have consecutive ids, and mostly
+consecutive interface indexes: so they share filters, whose classid is the difference (port_of in bpf/port.h).
 """
 
 from __future__ import annotations
@@ -43,6 +43,16 @@ def numbered_ports(fabric: Fabric) -> Iterator[tuple[int, Port]]:
 def classid(port_id: int) -> str:
     """A port id in tc's form: `0:1f`."""
     return f"0:{port_id:x}"
+
+
+def base_of(port_id: int, ifindex: int) -> int:
+    """The classid, from 1, of the filters of a port: the same for all ports with that difference of id and index."""
+    return (port_id - ifindex - 1) % MOST_PORTS + 1
+
+
+def port_at(base: int, ifindex: int) -> int:
+    """The id of the port with this interface index, by the classid of its filters."""
+    return (base + ifindex - 1) % MOST_PORTS + 1
 
 
 def row(port_id: int, number: int) -> int:

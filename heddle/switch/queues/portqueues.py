@@ -18,7 +18,9 @@ lossless classes use HTB.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,14 +35,32 @@ from heddle.fabric.wiring import Node, Port
 from heddle.kernel import netlink as nl
 from heddle.kernel import uapi
 from heddle.kernel.fib import read_names
+from heddle.kernel.libbpf import Program
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import OWNER, PortRef, burst_bytes, classid, held_bps, port_ids
+from heddle.switch.queues.classes import (
+    OWNER,
+    PortRef,
+    base_of,
+    burst_bytes,
+    classid,
+    held_bps,
+    port_at,
+    port_ids,
+)
+from heddle.switch.queues.tcmessages import (
+    BLOCKMSG,
+    SHARED_BLOCK,
+    TCA_BPF_CLASSID,
+    TCA_BPF_NAME,
+    TCA_EGRESS_BLOCK,
+    TCA_INGRESS_BLOCK,
+    message,
+)
 
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
-KICK: Final = "ff0"  # class and queue that refuse every packet: a frame sent there makes the port serve its queues
 LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuepolicy.py)
 # An open gate: four times the rate of the fastest link, and room for the largest packet.
 _OPEN: Final = "rate 40gbit burst 100000b"
@@ -121,21 +141,18 @@ def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:
     Its burst is what it sends at its own rate: a second, since tc 7.3 refuses what takes longer than 32 bits of psched
     ticks can say (274 s), and older ones cut such a number off. (HTB forgets a debt of more than 60 s.)
     """
-    frame, name = port.mtu + HEADER, port.name
+    name = port.name
     burst = burst_bytes(port.mtu, queues.burst, port.rate_bps)
     own = f"htb rate 8bit burst 1b ceil {held_bps(port.rate_bps)}bit cburst {burst}b"
-    lines = _shaper_lines(port, queues, leaf(queues.best_effort))
+    # A gate that opens does not wake its port: a kick does, a frame to 1:0, whose queue takes none (gates.py).
+    kicks = " direct_qlen 0" if queues.lossless else ""
+    lines = _shaper_lines(port, queues, f"{leaf(queues.best_effort)}{kicks}")
     for number in queues.numbers:
         turn = "quantum {} prio {}".format(*_htb_turn(port, queues, number))
         queue = f"tbf {_OPEN}" if number in queues.lossless else "bfifo"
         lines += [
             f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{leaf(number)} {own} {turn}",
             f"qdisc add dev {name} parent {ROOT}{leaf(number)} handle {leaf(number)}: {queue} limit {LEAF_LIMIT}b",
-        ]
-    if queues.lossless:  # only these classes have gates, which need a kick after they open
-        lines += [
-            f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{KICK} {own} quantum {frame} prio 7",
-            f"qdisc add dev {name} parent {ROOT}{KICK} handle {KICK}: bfifo limit 1b",
         ]
     return lines
 
@@ -216,8 +233,6 @@ def chosen(queues: QueuePolicy) -> Discipline:
         raise MachineError(Problem("kernel", "queues.scheduler: ets", f"is not possible: {why}", hint))
     return DISCIPLINES["htb"]
 
-
-_PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
 
 _RATE_CLASS_ID: Final = 0x00010001
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
@@ -323,28 +338,53 @@ def apply(
     journal: Journal,
     ports: Sequence[Port] | None = None,
 ) -> None:
-    """Create the queues and attach the programs of ports of a node, with one tc process per fifty ports.
+    """Create the queues and attach the programs of ports of a node, all when None.
 
-    ports: all when None.
-
-    MachineError with tc's message, which names the line. `tc -n` would mount a new /sys and so hide the pins;
-    nsenter changes only the network namespace.
+    Every HTB class and every clsact adds blocks of filters to one list of the kernel, which each new block searches
+    (indir_dev_add in net/core/flow_offload.c): they are what a port costs more in a large lab. So ports share blocks.
+    MachineError with the line that the kernel refuses, and its reason.
     """
-    programs = programs_of(node)
     some = node.ports if ports is None else ports
-    ports_a_batch = _PROGRAMS_A_BATCH // len(programs)
-    for start in range(0, len(some), ports_a_batch):
-        lines: list[str] = []
-        for port in some[start : start + ports_a_batch]:
-            lines += setup.discipline.lines(port, setup.queues)
-            lines.append(f"qdisc add dev {port.name} clsact")
-            for each in programs:
-                line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
-                own = f" classid {classid(setup.ids[port.node, port.name])}" if each.numbered else ""
-                lines.append(f"{line} object-pinned {each.pin(setup.lab)}{own}")
-        run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
+    with nl.RouteSocket(netns) as netlink, ExitStack() as stack:
+        indexes = {name: index for index, name in read_names(netlink).items()}
+        if lost := [port.name for port in some if port.name not in indexes]:
+            raise MachineError(
+                Problem(netns.name, lost[0], "is missing: it was removed", "run ./inv down, then up again")
+            )
+        lines = [line for port in some for line in setup.discipline.lines(port, setup.queues)]
+        lines += _program_lines(node, setup, some, indexes)
+        journal.note(["nsenter", f"--net={netns}", "tc", "-batch", "-"], "\n".join(lines) + "\n")
+
+        def refused(number: int, error: nl.NetlinkError) -> None:
+            raise MachineError(Problem(netns.name, f"tc {lines[number]}", f"was refused: {error.strerror}"))
+
+        @cache
+        def opened(pin: Path) -> int:
+            return stack.enter_context(Program.pinned(pin)).fd
+
+        netlink.change_all([message(line, indexes, opened) for line in lines], refused)
     if setup.curves and node.role is Role.SWITCH:
         red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
+
+
+def _program_lines(node: Node, setup: Setup, ports: Sequence[Port], indexes: Mapping[str, int]) -> list[str]:
+    """Ports whose ids and interface indexes differ by the same share their filters: mostly all ports of a node."""
+    bases = {port.name: base_of(setup.ids[port.node, port.name], indexes[port.name]) for port in ports}
+    lines = [
+        f"qdisc add dev {name} ingress_block {_block('ingress', base)} egress_block {_block('egress', base)} clsact"
+        for name, base in bases.items()
+    ]
+    for base in dict.fromkeys(bases.values()):
+        for each in programs_of(node):
+            own = f" classid {classid(base)}" if each.numbered else ""
+            start = f"filter replace block {_block(each.hook, base)} pref {each.pref} handle 1 bpf direct-action"
+            lines.append(f"{start} object-pinned {each.pin(setup.lab)}{own}")
+    return lines
+
+
+def _block(hook: str, base: int) -> int:
+    """The number of a block, in its namespace."""
+    return base << 1 | (hook == "egress")
 
 
 def read_shapers(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, PortQueue]:
@@ -430,8 +470,7 @@ def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
 
 
 HOSTS: Final = "_hosts"  # the owner of what all hosts share; not a valid node name
-_HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
-_TCA_BPF_CLASSID, _TCA_BPF_NAME = 3, 7
+_HOOKS: Final = {"ingress": TCA_INGRESS_BLOCK, "egress": TCA_EGRESS_BLOCK}
 _SLOW: Final = 10**6  # bytes/s: the rate of an open gate is far above this, that of a closed one far below (gates.py)
 
 
@@ -439,7 +478,7 @@ _SLOW: Final = 10**6  # bytes/s: the rate of an open gate is far above this, tha
 class PortProgram:
     """A BPF program for a clsact hook (`ingress`, `egress`); lower prefs run first. owner: of its pin.
 
-    numbered: the program reads its port's id from the filter's classid.
+    numbered: the program finds its port's id by the filter's classid.
     """
 
     hook: str
@@ -490,23 +529,33 @@ def read_attached(
 
     names: ifindex -> interface name.
     """
-    indexes = {name: index for index, name in names.items()}
-    found: dict[str, tuple[Attached, ...]] = {}
-    for port in ports:
-        rows: list[tuple[int, int, Attached]] = []
-        for place, (hook, parent) in enumerate(_HOOKS.items()):
-            request = uapi.TCMSG.pack(0, indexes.get(port, 0), 0, parent, 0)
-            for body in netlink.dump(nl.RTM_GETTFILTER, request):
-                priority = uapi.TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
-                attrs = nl.attributes(body, uapi.TCMSG.size)
-                if attrs.get(uapi.TCA_KIND) == b"bpf\0" and uapi.TCA_OPTIONS in attrs:
-                    options = nl.attributes(attrs[uapi.TCA_OPTIONS], 0)
-                    name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
-                    number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
-                    if name:
-                        rows.append((place, priority, Attached(hook, name, number)))
-        found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
+    wanted, blocks = set(ports), dict[int, list[tuple[int, str, bytes | None]]]()
+    found: dict[str, tuple[Attached, ...]] = dict.fromkeys(wanted, ())
+    for each in nl.qdiscs(netlink):
+        if each.kind != "clsact" or (port := names.get(each.ifindex, "")) not in wanted:
+            continue
+        for hook, key in _HOOKS.items():
+            number = int.from_bytes(each.attrs.get(key, b""), sys.byteorder)
+            if number and number not in blocks:
+                blocks[number] = _filters(netlink, number)
+            for _, name, base in sorted(blocks.get(number, ()), key=lambda row: row[0]):
+                port_id = port_at(int.from_bytes(base, sys.byteorder), each.ifindex) if base else 0
+                found[port] = (*found[port], Attached(hook, name, port_id))
     return found
+
+
+def _filters(netlink: nl.RouteSocket, block: int) -> list[tuple[int, str, bytes | None]]:
+    """Priority, program and classid of each BPF filter of a shared block."""
+    rows = []
+    for body in netlink.dump(nl.RTM_GETTFILTER, BLOCKMSG.pack(0, SHARED_BLOCK, 0, block, 0)):
+        priority = uapi.TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
+        attrs = nl.attributes(body, uapi.TCMSG.size)
+        if attrs.get(uapi.TCA_KIND) == b"bpf\0" and uapi.TCA_OPTIONS in attrs:
+            options = nl.attributes(attrs[uapi.TCA_OPTIONS], 0)
+            name = options.get(TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
+            if name:
+                rows.append((priority, name, options.get(TCA_BPF_CLASSID)))
+    return rows
 
 
 def read_closed(netns: Path) -> set[tuple[str, int]]:
