@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import errno
 import fcntl
 import os
 import socket
@@ -22,28 +21,21 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.host.delivery import MERGES_NOTHING, Delivery
+from heddle.kernel.ethtool import set_features
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_SETLINK, NetlinkError, RouteSocket, attribute, interfaces
-from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_SIZE, IFLA_IFNAME
+from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_SIZE
 
 _SIOCETHTOOL: Final = 0x8946
-# Feature -> (ETHTOOL_G*, ETHTOOL_S*), in the order to switch off: a feature that depends on another one goes first.
-FEATURES: Final[Mapping[str, tuple[int, int]]] = {
-    "gso": (0x23, 0x24),
-    "tso": (0x1E, 0x1F),
-    "tx-checksum": (0x16, 0x17),
-    "scatter-gather": (0x18, 0x19),
+# Feature -> ETHTOOL_G*, and what it consists of (netdev_features_strings in net/ethtool/common.c).
+FEATURES: Final[Mapping[str, tuple[int, tuple[str, ...]]]] = {
+    "gso": (0x23, ("tx-generic-segmentation",)),
+    "tso": (0x1E, tuple(f"tx-tcp{kind}-segmentation" for kind in ("", "-ecn", "-mangleid", "6"))),
+    "tx-checksum": (0x16, tuple(f"tx-checksum-{kind}" for kind in ("ipv4", "ip-generic", "ipv6", "sctp"))),
+    "scatter-gather": (0x18, ("tx-scatter-gather", "tx-scatter-gather-fraglist")),
 }
 _GRO: Final = (0x2B, 0x2C)
-
-
-def switch_off(netns: Path, ports: Iterable[str]) -> None:
-    """Switch every feature of FEATURES off on these ports. MachineError names the port that refuses."""
-    with _control_socket(netns) as control:
-        for port in ports:
-            for feature, (_, off) in FEATURES.items():
-                _set(control, netns, port, feature, off, on=False)
 
 
 def read_offloads(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -59,23 +51,17 @@ def set_gro(netns: Path, ports: Iterable[str], *, on: bool) -> None:
     """Switch GRO on or off on these ports. MachineError names the port that refuses."""
     with _control_socket(netns) as control:
         for port in ports:
-            _set(control, netns, port, "gro", _GRO[1], on=on)
+            try:
+                _ethtool(control, port, _GRO[1], int(on))
+            except OSError as error:
+                why = f"cannot be switched {'on' if on else 'off'}: {os.strerror(error.errno or 0)}"
+                raise MachineError(Problem(netns.name, f"{port}: gro", why)) from None
 
 
 def read_gro(netns: Path, ports: Iterable[str]) -> dict[str, bool]:
     """Port -> whether GRO is on. MachineError names a port that does not exist."""
     with _control_socket(netns) as control:
         return {port: _get(control, netns, port, _GRO[0]) for port in ports}
-
-
-def _set(control: socket.socket, netns: Path, port: str, feature: str, command: int, *, on: bool) -> None:
-    try:
-        _ethtool(control, port, command, int(on))
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP and not on:
-            return  # the device does not have this feature
-        why = f"cannot be switched {'on' if on else 'off'}: {os.strerror(error.errno or 0)}"
-        raise MachineError(Problem(netns.name, f"{port}: {feature}", why)) from None
 
 
 def _get(control: socket.socket, netns: Path, port: str, command: int) -> bool:
@@ -138,16 +124,27 @@ def online_cpus(text: str) -> frozenset[int]:
 
 
 def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Sequence[int]) -> None:
-    """Make these ports keep the packet order. ports: name -> port id in the lab. cpus: those that RPS may use.
+    """Make these ports keep the packet order, without FEATURES. ports: name -> port id. cpus: those that RPS may use.
 
     Transmit offloads must be off at both ends: veth_xmit uses NAPI if the sender has no TSO. MachineError names the
     port that refuses.
     """
+    names, off = tuple(ports), {name: False for _, parts in FEATURES.values() for name in parts}
+    with RouteSocket(netns) as netlink:
+        found = {each.name: each.ifindex for each in interfaces(netlink)}
+        if lost := [name for name in names if name not in found]:
+            hint = "run ./inv status LAB, which lists ports that are missing"
+            raise MachineError(Problem(netns.name, lost[0], "is missing: it was removed", hint))
+        if delivery is Delivery.NAPI:
+            _limit_gro(netlink, netns, {name: found[name] for name in names})
+
+    def refused(number: int, error: NetlinkError) -> None:
+        what = f"{names[number]}: {', '.join(FEATURES)}, gro"
+        raise MachineError(Problem(netns.name, what, f"cannot be switched: {error.strerror}"))
+
+    set_features(netns, [found[name] for name in names], {**off, "rx-gro": delivery is Delivery.NAPI}, refused)
     if delivery is Delivery.NAPI:
-        _limit_gro(netns, ports)
-        set_gro(netns, ports, on=True)
         return
-    set_gro(netns, ports, on=False)
     with net_devices(netns) as devices:
         for port, number in ports.items():
             for queue in _queues(devices, netns, port):
@@ -213,18 +210,17 @@ def cpus_of(mask: str) -> frozenset[int]:
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
 
 
-def _limit_gro(netns: Path, ports: Iterable[str]) -> None:
+def _limit_gro(netlink: RouteSocket, netns: Path, ports: Mapping[str, int]) -> None:
     """Set both limits: only recent kernels set the IPv4 limit with the other one (netif_set_gro_max_size)."""
-    value = MERGES_NOTHING.to_bytes(4, sys.byteorder)
-    with RouteSocket(netns) as netlink:
-        for port in ports:
-            body = IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(IFLA_IFNAME, port.encode() + b"\0")
-            body += attribute(IFLA_GRO_MAX_SIZE, value) + attribute(IFLA_GRO_IPV4_MAX_SIZE, value)
-            try:
-                netlink.change(RTM_SETLINK, body)
-            except NetlinkError as error:
-                why = f"cannot be {MERGES_NOTHING}: {error.strerror}"
-                raise MachineError(Problem(netns.name, f"{port}: gro_max_size", why)) from None
+    value, names = MERGES_NOTHING.to_bytes(4, sys.byteorder), tuple(ports)
+    sizes = attribute(IFLA_GRO_MAX_SIZE, value) + attribute(IFLA_GRO_IPV4_MAX_SIZE, value)
+
+    def refused(number: int, error: NetlinkError) -> None:
+        why = f"cannot be {MERGES_NOTHING}: {error.strerror}"
+        raise MachineError(Problem(netns.name, f"{names[number]}: gro_max_size", why))
+
+    bodies = (IFINFOMSG.pack(0, 0, index, 0, 0) + sizes for index in ports.values())
+    netlink.change_all([(RTM_SETLINK, body, 0) for body in bodies], refused)
 
 
 def _masks(devices: int, netns: Path, port: str) -> tuple[frozenset[int], ...]:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources
@@ -73,9 +74,11 @@ def apply(
             with loaded(resources.HERE.bpf_object("nic")) as made:
                 made.map("taken", 4, 16).pin(pins / "taken")
                 made.program("nic").pin(pins / "nic")
+        writer = Lock()
         with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:
             jobs = [
-                pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}) for node in nodes
+                pool.submit(_apply_node, fabric, node, setup, handles[node.name], journal, kept or {}, writer)
+                for node in nodes
             ]
         for done, job in enumerate(jobs, 1):
             job.result()
@@ -127,15 +130,17 @@ def _apply_node(
     handle: NodeHandle,
     journal: Journal,
     kept: Mapping[str, Container[str]],
+    writer: Lock,
 ) -> None:
+    """writer: taken for what needs RTNL: several threads would only spin on it (mutex_spin_on_owner)."""
     if node.role is Role.SWITCH:
         _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
-    _give(node, setup, handle, node.ports, journal)
+    with writer:
+        _give(node, setup, handle, node.ports, journal)
 
 
 def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal) -> None:
     """Offloads, order, queues and programs of these ports. What is attached is pinned already."""
-    inorder.switch_off(handle.netns, (port.name for port in ports))
     numbers = {port.name: setup.ids[port.node, port.name] for port in ports}
     inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
     queues.apply(handle.netns, node, setup, journal, ports)

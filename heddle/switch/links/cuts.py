@@ -83,7 +83,6 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
     from heddle.switch.queues.cells import LabQueues
 
     stubs = {end.stub: end.number for end in ends}
-    inorder.switch_off(netns, stubs)
     inorder.apply(netns, stubs, delivery.chosen().delivery, inorder.cpus_here())
     with RouteSocket(netns) as netlink:
         indexes = {name: index for index, name in read_names(netlink).items()}

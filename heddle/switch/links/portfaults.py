@@ -131,7 +131,6 @@ def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tup
     rules += [f"qdisc replace dev {line.inlet} root handle 1: {line.netem()}" for line in lines]
     _batch(netns, "ip", steps)
     ends = {name: line.sender for line in fresh for name in (line.inlet, line.outlet)}
-    inorder.switch_off(netns, ends)
     inorder.apply(netns, ends, delivery.chosen().delivery, inorder.cpus_here())
     _batch(netns, "tc", rules)
     inorder.pin_receive(netns, {line.port: line.sender for line in fresh}, inorder.cpus_here())
