@@ -6,7 +6,6 @@ Out: the features as wanted; those that a device does not have stay off.
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -15,7 +14,9 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel import netlink as nl
+from heddle.kernel.namespace import THIS_NAMESPACE
 
+_NETLINK_GENERIC: Final = 16
 _CONTROL: Final = 0x10  # GENL_ID_CTRL
 _GENL: Final = struct.Struct("=BBxx")  # command, version
 _GETFAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
@@ -28,7 +29,7 @@ _BITS, _BIT, _NAME, _VALUE = 3, 1, 2, 3  # ETHTOOL_A_BITSET_*, ETHTOOL_A_BITSET_
 @cache
 def _family() -> int:
     body = _GENL.pack(_GETFAMILY, 1) + nl.attribute(_FAMILY_NAME, b"ethtool\0")
-    with nl.RouteSocket(Path("/proc/thread-self/ns/net"), here=True, protocol=socket.NETLINK_GENERIC) as netlink:
+    with nl.RouteSocket(THIS_NAMESPACE, here=True, protocol=_NETLINK_GENERIC) as netlink:
         (answer,) = netlink.ask(_CONTROL, [body])
     if isinstance(answer, int):
         raise MachineError(Problem("kernel", "ethtool", "has no netlink", "use a kernel with CONFIG_ETHTOOL_NETLINK"))
@@ -55,5 +56,5 @@ def set_features(
         nl.attribute(nl.NESTED | _HEADER, nl.attribute(_DEV_INDEX, struct.pack("=I", index)) + flags)
         for index in indexes
     ]
-    with nl.RouteSocket(netns, protocol=socket.NETLINK_GENERIC) as netlink:
+    with nl.RouteSocket(netns, protocol=_NETLINK_GENERIC) as netlink:
         netlink.change_all([(family, start + head + features, 0) for head in heads], refused)
