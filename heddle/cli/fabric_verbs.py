@@ -57,6 +57,7 @@ def up(
     repair: bool = False,
     rollback: bool = False,
     timeout: float | None = None,
+    profile: bool = False,
 ) -> None:
     """Bring up a fabric, or your own containerlab topology, and wait until all routes are in all kernels.
 
@@ -106,7 +107,10 @@ def up(
         made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout,
         source=source, repair=repair,
     )  # fmt: skip
-    return out.result(views.up_json(done), views.up_text(done))
+    data, text = views.up_json(done), views.up_text(done)
+    if profile:
+        data, text = data | {"profile": views.profile_json(done)}, f"{text}\n{views.profile_text(done)}"
+    return out.result(data, text)
 
 
 def _cut(out: Console, fabric: Fabric, count: int | None) -> None:

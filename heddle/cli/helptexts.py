@@ -125,6 +125,7 @@ UP: Final[Options] = {
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
     "timeout": "seconds to wait for convergence (default: by size)",
+    "profile": "show seconds, CPU seconds and netlink requests of each step, and milliseconds a port",
 }
 
 RENDER: Final[Options] = {

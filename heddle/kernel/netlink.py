@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple, Self
 
 from heddle.base.families import Version
 from heddle.base.problems import MachineError, Problem
@@ -92,7 +92,12 @@ def attributes(data: bytes, offset: int) -> dict[int, bytes]:
 
 
 class RouteSocket:
-    """A netlink socket in one namespace, of NETLINK_ROUTE if not said otherwise. Threads must not share it."""
+    """A netlink socket in one namespace, of NETLINK_ROUTE if not said otherwise. Threads must not share it.
+
+    requests: messages that all sockets of this process have sent, dumps included.
+    """
+
+    requests: ClassVar[int] = 0
 
     def __init__(self, netns: Path, *, here: bool = False, protocol: int = socket.NETLINK_ROUTE) -> None:
         """Open it in `netns`. here: the calling thread is already in that namespace, and does not enter it again."""
@@ -166,6 +171,7 @@ class RouteSocket:
                 flags = own | NLM_F_REQUEST | NLM_F_ACK * (number == first + len(part) - 1)
                 parts += [uapi.NLMSGHDR.pack(16 + len(body), kind, flags, number, 0), body, bytes(-len(body) % 4)]
             self._sequence += len(part)
+            RouteSocket.requests += len(part)
             self._socket.send(b"".join(parts))
             for number, code in self._answers(first, self._sequence):
                 if code:
@@ -183,6 +189,7 @@ class RouteSocket:
 
     def _send(self, requests: Sequence[tuple[int, bytes]], flags: int) -> None:
         parts: list[bytes] = []
+        RouteSocket.requests += len(requests)
         for kind, body in requests:
             self._sequence += 1
             parts.append(uapi.NLMSGHDR.pack(16 + len(body), kind, flags, self._sequence, 0) + body)

@@ -39,6 +39,8 @@ RTA_SPORT: Final = 28
 RTA_DPORT: Final = 29
 SOL_PACKET: Final = 263
 PACKET_QDISC_BYPASS: Final = 20
+TC_RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
+TC_LINKLAYER_ETHERNET: Final = 1  # the kernel needs no table of times
 TC_H_ROOT: Final = 0xFFFFFFFF
 TCA_KIND: Final = 1
 TCA_OPTIONS: Final = 2

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ from heddle.host import delivery, limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.namespace import NodeHandle
+from heddle.kernel.netlink import RouteSocket
 from heddle.lab import health, linkstate
 from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import converged, facts, parts
@@ -75,6 +76,27 @@ _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
 
 @dataclass(frozen=True, slots=True)
+class StepUse:
+    """A step of `up`. cpu_s: of all processes of this machine. requests: netlink messages that this process sent."""
+
+    seconds: float
+    cpu_s: float
+    requests: int
+
+    @classmethod
+    def now(cls) -> StepUse:
+        """The clocks and counters now."""
+        user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
+        ticks = user + nice + system + interrupts + soft
+        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), RouteSocket.requests)
+
+    def since(self, start: StepUse) -> StepUse:
+        """What was used after `start`."""
+        seconds, cpu_s = round(self.seconds - start.seconds, 3), round(self.cpu_s - start.cpu_s, 2)
+        return StepUse(seconds, cpu_s, self.requests - start.requests)
+
+
+@dataclass(frozen=True, slots=True)
 class UpResult:
     """The result of `up`. created: False when the lab was already running; seconds: each step and `total`.
 
@@ -88,6 +110,7 @@ class UpResult:
     seconds: Mapping[str, float]
     repaired: Repaired | None = None
     faults: tuple[str, ...] = ()
+    steps: Mapping[str, StepUse] = field(default_factory=dict)
 
 
 def up(
@@ -225,7 +248,8 @@ def _result(
     lab: Lab, clock: StepClock, done: Repaired | None, observer: Observer, *, created: bool = False
 ) -> UpResult:
     """The state of a lab that has its routes. CheckError for what a repair could not repair."""
-    now, found = health.settled(lab, 0 if done and done.left else _SETTLE_S)
+    with clock.step("check"):
+        now, found = health.settled(lab, 0 if done and done.left else _SETTLE_S)
     verdict = converged(lab, now, found)
     if done and not created and verdict is False and (lost := [each.problem for each in found if not each.on_purpose]):
         for line in done.done:
@@ -233,7 +257,7 @@ def _result(
         again = f"./inv down {lab.name}, then up again: --repair cannot repair this"
         raise CheckError(*(replace(each, hint=again) if "--repair" in each.hint else each for each in lost))
     faults = tuple(each.text for each in found)
-    return UpResult(lab, created, verdict, clock.seconds(), done, faults)
+    return UpResult(lab, created, verdict, clock.seconds(), done, faults, clock.steps)
 
 
 def _missing_sessions(lab: Lab) -> list[str]:
@@ -458,24 +482,25 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
 
 
 class StepClock:
-    """Elapsed time of each step, in seconds."""
+    """Elapsed time of each step, in seconds, and what it used."""
 
     def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._steps: dict[str, float] = {}
+        self._start = StepUse.now()
+        self.steps: dict[str, StepUse] = {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Time a with block."""
-        start = time.monotonic()
+        start = StepUse.now()
         try:
             yield
         finally:
-            self._steps[name] = round(time.monotonic() - start, 3)
+            self.steps[name] = StepUse.now().since(start)
 
     def seconds(self) -> dict[str, float]:
         """Steps so far, and `total`."""
-        return {**self._steps, "total": round(time.monotonic() - self._start, 3)}
+        total = StepUse.now().since(self._start)
+        return {name: each.seconds for name, each in {**self.steps, "total": total}.items()}
 
 
 def _recorded_runtime(name: str) -> str:

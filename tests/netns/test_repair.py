@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -81,7 +82,8 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     in_node(whole, "ctsw2", "ip -6 route del fe80::/64 dev eth2")
     assert "ctsw2:eth2  the route fe80::/64 is missing" in "\n".join(status(whole.name)[0].faults)
     assert "ctsw2:eth2  the route fe80::/64 is missing" in validate(whole, ["routes"])[1].detail
-    in_node(whole, "host4", "tc filter del dev eth1 ingress pref 10")
+    (block,) = re.findall(r"ingress_block (\d+)", in_node(whole, "host4", "tc qdisc show dev eth1"))
+    in_node(whole, "host4", f"tc filter del block {block} pref 10")
     for node, daemon in (("rtsw1", "zebra"), ("ctsw1", "bgpd")):
         whole.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
     agent = pfc.alive(whole.name)

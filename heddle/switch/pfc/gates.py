@@ -32,10 +32,8 @@ KICK_CLASS: Final = 0x10000  # HTB's direct queue, which refuses every packet (d
 RTM_DELLINK: Final = 17
 _RTMGRP_LINK: Final = 1
 _TCA_TBF_BURST: Final = 6
-_RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _LIMITS: Final = struct.Struct("=III")  # of struct tc_tbf_qopt: limit, buffer, mtu
-_LIMIT_AT: Final = 2 * _RATESPEC.size
-_LINKLAYER_ETHERNET: Final = 1
+_LIMIT_AT: Final = 2 * uapi.TC_RATESPEC.size
 _HTB: Final = 0x10000  # qdisc 1:, whose classes 1:10 ... 1:80 are our classes 0 ... 7
 _OPEN_BYTES_PER_S: Final = 5_000_000_000  # 40 Gbit/s
 _OPEN_BURST: Final = 100_000
@@ -242,7 +240,9 @@ def _closed(qdisc: tuple[int, int, int], limit: int, mtu: int) -> bytes:
 def _message(qdisc: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks: int, more: bytes) -> bytes:
     """RTM_NEWQDISC for an existing qdisc, which keeps its packets. No answer is requested."""
     ifindex, handle, parent = qdisc
-    rates = _RATESPEC.pack(0, _LINKLAYER_ETHERNET, 0, 0, mpu, rate) + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
+    rates = uapi.TC_RATESPEC.pack(0, uapi.TC_LINKLAYER_ETHERNET, 0, 0, mpu, rate) + uapi.TC_RATESPEC.pack(
+        0, 0, 0, 0, 0, 0
+    )
     parms = nl.attribute(uapi.TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
     body = uapi.TCMSG.pack(0, ifindex, handle, parent, 0)
     body += nl.attribute(uapi.TCA_KIND, b"tbf\0") + nl.attribute(uapi.TCA_OPTIONS, parms + more)

@@ -27,8 +27,6 @@ _TCA_BPF_FD, _TCA_BPF_FLAGS, _DIRECT_ACTION = 6, 8, 1
 _TCA_HTB_PARMS, _TCA_HTB_INIT, _TCA_HTB_DIRECT_QLEN, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 2, 5, 6, 7
 _TCA_TBF_BURST: Final = 6
 _ETS_NBANDS, _ETS_NSTRICT, _ETS_QUANTA, _ETS_QUANTUM, _ETS_PRIOMAP, _ETS_BAND = 1, 2, 3, 4, 5, 6
-_RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
-_ETHERNET: Final = 1  # TC_LINKLAYER_ETHERNET: the kernel needs no table of times
 _WIDE: Final = 1 << 32  # bytes/s from which on a rate has an attribute of its own
 _TICKS_A_US: Final = 15.625  # PSCHED_SHIFT: 64 ns each
 _NEW: Final = nl.NLM_F_CREATE | nl.NLM_F_EXCL
@@ -92,7 +90,7 @@ def _tbf(rest: Sequence[str]) -> bytes:
     word = _values(rest)
     rate, burst = parse_rate(word["rate"]) // 8, _bytes(word["burst"])
     sizes = struct.pack("=III", _bytes(word["limit"]), _ticks(word["burst"], rate), 0)
-    found = nl.attribute(uapi.TCA_TBF_PARMS, _rate(rate) + bytes(_RATESPEC.size) + sizes)
+    found = nl.attribute(uapi.TCA_TBF_PARMS, _rate(rate) + bytes(uapi.TC_RATESPEC.size) + sizes)
     found += nl.attribute(_TCA_TBF_BURST, _u32(burst))
     return found + (nl.attribute(uapi.TCA_TBF_RATE64, struct.pack("=Q", rate)) if rate >= _WIDE else b"")
 
@@ -143,7 +141,7 @@ def _bytes(text: str) -> int:
 
 
 def _rate(rate: int) -> bytes:
-    return _RATESPEC.pack(0, _ETHERNET, 0, 0, 0, min(rate, _WIDE - 1))
+    return uapi.TC_RATESPEC.pack(0, uapi.TC_LINKLAYER_ETHERNET, 0, 0, 0, min(rate, _WIDE - 1))
 
 
 def _ticks(size: str, rate: int) -> int:
