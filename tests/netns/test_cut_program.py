@@ -19,13 +19,14 @@ import pytest
 
 from heddle.base.ethernet import pfc_frame
 from heddle.base.process import run
+from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import run_on
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
 from heddle.switch.queues.cells import LINK_DOWN
-from heddle.switch.queues.classes import OWNER, classid, row
+from heddle.switch.queues.classes import OWNER, base_of, classid, row
 from tests.machine import until
 from tests.netns.claimed import namespace_of
 from tests.netns.port_pair import tc
@@ -105,13 +106,17 @@ def _uplink(made: Bench) -> tuple[str, str, int, int]:
     return port.node, port.name, ids[port.node, port.name], ids[port.peer_node, port.peer_port]
 
 
-def _programs(made: Bench, device: str, number: int) -> list[str]:
-    pins = PINS / made.queues.fabric.name / OWNER
+def _programs(made: Bench, space: Path, device: str, number: int) -> list[str]:
+    pins, base = PINS / made.queues.fabric.name / OWNER, base_of(number, index_of(space, device))
     lines = [f"qdisc add dev {device} clsact"]
     for hook, program in (("egress", "enqueue"), ("ingress", "dequeue")):
-        what = f"bpf direct-action object-pinned {pins / program} classid {classid(number)}"
+        what = f"bpf direct-action object-pinned {pins / program} classid {classid(base)}"
         lines.append(f"filter add dev {device} {hook} pref 5 handle 1 {what}")
     return lines
+
+
+def index_of(space: Path, device: str) -> int:
+    return next(index for index, name in port_names(NodeHandle("", space)).items() if name == device)
 
 
 def _make(space: Path, stack: ExitStack) -> None:
@@ -146,7 +151,7 @@ def cut_bench(underlay: int = 9000, addresses: tuple[str, str] = (HERE, THERE)) 
             at(where, "link", "set", "eth0", "up")
         for where, device in ((node, name), ("_cables", cuts.stub_name(near)), ("_cables", cuts.TUNNEL)):
             at(where, "link", "set", device, "up")
-        tc(spaces[node], _programs(made, name, near))
+        tc(spaces[node], _programs(made, spaces[node], name, near))
         end = cuts.CutEnd(node, name, near, far, ip_address(addresses[1]))
         cuts.attach(made.queues.fabric, spaces["_cables"], [end])
         port = stack.enter_context(packet_socket(spaces[node], name, ETH_P_ALL, seconds=0.05))
@@ -200,7 +205,7 @@ def test_a_cut_takes_frames_off_the_queue_as_a_whole_link_does(cut: CutBench) ->
         ends = f"{name} netns {spaces[0].name} mtu {MTU} type veth peer name peer netns {spaces[1].name} mtu {MTU}"
         run(["ip", *f"link add {ends}".split()])
         for space, device, number in ((spaces[0], name, near), (spaces[1], "peer", far)):
-            tc(space, _programs(made, device, number))
+            tc(space, _programs(made, space, device, number))
             run(["nsenter", f"--net={space}", "ip", "link", "set", device, "up"])
         shown = ["nsenter", f"--net={spaces[0]}", "ip", "-br", "link", "show", name]
         until(lambda: run(shown).out.split()[1] == "UP")  # before that the kernel drops what is sent

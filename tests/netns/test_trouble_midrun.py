@@ -271,15 +271,17 @@ def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(whole: Lab) ->
     stray = f"{address.ip}/32"
     in_node(whole, "rtsw1", f"ip route add {stray} via 169.254.0.1 dev eth2 onlink")
     said = f"{stray} over eth2 is not a route of the fabric and overrides 10.0.1.0/24"
+    (block,) = re.findall(r"egress_block (\d+)", in_node(whole, "ctsw1", "tc qdisc show dev eth1"))
     for node, words in (
         ("rtsw1", "class change dev eth3 parent 1: classid 1:1 htb rate 20mbit burst 8400b"),
-        ("ctsw1", "filter del dev eth1 egress pref 20"),
+        ("ctsw1", f"filter del block {block} pref 20"),  # of all its ports
     ):
         whole.output(node, ["tc", *words.split()])
     (row,) = status(whole.name)
     slow, bare = "is shaped to 20mbit, not 100mbit", "has ingress:dequeue as port "
-    faults = (f"rtsw1:eth3  the port {slow}", f"ctsw1:eth1  the port {bare}", f"rtsw1  {said}")
-    assert not row.converged and all(map(str.startswith, row.faults, faults)) and len(row.faults) == 3
+    programs = (f"ctsw1:eth{number}  the port {bare}" for number in (1, 2))
+    faults = (f"rtsw1:eth3  the port {slow}", *programs, f"rtsw1  {said}")
+    assert not row.converged and all(map(str.startswith, row.faults, faults)) and len(row.faults) == 4
     (check,) = [each for each in validate(whole, ["routes"]) if each.name == "routes"]
     assert not check.ok and check.detail.startswith(f"rtsw1  {said}; run ./inv exec ")
     result = run(whole, replace(SHORT, placement="cyclic"), Silent())

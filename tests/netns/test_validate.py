@@ -55,7 +55,7 @@ BROKEN = {
     "qdisc": ("rtsw1", "tc qdisc del dev eth1 root", "queues",
               "rtsw1:eth1  the root qdisc is missing; ./inv up --repair --name LAB installs it again"),
     "all programs": ("rtsw1", "tc qdisc del dev eth1 clsact", "programs", "rtsw1:eth1  the port has no program"),
-    "one program": ("host1", "tc filter del dev eth1 ingress pref 10", "programs",
+    "one program": ("host1", "tc filter del block 22 pref 10", "programs",  # of ids and indexes that differ by 11
                     f"host1:eth1  the port has {NIC}, not ingress:dequeue as port 13, ingress:nic"),
     "rate": ("rtsw1", RATE, "queues", "rtsw1:eth1  the port is shaped to 7mbit"),
     "weight": ("rtsw1", WEIGHT, "queues",
