@@ -15,7 +15,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
 # It fills the machine; it downloads hundreds of megabytes; it takes a quarter of an hour.
-_ONLY_BY_NAME: Final = ("large", "vm-build", "diagnosis", "agreement")
+_ONLY_BY_NAME: Final = ("scale", "vm-build", "diagnosis", "agreement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         collectives,
         dcqcn,
         diagnosis,
-        large,
         order,
         packetcost,
         predict,
         queues,
+        scale,
         sharding,
         steady,
         te,
@@ -106,7 +106,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
     )
 
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
-        "large": large.figures,
+        "scale": scale.figures,
         "agreement": agreement.figures,
         "kubernetes": sharding.figures,
         "collectives": collectives.each_algorithm,
