@@ -21,7 +21,16 @@ from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import Fib, fib_of
 from heddle.kernel.ipsettings import LOCAL_TABLE, ip_settings
 from heddle.kernel.namespace import NodeHandle, inside
-from heddle.kernel.netlink import Neighbour, NetInterface, RouteSocket, carriers, interfaces, neighbours, path_mtus
+from heddle.kernel.netlink import (
+    Neighbour,
+    NetInterface,
+    RouteSocket,
+    carriers,
+    interfaces,
+    neighbours,
+    path_mtus,
+    qdiscs,
+)
 from heddle.kernel.uapi import IFF_NOARP, IFLA_ADDRESS, IFLA_MTU
 from heddle.lab.convergence import without_route
 from heddle.lab.daemons import ADMIN_DOWN, Adjacency, Daemons, pending
@@ -359,16 +368,17 @@ class _Reading:
             names, ports = {each.ifindex: each.name for each in every}, [port.name for port in node.ports]
             if self._wants(LabPart.PORTS):
                 with self._guarded(LabPart.PORTS):
-                    foreign, shapers = foreign_roots(netlink, names, ports), read_shapers(netlink, names, ports)
-                    programs, links = read_attached(netlink, names, ports), _links(every, ports)
+                    rows = [*qdiscs(netlink)]
+                    foreign, shapers = foreign_roots(rows, names, ports), read_shapers(netlink, rows, names, ports)
+                    programs, links = read_attached(netlink, rows, names, ports), _links(every, ports)
                     found = replace(found, foreign=foreign, shapers=shapers, programs=programs, links=links)
             if self._wants(LabPart.NEIGHBOURS):
                 with self._guarded(LabPart.NEIGHBOURS):
-                    rows = dict[str, tuple[Neighbour, ...]]()
+                    near = dict[str, tuple[Neighbour, ...]]()
                     for each in neighbours(netlink):
                         if (port := names.get(each.ifindex)) in ports:
-                            rows[port] = (*rows.get(port, ()), each)
-                    found = replace(found, neighbours=rows, path_mtus=path_mtus(netlink))
+                            near[port] = (*near.get(port, ()), each)
+                    found = replace(found, neighbours=near, path_mtus=path_mtus(netlink))
             if self._wants(LabPart.ADDRESSES):
                 with self._guarded(LabPart.ADDRESSES):
                     table = LOCAL_TABLE if node.role is Role.SWITCH else 0  # other tables of switches: FIBS

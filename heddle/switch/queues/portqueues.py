@@ -387,15 +387,17 @@ def _block(hook: str, base: int) -> int:
     return base << 1 | (hook == "egress")
 
 
-def read_shapers(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, PortQueue]:
+def read_shapers(
+    netlink: nl.RouteSocket, rows: Iterable[nl.Qdisc], names: Mapping[int, str], ports: Iterable[str]
+) -> dict[str, PortQueue]:
     """Port -> its shaper and queues, for ports that have a shaper; by netlink, since tc has no JSON for classes.
 
-    names: ifindex -> interface name.
+    rows: all qdiscs of the namespace. names: ifindex -> interface name.
     """
     found: dict[str, PortQueue] = {}
     indexes = {name: index for index, name in names.items()}
     queues: dict[int, dict[int, Leaf]] = {}
-    for each in nl.qdiscs(netlink):
+    for each in rows:
         number = number_of(each.handle >> 16)
         if number is not None:
             queues.setdefault(each.ifindex, {})[number] = _leaf(each)
@@ -421,13 +423,13 @@ def read_shapers(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Itera
     return found
 
 
-def foreign_roots(netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
+def foreign_roots(rows: Iterable[nl.Qdisc], names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
     """Port -> the root qdisc that replaces our shaper: `netem`, or `nothing`; empty if the port is gone.
 
-    names: ifindex -> interface name.
+    rows, names: as for read_shapers.
     """
     roots: dict[str, str] = {}
-    for each in nl.qdiscs(netlink):
+    for each in rows:
         if each.parent == uapi.TC_H_ROOT:
             found = "ours" if (each.kind, each.handle) == ("htb", _ROOT_ID) else each.kind
             roots[names.get(each.ifindex, "")] = "nothing" if found == "noqueue" else found
@@ -523,15 +525,15 @@ def expected(node: Node, number: int) -> tuple[Attached, ...]:
 
 
 def read_attached(
-    netlink: nl.RouteSocket, names: Mapping[int, str], ports: Iterable[str]
+    netlink: nl.RouteSocket, rows: Iterable[nl.Qdisc], names: Mapping[int, str], ports: Iterable[str]
 ) -> dict[str, tuple[Attached, ...]]:
     """Port -> its programs in the order in which they run, ingress first; an empty tuple if it has no programs.
 
-    names: ifindex -> interface name.
+    rows, names: as for read_shapers.
     """
     wanted, blocks = set(ports), dict[int, list[tuple[int, str, bytes | None]]]()
     found: dict[str, tuple[Attached, ...]] = dict.fromkeys(wanted, ())
-    for each in nl.qdiscs(netlink):
+    for each in rows:
         if each.kind != "clsact" or (port := names.get(each.ifindex, "")) not in wanted:
             continue
         for hook, key in _HOOKS.items():
