@@ -98,11 +98,13 @@ def foreign_routes(fabric: Fabric, fibs: Mapping[str, Fib]) -> list[ForeignRoute
     So does a route that discards packets.
     """
     edges = set(fabric.prefixes.values())
-    loopbacks = {ip_network(node.loopback) for node in fabric.switches if node.loopback is not None}
+    own = {node.name: ip_network(node.loopback) for node in fabric.switches if node.loopback is not None}
+    announced = {*own.values()} if fabric.policy.routing.loopbacks else set()
     return [
         route
         for name, fib in fibs.items()
         for node in [fabric.by_name[name]]
+        for loopbacks in [{*announced, *([own[name]] if name in own else [])}]
         for route in _unknown(node, fib, {*fabric.expected_next_hops[name], *loopbacks, *(edges - {node.prefix})})
     ]
 

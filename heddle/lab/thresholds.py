@@ -25,7 +25,7 @@ from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
-from heddle.fabric.wiring import BACKEND, Level, Port
+from heddle.fabric.wiring import BACKEND, Level, Node, Port
 from heddle.lab import agents
 from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.groups import InFile, group_of
@@ -78,12 +78,17 @@ def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
 
 def late_marks(lab: Lab) -> tuple[str, ...]:
     """The sentences of QueuePolicy.late_marks for the switches of a lab, as set last."""
-    own, usual, found = own_queues(lab), lab.fabric.policy.queues, dict[str, list[str]]()
+    own, found = own_queues(lab), dict[str, list[str]]()
     for node in lab.fabric.switches:
-        for each in own.get(node.name, usual).late_marks:
+        for each in _queues_at(lab.fabric, node, own).late_marks:
             found.setdefault(each, []).append(node.name)
     every = len(lab.fabric.switches)
     return tuple(each if len(names) == every else f"{some_of(names)}: {each}" for each, names in found.items())
+
+
+def _queues_at(fabric: Fabric, node: Node, own: Mapping[str, QueuePolicy]) -> QueuePolicy:
+    """The queues of a switch: as set last, or else those of its network in the file."""
+    return own.get(node.name) or fabric.policy.of(fabric.level_of(node).network).queues
 
 
 def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
@@ -130,7 +135,7 @@ def _set_policies(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str]
 
     with LabQueues.pinned(lab.fabric) as live:
         live.set_policies(policies_of(lab.fabric, own=own))
-        _set_red_curves(lab, {name: own.get(name, lab.fabric.policy.queues) for name in names})
+        _set_red_curves(lab, own, names)
 
 
 @spread(concat)
@@ -151,9 +156,10 @@ def wrong_thresholds(lab: Lab) -> list[Problem]:
                 moved.setdefault((now, wanted), []).append(f"{dscp}{' (data)' * (dscp == DSCP_DATA)}")
     for (now, wanted), names in moved.items():
         found.append(Problem("", f"DSCP {some_of(names)}", f"maps to class {now}, not {wanted}"))
-    for node in lab.own_nodes if Setup.of(lab.fabric).curves else ():
-        if node.role is Role.SWITCH:
-            curves = red.curves_of(own.get(node.name, usual))
+    for node in lab.own_nodes:
+        queues = _queues_at(lab.fabric, node, own)
+        if node.role is Role.SWITCH and queues.ecn.marker == "red":
+            curves = red.curves_of(queues)
             given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
             for line in red.differences(handles[node.name].netns, given):
                 port, _, what = line.partition(", ")
@@ -189,7 +195,7 @@ def reapply_queues(lab: Lab) -> bool:
         if wrong:
             live.set_policies(policies_of(lab.fabric, own=own))
             live.set_classes(usual)
-    _set_red_curves(lab, {node.name: own.get(node.name, usual) for node in lab.fabric.switches})
+    _set_red_curves(lab, own, [node.name for node in lab.fabric.switches])
     pfc.reload(lab.name)
     return wrong
 
@@ -271,12 +277,13 @@ def changed(
     return policy
 
 
-def _set_red_curves(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
+def _set_red_curves(lab: Lab, own: Mapping[str, QueuePolicy], names: Collection[str]) -> None:
     """Set the curves of the kernel's RED qdiscs on nodes that mark by RED. It is done per port, without packet loss."""
     handles = lab.handles()
     for node in lab.fabric.switches:
-        if node.name in handles and node.name in wanted and wanted[node.name].ecn.marker == "red":
-            curves = red.curves_of(wanted[node.name])
+        queues = _queues_at(lab.fabric, node, own)
+        if node.name in handles and node.name in names and queues.ecn.marker == "red":
+            curves = red.curves_of(queues)
             red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
 
 
@@ -345,7 +352,7 @@ def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
 
 @contextmanager
 def ecn_for_run(lab: Lab, factor: int, observer: Observer) -> Iterator[None]:
-    """Multiply Kmin and Kmax of all switches for a with block. The caller holds the lab's lock.
+    """Multiply Kmin and Kmax of all switches of the ranks' network for a with block. The caller holds the lab's lock.
 
     What `queues set` changes meanwhile stays, except ECN curves. Where the end cannot undo it, it warns.
     """
@@ -355,7 +362,8 @@ def ecn_for_run(lab: Lab, factor: int, observer: Observer) -> Iterator[None]:
         if factor != 1:
             with owners.lock(lab.name, owners.CHANGES):
                 own, usual = own_queues(lab), lab.fabric.policy.queues
-                before = {node.name: own.get(node.name, usual) for node in lab.fabric.switches}
+                of_ranks = (node for node in lab.fabric.switches if lab.fabric.level_of(node).network == BACKEND)
+                before = {node.name: own.get(node.name, usual) for node in of_ranks}
                 scaled = {name: replace(each, ecn=_times(each.ecn, factor)) for name, each in before.items()}
                 kept = {name: dump_queues(each) for name, each in before.items()}
                 write_queues(lab, {**own, **scaled}, [*scaled], before_run=kept)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from heddle.base import owners
 from heddle.base.events import Observer
@@ -63,6 +63,8 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
+
+_MOST_PACE_S: Final = 600  # of an iteration: a period or a rate of hardware, scaled, can mean days
 
 
 class TableListener(Protocol):
@@ -339,6 +341,11 @@ def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int
         why = "cannot have several ranks with the kernel's own stack"
         raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
     plan = job_plan(fabric, options, more_ns, ends, job.name)
+    waits_s = max(plan.pattern.pace(0, size // plan.pattern.element_bytes) for size in options.sizes)
+    if waits_s > _MOST_PACE_S:
+        why = f"takes at least {waits_s:,.0f} s here (k = {fabric.policy.k}); the limit is {_MOST_PACE_S} s"
+        hint = "set a shorter `every`, or a higher `rate`; ./inv predict --time forecasts any"
+        raise InputError(Problem("", f"an iteration of {options.collective}", why, hint))
     transport = kind.of(plan)
     if options.fastpath == "on" and (reason := why_not_compiled(plan, transport)):
         raise InputError(Problem("", "--fastpath on", f"is not possible with {reason}", "leave --fastpath out"))

@@ -24,7 +24,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import BACKEND, Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.fib import port_names
@@ -171,9 +171,9 @@ def reinstall(
     with LabQueues.pinned(fabric) as live, _recounted(live, {setup.ids[end.node, end.name] for end in ends}):
         for name, ports in broken.items():
             node, handle = fabric.by_name[name], handles[name]
-            curves = red.curves_of(own.get(name, fabric.policy.queues)) if setup.curves else {}
+            live_set = {BACKEND: red.curves_of(own[name])} if name in own and BACKEND in setup.curves else {}
             queues.clear(handle.netns, ports)
-            _give(node, replace(setup, curves=curves), handle, ports, Journal())
+            _give(node, replace(setup, curves={**setup.curves, **live_set}), handle, ports, Journal())
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from itertools import pairwise
 
+from heddle.base.families import Network
 from heddle.checks.queuechecks import Found, NothingError, Subject
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import FRONTEND
@@ -30,16 +31,23 @@ def check(subject: Subject) -> Found:
 
 
 def _routes(fabric: Fabric, host: str, lines: frozenset[str]) -> Iterator[str]:
-    """A sentence for each route to a network that leaves by a port of another one."""
+    """A sentence for each route to a network that leaves by a port of another one.
+
+    Of a table's routes that cover a whole pool only the longest counts: the kernel takes no other.
+    """
     network_of = {port.name: port.network for port in fabric.by_name[host].ports}
+    routes: list[tuple[Network, set[str], str]] = []  # prefix, devices, table
     for line in sorted(lines):
         kind, *words = line.removeprefix("-6 ").split()
-        if kind != "route" or "/" not in words[0]:
-            continue
-        prefix = ip_network(words[0])
-        ports = {word for before, word in pairwise(words) if before == "dev"}
-        for network in fabric.networks:
+        if kind == "route" and "/" in words[0]:
+            after = [*pairwise(words)]
+            table = next((word for before, word in after if before == "table"), "")
+            routes.append((ip_network(words[0]), {word for before, word in after if before == "dev"}, table))
+    for network in fabric.networks:
+        pool = fabric.policy.of(network).pool
+        ours = [each for each in routes if each[0].overlaps(pool)]
+        covers = {(table, prefix.prefixlen) for prefix, _, table in ours if prefix.prefixlen <= pool.prefixlen}
+        for prefix, ports, table in ours:
             wrong = sorted(port for port in ports if network_of.get(port, network) != network)
-            if wrong and prefix.network_address in fabric.policy.of(network).pool:
-                port = wrong[0]
-                yield f"{host} sends to {prefix} ({network}) by {port}, a port of {network_of[port]}"
+            if wrong and not any(own == table and length > prefix.prefixlen for own, length in covers):
+                yield f"{host} sends to {prefix} ({network}) by {wrong[0]}, a port of {network_of[wrong[0]]}"

@@ -44,25 +44,25 @@ _MOST_PERIOD_S: Final = 3600
 
 def read_rate(typed: str) -> str:
     """`sustained`, `peak`, or bytes/s on hardware as 122MB; divided by k: 122MB/4000. ValueError."""
-    rate, _, k = typed.partition("/")
+    rate, divided, k = typed.partition("/")
     if rate not in RATES and parse_size(rate) <= 0:
-        raise ValueError("is 0; write bytes per second of a trainer, as 122MB")
-    _check_scale(k)
+        raise ValueError("is not a rate; write bytes per second of a trainer, as 122MB")
+    _check_scale(k, divided)
     return typed
 
 
 def read_period(typed: str) -> str:
     """A time on hardware as 500us; multiplied by k: 500us*4000. ValueError."""
-    period, _, k = typed.partition("*")
+    period, times, k = typed.partition("*")
     if not 0 < parse_duration(period) <= _MOST_PERIOD_S * 10**9:
         raise ValueError(f"is not between 0 and {_MOST_PERIOD_S} s; write a time of hardware, as 500us")
-    _check_scale(k)
+    _check_scale(k, times)
     return typed
 
 
-def _check_scale(k: str) -> None:
-    if k and not (k.isdecimal() and int(k)):
-        raise ValueError(f"has {k}, which is not a scale; leave it out")
+def _check_scale(k: str, sign: str) -> None:
+    if sign and not (k.isdecimal() and int(k)):
+        raise ValueError(f"has {sign}{k}, which is not a scale; leave it out")
 
 
 class _Hop(NamedTuple):

@@ -141,7 +141,7 @@ def fibs(fabric: Fabric, more: Stray) -> dict[str, Fib]:
         routes: dict[Network, tuple[NextHop, ...]] = {
             prefix: hops(*sorted(ports)) for prefix, ports in fabric.expected_next_hops[node.name].items()
         }
-        routes |= dict.fromkeys(loopbacks, hops("eth1"))
+        routes |= dict.fromkeys(loopbacks if fabric.policy.routing.loopbacks else (), hops("eth1"))
         routes |= {ip_network(prefix): each for prefix, each in more.get(node.name, {}).items()}
         found[node.name] = Fib(node.name, routes)
     return found
@@ -153,8 +153,12 @@ def of(switch: str, prefix: str, *ports: str) -> list[ForeignRoute]:
 
 @pytest.mark.parametrize("preset", ["tiny", "dc", "rail"])
 def test_routes_of_the_fabric_are_not_foreign(preset: str) -> None:
-    fabric = load_fabric(preset).fabric
-    assert foreign_routes(fabric, fibs(fabric, {})) == []
+    for announced in ("true", "false"):
+        fabric = load_fabric(preset, overrides=[f"routing.loopbacks={announced}"]).fabric
+        assert foreign_routes(fabric, fibs(fabric, {})) == []
+    more = {"rtsw1" if preset != "rail" else "leaf1": {f"{fabric.switches[-1].loopback}/32": hops("eth1")}}
+    (loopback,) = foreign_routes(fabric, fibs(fabric, more))
+    assert loopback.prefix == ip_network(str(fabric.switches[-1].loopback))
 
 
 def test_a_foreign_route_is_named_with_what_it_overrides(answers: Answers) -> None:

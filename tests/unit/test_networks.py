@@ -41,9 +41,12 @@ from heddle.spec.queuepolicy import QueuePolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
 from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import policies_of
+from heddle.switch.queues.portqueues import Setup
 from heddle.traffic.flow import Sent
 from heddle.traffic.plan import build_plan
+from heddle_plugins.frontend.separation import _routes
 from heddle_plugins.time.forecast import time_forecast
 from tests.unit.test_paths_report import fibs, snapshot
 
@@ -335,3 +338,37 @@ def test_links_of_the_front_end_have_no_delay(at: str) -> None:
     for network, words in ((FRONTEND, "not modelled on links of the network frontend"), (BACKEND, "100 us one way")):
         plan, _ = plan_run(slow, run_options(transport="tcp", network=network))
         assert words in plan.propagation.text(network=network)
+
+
+HOST_ROUTES = ("route 10.0.0.0/8 via 10.0.0.0 dev eth1", "route 172.16.0.0/12 via 172.16.0.0 dev eth2")
+
+
+@pytest.mark.parametrize(
+    ("routes", "wrong"),
+    [
+        (HOST_ROUTES, ""),
+        ((*HOST_ROUTES, "route 0.0.0.0/0 via 10.0.0.0 dev eth1"), ""),  # no packet of a pool takes it
+        ((HOST_ROUTES[0], "route 0.0.0.0/0 via 10.0.0.0 dev eth1"), "0.0.0.0/0"),
+        ((HOST_ROUTES[0], "route 128.0.0.0/1 via 10.0.0.0 dev eth1"), "128.0.0.0/1"),
+        ((*HOST_ROUTES, "route 172.20.0.0/16 via 10.0.0.0 dev eth1"), "172.20.0.0/16"),
+        ((HOST_ROUTES[0], "route 0.0.0.0/0 via 192.0.2.1 dev eth0"), ""),  # a port of no network
+        ((*HOST_ROUTES, "route 0.0.0.0/0 via 10.0.0.0 dev eth1 table 9"), "0.0.0.0/0"),
+    ],
+)
+def test_a_route_counts_where_packets_of_another_network_take_it(routes: tuple[str, ...], wrong: str) -> None:
+    found = [*_routes(load_fabric("frontend").fabric, "host1", frozenset(routes))]
+    assert found == ([f"host1 sends to {wrong} (frontend) by eth1, a port of backend"] if wrong else [])
+
+
+def test_each_network_has_its_curves_of_red_and_announces_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(red, "require", lambda: None)
+    words = ("queues.ecn.marker=red", "frontend.queues.ecn.kmin=10KB", "frontend.queues.ecn.kmax=20KB")
+    fabric = load_fabric("frontend", overrides=words).fabric
+    curves = Setup.of(fabric).curves
+    assert curves == {name: red.curves_of(fabric.policy.of(name).queues) for name in (BACKEND, FRONTEND)}
+    assert curves[BACKEND] != curves[FRONTEND]
+    files = rendered(fabric)
+    for node in fabric.switches:
+        denied = fabric.policy.ip.loopbacks(fabric.policy.of(fabric.level_of(node).network).pool)
+        (line,) = (each for each in files[f"{node.name}/frr.conf"].splitlines() if "NO-LOOPBACKS deny" in each)
+        assert line == f"ip prefix-list NO-LOOPBACKS deny {denied} le 32" and node.loopback in denied

@@ -268,14 +268,14 @@ class PortQueue:
 class Setup:
     """The settings that all ports of a lab share, and the id of each port. lab: its name.
 
-    curves: of the classes that the kernel's RED marks; empty if the program marks.
+    curves: network -> class -> its curve, of networks whose packets the kernel's RED marks; empty if the program marks.
     """
 
     lab: str
     queues: QueuePolicy
     discipline: Discipline
     ids: Mapping[PortRef, int]
-    curves: Mapping[int, red.Curve]
+    curves: Mapping[str, Mapping[int, red.Curve]]
 
     @property
     def gated(self) -> bool:
@@ -285,11 +285,11 @@ class Setup:
     @classmethod
     def of(cls, fabric: Fabric) -> Setup:
         """The setup that the fabric file defines. MachineError when this kernel does not support a selected option."""
-        queues = fabric.policy.queues
-        curves: Mapping[int, red.Curve] = {}
-        if queues.ecn.marker == "red":
+        every = {network: fabric.policy.of(network).queues for network in fabric.networks}
+        curves = {network: red.curves_of(each) for network, each in every.items() if each.ecn.marker == "red"}
+        if curves:
             red.require()
-            curves = red.curves_of(queues)
+        queues = fabric.policy.queues
         return cls(fabric.name, queues, chosen(queues), port_ids(fabric), curves)
 
     def faults(self, port: Port, found: PortQueue | None) -> list[str]:
@@ -364,7 +364,7 @@ def apply(
 
         netlink.change_all([message(line, indexes, opened) for line in lines], refused)
     if setup.curves and node.role is Role.SWITCH:
-        red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
+        red.install(netns, {(port.name, n): c for port in some for n, c in setup.curves.get(port.network, {}).items()})
 
 
 def _program_lines(node: Node, setup: Setup, ports: Sequence[Port], indexes: Mapping[str, int]) -> list[str]:

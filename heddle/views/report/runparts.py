@@ -422,19 +422,21 @@ def paths(run: StoredRun) -> Values:
         raise NotCarriedError(run.proof.why)
     wrong = [each for each in proof.flows if each.why]
     shown = [*wrong, *(each for each in proof.flows if not each.why)][:ROWS]
-    title = f"QPs: {len(shown)} of {len(proof.flows)}" + (", those that are not proven first" if wrong else "")
+    units = "source ports" if proof.units.startswith("source") else proof.units
+    title = f"{units[0].upper()}{units[1:]}: {len(shown)} of {len(proof.flows)}"
+    title += ", those that are not proven first" if wrong else ""
     columns = (
         "from",
         "to",
-        ">QPN",
-        ">UDP source port",
+        ">flow" if units == "flows" else ">QPN",
+        ">source port",
         ">packets",
         "predicted",
         "kernel lookup",
         "counted",
         "verdict",
     )
-    note = "" if len(shown) == len(proof.flows) else f"./inv paths --run {run.id} --all prints every QP."
+    note = "" if len(shown) == len(proof.flows) else f"./inv paths --run {run.id} --all prints all {units}."
     return {
         "agree": proof.agree,
         "verdict": f"{'Proven: ' if proof.agree else ''}{verdict_text(proof)}.",
@@ -473,7 +475,14 @@ def _uplinks(proof: PathsResult) -> Table | None:
     )  # fmt: skip
     over = proof.uplinks.text(links[0].direction.partition(" to ")[0] or "switch")
     note = f"MMR ({over}): flows {figure(proof.mmr.flows, 3)}, bytes {figure(proof.mmr.bytes, 3)}."
-    heads = ("uplink", ">QPs", ">packets", ">bytes", ">seconds at its rate", ">utilization")
+    heads = (
+        "uplink",
+        ">QPs" if proof.units == "QPs" else ">flows",
+        ">packets",
+        ">bytes",
+        ">seconds at its rate",
+        ">utilization",
+    )
     return Table("Uplinks", heads, rows, note)
 
 

@@ -22,10 +22,12 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.wiring import BACKEND
 from heddle.lab.facts import FACTS
 from heddle.proof.linkuse import links_of
 from heddle.runs.parts.slowest import Slowest
 from heddle.runs.series import RowLabel, Series
+from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.queues.classes import held_bps, numbered_ports
 from heddle.wire.layout import DSCP_DATA
 from heddle_plugins.engineering.diagnosis.case import (
@@ -118,11 +120,17 @@ def by_checks(case: Case, cause: str) -> CauseResult:
     return CauseResult(ruled_out="" if open_ else "; ".join(each.detail for each in rows), unknown="; ".join(open_))
 
 
+def _data_of_run(case: Case) -> tuple[int, QueuePolicy]:
+    """The DSCP of data, and the queues of the network that carries it; without a run, those of probes."""
+    options = None if case.run is None else case.run.record.options
+    network = BACKEND if options is None else options.network
+    return DSCP_DATA if options is None else options.dscp, case.fabric.policy.of(network).queues
+
+
 def lossy_class(case: Case) -> CauseResult:
     """Data is in a class that may drop it: a property of the fabric file, not a fault."""
-    dscp = DSCP_DATA if case.run is None else case.run.record.options.dscp
-    texts = case.fabric.policy.queues.lossy_data(dscp)
-    number = case.fabric.policy.queues.class_of_dscp[dscp]
+    dscp, queues = _data_of_run(case)
+    texts, number = queues.lossy_data(dscp), queues.class_of_dscp[dscp]
     lost = sum(rows[number].refused for each in case.traffic for rows in each.tallies.values() if number in rows)
     lines = (*(Observation(text, "fabric file") for text in texts),)
     if lost:
@@ -575,8 +583,9 @@ def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult
     """ruled_out: for the ports that sent data, which it counts."""
     if not case.traffic:
         return CauseResult(unknown="no counters of a run, and no probes")
-    number = case.fabric.policy.queues.class_of_dscp[DSCP_DATA]
-    sent = {port for each in case.traffic for port, rows in each.tallies.items() if number in rows}
+    dscp, queues = _data_of_run(case)
+    numbers = {queues.class_of_dscp[dscp], case.fabric.policy.queues.class_of_dscp[DSCP_DATA]}  # of the run, of probes
+    sent = {port for each in case.traffic for port, rows in each.tallies.items() if not numbers.isdisjoint(rows)}
     ports = [port.ref for node in case.fabric.nodes for port in node.ports]
     unseen = [ref for ref in ports if ref not in sent]
     unknown = f"{some_of(unseen)} sent no data" if unseen and not found else ""

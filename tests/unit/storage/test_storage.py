@@ -17,6 +17,7 @@ from heddle.spec.yamlfile import parse
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.collectives.pattern import SendStep
 from heddle.traffic.workload import Workload
+from heddle_plugins.storage.patterns import read_rate
 from heddle_plugins.time import tasks
 from heddle_plugins.time.forecast import TimeForecast, time_forecast
 
@@ -74,6 +75,20 @@ def test_times_and_rates_are_those_of_hardware_and_a_table_has_both(monkeypatch:
     assert iteration(zone(), "{a: {collective: checkpoint, size: 4K, every: 100us}}") == pytest.approx(0.8, rel=1e-3)
     monkeypatch.setattr(tasks, "MOST_MESSAGES", 0)
     assert iteration(zone(), "{a: {collective: checkpoint, size: 4K, every: 100us}}") == pytest.approx(0.8, rel=1e-3)
+
+
+@pytest.mark.parametrize("slow", ["every: 3600s", "rate: 1"])
+def test_an_iteration_of_hours_is_refused_where_it_would_run(slow: str) -> None:
+    text = f"{{a: {{collective: ingest, size: 64K, {slow}}}}}"
+    with pytest.raises(InputError, match=r"an iteration of ingest.*takes at least [\d,]+ s here \(k = 8000\)"):
+        plan_workload(zone(), jobs(text))
+    assert forecast(zone(), jobs(text)).jobs[0].sizes[0].seconds > 600
+
+
+@pytest.mark.parametrize("typed", ["122MB/", "122MB/x", "0", "-1"])
+def test_a_rate_that_is_none_is_refused(typed: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_rate(typed)
 
 
 def test_trainers_use_their_front_end_ports_and_servers_follow_them() -> None:
