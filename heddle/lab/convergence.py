@@ -355,8 +355,8 @@ def restore_routes(
 
     An unnumbered port reaches its neighbour by the route fe80::/64 over it. The kernel adds it with the link-local
     address, but from memory that it must get without sleeping (addrconf_add_linklocal: GFP_ATOMIC, also for the per-CPU
-    part in fib6_nh_init). When thousands of ports come up at once, one of these requests can fail: then the port has
-    its address and no route, and nothing repeats it.
+    part in fib6_nh_init). When thousands of ports come up at once, such requests fail ("percpu: allocation failed,
+    size=8 align=8 atomic=1" in the kernel's log): the port has its address and no route, and nothing repeats it.
     The kernel itself adds them up to a second after a link came up (linkwatch). Either of the two additions is enough.
     """
     found = []

@@ -24,12 +24,14 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import (
     UNUSED,
+    base_of,
     budget_of,
     burst_bytes,
     classid,
     deepest_queue,
     numbered_ports,
     policies_of,
+    port_at,
     port_ids,
     row,
 )
@@ -199,6 +201,10 @@ def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> 
     assert ids == port_ids(build(ClosSpec(name="tiny", racks=2, ctsw=4)))
     # A number is written as tc reads it.
     assert (classid(1), classid(31), classid(65535)) == ("0:1", "0:1f", "0:ffff")
+    # Ports of a node share a filter if ids and indexes differ by the same; a classid of 0 would stand for none.
+    ends = [(1, 2), (1, 1), (2, 1), (65535, 2), (65535, 65535), (7, 2**31 - 1)]
+    assert all(1 <= base_of(*each) <= 65535 and port_at(base_of(*each), each[1]) == each[0] for each in ends)
+    assert base_of(5, 2) == base_of(6, 3) != base_of(6, 2)
     assert row(2, 3) == 19
     fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
     with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
