@@ -17,13 +17,14 @@ from heddle.base import mounts as trees
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, run
+from heddle.host.packages import FRR_DIRS
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.netns_space import PROVIDED, RUN_DIR, files_dir, remove_views
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
 _ROUNDS: Final = 20  # a process may fork during the search, so the search repeats until it finds nothing
-_AT_ONCE: Final = 100  # processes that are ended together: each needs an open file, and 1,024 are the usual limit
+_AT_ONCE: Final = 400  # processes that are ended together: each needs an open file, and 1,024 are the usual limit
 
 
 def namespaces_of(lab: str) -> list[Path]:
@@ -81,7 +82,9 @@ def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -
             return ended
         rounds += len(found) < _AT_ONCE
         ended += len(found)
-        end_all(found, _PATIENCE_S)
+        # Routing daemons at once: one that ends in order withdraws its routes, and all others compute new ones.
+        for routing, seconds in ((True, 0.0), (False, _PATIENCE_S)):
+            end_all([fd for fd, each in found if each == routing], seconds)
     raise MachineError(Problem("", "processes", "of the lab keep starting others", "run ./inv down again"))
 
 
@@ -93,13 +96,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list[int]:
-    """pidfds of the lab's processes, _AT_ONCE of them at most; never this process."""
+def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list[tuple[int, bool]]:
+    """pidfds of the lab's processes, and whether each is a program of FRR; _AT_ONCE of them, never this process."""
     ours = _identity(Path("/proc/self/ns/pid"))
     named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
     others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
     home = trees.origin(RUN_DIR / lab)
-    found: list[int] = []
+    found: list[tuple[int, bool]] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -111,7 +114,7 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
             fd = os.pidfd_open(int(entry.name))
             # The number may belong to another process since the first check.
             if _belongs(Path(entry.path), lab, home, wanted, others):
-                found.append(fd)
+                found.append((fd, _is_routing(Path(entry.path))))
             else:
                 os.close(fd)
         if len(found) == _AT_ONCE:
@@ -144,6 +147,13 @@ def _belongs(
         or (target == "/" and upper in rest)
         for _, _, its_device, root, target, rest in fields
     ) and same_users(process)
+
+
+def _is_routing(process: Path) -> bool:
+    try:
+        return (process / "exe").readlink().parent in FRR_DIRS
+    except OSError:
+        return False
 
 
 def same_users(process: Path) -> bool:
