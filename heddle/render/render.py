@@ -49,6 +49,9 @@ MGMTD_OPTIONS: Final = "-P 0"
 ZEBRA_OPTIONS: Final = "-P 0 -s 90000000"
 BGPD_OPTIONS: Final = "-P 0"
 _SWITCHES_A_GROUP: Final = 16
+# zebra's timer of router advertisements passes all ports of a process for each VRF (rtadv_timer): 2,048 ports in 16
+# VRFs keep a processor busy.
+_PORTS_A_GROUP: Final = 320
 START: Final = "sh /etc/frr/start.sh"
 
 
@@ -177,8 +180,10 @@ def daemon_groups(fabric: Fabric) -> dict[str, Sequence[Node]]:
     levels: dict[str, list[Node]] = {}
     for node in fabric.switches:
         levels.setdefault(fabric.level_of(node).word, []).append(node)
-    size = _SWITCHES_A_GROUP
-    some = [nodes[at : at + size] for nodes in levels.values() for at in range(0, len(nodes), size)]
+    some: list[Sequence[Node]] = []
+    for nodes in levels.values():
+        size = min(_SWITCHES_A_GROUP, max(1, _PORTS_A_GROUP // max(len(node.ports) for node in nodes)))
+        some += [nodes[at : at + size] for at in range(0, len(nodes), size)]
     return {f"frr{number}": part for number, part in enumerate(some, 1)}
 
 

@@ -19,7 +19,7 @@ from heddle.fabric.shapes import build
 from heddle.lab import frr as control
 from heddle.lab.imported import copy, frr
 from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
-from heddle.render.render import mgmt_subnet, render, rendered
+from heddle.render.render import daemon_groups, mgmt_subnet, render, rendered
 from heddle.runtimes.netns_topology import read_topology
 from heddle.spec.load import presets
 from heddle.spec.schema import AddressingSpec, FabricSpec
@@ -303,3 +303,12 @@ def test_loopbacks_are_announced_on_request_and_a_large_fabric_collects_changes(
     large = rendered(built(ClosSpec(name="large", racks=128, ctsw=16, hosts_per_rack=1)))
     assert all(line in large["rtsw1/frr.conf"] for line in slow)
     assert not any(line in small for line in slow)
+
+
+def test_groups_that_share_daemons_are_of_one_level_and_have_few_ports() -> None:
+    spec = ClosSpec(name="wide", racks=200, ctsw=2, hosts_per_rack=1)
+    assert daemon_groups(built(spec)) == {}
+    groups = daemon_groups(built(spec.model_copy(update={"routing": replace(spec.routing, daemons="shared")})))
+    sizes = [len(nodes) for nodes in groups.values()]
+    assert sizes == [16] * 12 + [8] + [1, 1], "200 switches of 3 ports, then two of 200"
+    assert all(len({node.name.rstrip("0123456789") for node in nodes}) == 1 for nodes in groups.values())
