@@ -20,6 +20,7 @@ from . import Figure, at_most
 _LAB: Final = "benchscale"
 # Racks, CTSWs, hosts a rack; seconds of `up` and GiB that it may take.
 _SIZES: Final = ((8, 4, 2, 1.8, 1), (64, 8, 1, 10.0, 2), (128, 16, 1, 40.0, 5), (252, 18, 1, 150.0, 10))
+_OWN_DAEMONS: Final = 8  # racks, at most, whose switches have daemons of their own
 _SLOPE: Final = 1.25  # of time over links, log-log, from the second to the last size
 _STATUS_S: Final = 3.0
 _DOWN_S: Final = 15.0
@@ -44,7 +45,8 @@ def _of(
     racks: int, ctsw: int, hosts: int, limit: float, memory: int, took: list[tuple[int, float]], observer: Observer
 ) -> Iterator[Figure]:
     size, before = f"{racks} x {ctsw} + {racks * hosts} hosts", free_bytes()
-    overrides = (f"racks={racks}", f"ctsw={ctsw}", f"hosts_per_rack={hosts}")
+    daemons = "shared" if racks > _OWN_DAEMONS else "own"
+    overrides = (f"racks={racks}", f"ctsw={ctsw}", f"hosts_per_rack={hosts}", f"routing.daemons={daemons}")
     try:
         done = labs.up(load_fabric("zone", name=_LAB, overrides=overrides).spec, observer=observer, rollback=True)
         fabric, steps = done.lab.fabric, done.steps
