@@ -47,6 +47,7 @@ class Record:
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
     engineering: Mapping[str, Any] = field(default_factory=dict)  # installed entries of `te`: see lab/rehash.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # of a lab that was changed: fabric/keptnumbers.py
     before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/thresholds.py
     version: str = "of unknown version"  # of the Heddle that started the lab
     format: int = _FORMAT

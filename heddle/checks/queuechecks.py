@@ -125,7 +125,7 @@ def depths(subject: Subject) -> Found:
     ids = port_ids(lab.fabric)
     faults: dict[str, list[str]] = {}  # by port, or by switch
     busy = 0
-    for index, node in enumerate(lab.fabric.nodes):
+    for node in lab.fabric.nodes:
         rows = {(port.ref, n): row(ids[node.name, port.name], n) for port in node.ports for n in range(CLASSES)}
         moved = [sum(int(rest.passed[at]) for (_, m), at in rows.items() if m == n) for n in range(CLASSES)]
         calm = [count <= _CALM * len(node.ports) for count in moved]
@@ -133,6 +133,7 @@ def depths(subject: Subject) -> Found:
             if said := rest.faults(at, calm[number]):
                 faults.setdefault(ref, []).extend(f"{ref}, class {number}: {each}" for each in said)
             busy += rest.is_busy(at, calm[number])
+        index = lab.fabric.places[node.name].index
         if all(calm) and node.role is Role.SWITCH and (said := rest.faults_of_switch(index)):
             faults[node.name] = [f"{node.name}: {each}" for each in said]
     blind = _blind(subject) if faults else {}

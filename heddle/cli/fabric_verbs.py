@@ -64,6 +64,8 @@ def up(
     If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
     links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
     It also undoes commands that were entered in FRR since the lab came up.
+    If the lab is running with another fabric (netns), the difference is applied: racks, switches, rates, thresholds of
+    queues. What stays loses no packet. --dry-run shows the plan, or what cannot be changed.
     ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
     --runtime kubernetes runs a fabric in pods, a shard in each, that tunnels join (docs/kubernetes.md). --dry-run shows
     how it would be cut, and its cost.
@@ -101,11 +103,13 @@ def up(
     if dry_run and (shards is not None or runtime == KUBERNETES):
         return _cut(out, made.fabric, shards)
     if dry_run:
+        if (lines := lab.planned(made)) is not None:
+            return out.result({"lab": made.fabric.name, "changes": lines}, "\n".join(lines))
         script = lab.script_of(made, runtime, options)
         return out.result({"lab": made.fabric.name, "script": script}, script)
     done = lab.up(
         made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout,
-        source=source, repair=repair,
+        source=source, repair=repair, change=True,
     )  # fmt: skip
     data, text = views.up_json(done), views.up_text(done)
     if profile:

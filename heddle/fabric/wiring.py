@@ -6,7 +6,7 @@ Nodes are in a fixed order, ports in the order eth1, eth2, ..., links in the ord
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 BACKEND: Final = "backend"  # the network whose ports carry ranks
 FRONTEND: Final = "frontend"  # the network of storage, preprocessing and trainers (heddle/spec/frontend.py)
+_ROOM: Final = 4  # ports that a switch can get while its lab runs
+_NEW_NODES: Final = 32  # nodes that a lab can get, and so many times the ports of ...
+_NEW_SWITCHES: Final = 4  # ... its largest switch
+_MOST_WITH_ROOM: Final = 16_384  # ports; room costs memory, and larger fabrics are not changed while they run
 
 
 class Role(StrEnum):
@@ -150,13 +154,33 @@ class Link:
     mtu: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node is in the maps that the programs of all nodes share (switch/queues/cells.py).
+
+    index: its row of `switches`. first: its lowest port id; `width` of them are reserved for it. ids: of its ports.
+    cross: the first of its (width + 1) * width pairs of ports in `transit`; hosts have none.
+    """
+
+    index: int
+    first: int
+    width: int
+    cross: int
+    ids: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of ports of a switch: it keeps the bytes of each in and out."""
+        return (self.width + 1) * self.width
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Nodes, ports and links, with the words for them and their policy.
 
     levels: the rows, hosts first. box: the word of the groups that a picture draws as boxes, and to which placement
     assigns ranks in turn. area: the word of larger groups, into which large fabrics are divided. sizes: the keys of the
-    fabric file that add NICs.
+    fabric file that add NICs. kept_places: of a lab that was changed while it ran; see `places`.
     """
 
     name: str
@@ -167,6 +191,41 @@ class Wiring:
     box: str = ""
     area: str = ""
     sizes: tuple[str, ...] = ()
+    kept_places: Mapping[str, Place] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        """Node -> its place in the maps: in file order, with room behind the ports of each switch for more of them."""
+        if self.kept_places:
+            return self.kept_places
+        found, first, cross = dict[str, Place](), 1, 0
+        for index, node in enumerate(self.nodes):
+            found[node.name] = place = self.place_at(node, index, first, cross)
+            first += place.width
+            cross += place.pairs if node.role is Role.SWITCH else 0
+        return found
+
+    def place_at(self, node: Node, index: int, first: int, cross: int) -> Place:
+        """The place of a node behind others."""
+        width = len(node.ports) + (_ROOM if self._has_room and node.role is Role.SWITCH else 0)
+        return Place(index, first, width, cross, tuple(range(first, first + len(node.ports))))
+
+    @cached_property
+    def space(self) -> tuple[int, int, int]:
+        """How many nodes, port ids (from 0) and pairs of ports the maps of a new lab have, with room for new nodes."""
+        widest = max((place.width for place in self.places.values()), default=0) if self._has_room else 0
+        switches = [self.places[node.name] for node in self.switches]
+        more = _NEW_SWITCHES * widest
+        return (
+            len(self.nodes) + (_NEW_NODES if self._has_room else 0),
+            1 + sum(place.width for place in self.places.values()) + more,
+            sum(place.pairs for place in switches) + more * (widest + 1),
+        )
+
+    @cached_property
+    def _has_room(self) -> bool:
+        """Imported topologies have no sizes, and are not changed while they run."""
+        return bool(self.sizes) and sum(len(node.ports) for node in self.nodes) <= _MOST_WITH_ROOM
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

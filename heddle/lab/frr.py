@@ -195,11 +195,11 @@ def configurations(lab: Lab) -> dict[str, list[str]]:
             continue
         with suppress(OSError, MachineError):
             texts = [lab.daemons.answer(node.name, each, "enable", "show running-config") for each in DAEMONS]
-            found[home] = [line for text in texts for line in _flat(text)]
+            found[home] = [line for text in texts for line in flat_lines(text)]
     return found
 
 
-def _flat(text: str) -> Iterator[str]:
+def flat_lines(text: str) -> Iterator[str]:
     """The lines of a configuration, each after the blocks that it is in: `router bgp 65001 / timers bgp 1 3`."""
     blocks = list[str]()
     for line in text.splitlines():

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
 from heddle.base.extras import KUBERNETES
 from heddle.base.owners import LabOwner
-from heddle.base.plugins import missing
+from heddle.base.plugins import function, missing
 from heddle.base.problems import (
     CheckError,
     HeddleError,
@@ -123,11 +123,13 @@ def up(
     timeout: float | None = None,
     source: str = "",
     repair: bool = False,
+    change: bool = False,
 ) -> UpResult:
     """Bring a fabric up and wait until every route is in every kernel.
 
     options: how the topology is rendered. timeout: seconds for convergence. source: where the spec came from. repair:
     if the lab is already running, repair its faults; without it, faults raise CheckError with the repair command.
+    change: if the lab runs with another fabric, apply the difference to it; without it, that is an InputError.
     Raises MachineError when this machine cannot run it, InputError when another lab has that name; both leave nothing
     behind. CheckError when it does not converge: the lab is left for inspection. With `rollback` it is taken down, if
     this call created it.
@@ -139,7 +141,7 @@ def up(
     check_free(lab.name)
     with owners.lock(lab.name, work="start"):
         check_free(lab.name)  # again: with the lock, the owner stays the same
-        running = _running(lab, options, observer)
+        running = _running(lab, options, observer, clock, source if change else None)
         if running is None:
             lab = _created(lab, options, source, observer, timeout, clock, rollback=rollback)
             done = Repaired() if repair else None
@@ -440,8 +442,11 @@ def _recorded(options: RenderOptions) -> dict[str, str]:
     return {"dialect": options.dialect, "mgmt": options.mgmt, **options.target}
 
 
-def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None:
-    """The lab, if it is already running as requested. Incomplete ones are removed. InputError on a name conflict."""
+def _running(lab: Lab, options: RenderOptions, observer: Observer, clock: StepClock, source: str | None) -> Lab | None:
+    """The lab, if it is already running as requested. Incomplete ones are removed. InputError on a name conflict.
+
+    source: of the file whose difference is applied to a lab that runs with another one; None: it is an InputError.
+    """
     record = state.read_record(lab.name)
     if (conflict := lab.runtime.name_conflict(lab.name)) is not None:
         raise InputError(conflict)
@@ -468,8 +473,11 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         for key, old in record.options.items()
         if wanted.get(key, old) != old and not (key == "mgmt" and engine.daemons_here)  # only containers have one
     ]
-    problems += lab.blueprint.differences(record)
-    if problems:
+    edits = lab.blueprint.differences(record)
+    if edits and not problems and source is not None and _changeable(lab, record):
+        with clock.step("change"):
+            return cast(Lab, function("change-lab", "up")(record, lab.blueprint, options, source, observer))
+    if problems := [*problems, *edits]:
         hint = f"./inv down {lab.name} first, or use another --name"
         why = "is already running with other settings"
         details = [
@@ -479,6 +487,25 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
+
+
+def _changeable(lab: Lab, record: state.Record) -> bool:
+    """Whether the difference of two fabric files can be applied, as far as runtimes and plugins go."""
+    return lab.blueprint.rendered and not record.imported and not missing("call", "change-lab")
+
+
+def planned(wanted: Source) -> list[str] | None:
+    """What `up` would change in the lab that runs with another fabric, in lines; None where it would not change one.
+
+    InputError when it would refuse.
+    """
+    lab = lab_from(blueprint_from(wanted), get_runtime("netns"))
+    record = state.read_record(lab.name)
+    if record is None or record.phase != "running" or not _changeable(lab, record):
+        return None
+    if not lab.blueprint.differences(record):
+        return None
+    return list(function("change-plan", "up")(record, lab.blueprint).lines)
 
 
 class StepClock:

@@ -17,6 +17,7 @@ from heddle.base.state import Record
 from heddle.base.tables import many
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import LoadedFabric, checked
+from heddle.fabric.keptnumbers import numbered
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
@@ -46,7 +47,7 @@ class Rendered(Blueprint):
     def of_record(cls, record: Record) -> Rendered:
         """From a lab's record; MachineError when another version of Heddle wrote it."""
         spec = load_spec(record.spec)
-        return cls(build(spec), spec)
+        return cls(numbered(build(spec), record.numbers), spec)
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         return render(self.fabric, out, options)

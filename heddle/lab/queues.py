@@ -261,8 +261,8 @@ def result_of(
     ports = numbered_ports(fabric)
     rows = tuple(each for number, port in ports for each in rows_of_port(queues, number, port, policies))
     switches = tuple(
-        _switch_row(queues, index, node.name, policies[node.name, node.ports[0].name])
-        for index, node in enumerate(fabric.nodes)
+        _switch_row(queues, fabric.places[node.name].index, node.name, policies[node.name, node.ports[0].name])
+        for node in fabric.nodes
         if node in fabric.switches and node.ports
     )
     lost = {

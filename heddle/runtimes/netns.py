@@ -15,7 +15,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from heddle.base.events import Observer
@@ -40,6 +42,7 @@ from heddle.runtimes.registry import Runtime
 from heddle.runtimes.vrf import vtysh_in_vrf
 from heddle.switch.links.cuts import TUNNEL, stub_name, tunnel_line
 
+EMPTY: Final[Mapping[str, NodeDef]] = MappingProxyType({})
 CABLES: Final = "_cables"  # the namespace of the stubs of cut links; not a valid node name
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
@@ -98,6 +101,12 @@ class NetnsRuntime(Runtime):
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         topo = read_topology(topology)
         topo.check_honoured()
+        self.create_part(lab, topo, journal, observer)
+
+    def create_part(
+        self, lab: str, topo: Topology, journal: Journal, observer: Observer, there: Mapping[str, NodeDef] = EMPTY
+    ) -> None:
+        """`create` of a part of a lab. there: further ends of its links: nodes that exist, with the commands to run."""
         observer.begin("create", len(topo.nodes) + len(topo.links))
         for node in topo.spaces.values():
             make_space(lab, node)
@@ -113,7 +122,7 @@ class NetnsRuntime(Runtime):
             _batch(["ip", "-batch", "-"], links[start : start + _LINKS_A_BATCH], journal)
             observer.advance("create", len(topo.nodes) + start)
         observer.advance("create", len(topo.nodes) + len(topo.links))
-        lines = _node_lines(topo)
+        lines = _node_lines(replace(topo, nodes={**topo.nodes, **there}))
         _in_parallel(
             lambda node: _batch(["ip", "-n", netns_path(lab, node).name, "-batch", "-"], lines[node], journal), lines
         )
@@ -121,7 +130,10 @@ class NetnsRuntime(Runtime):
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the rest of the nodes' `exec`, the start scripts, in one helper process."""
-        topo = read_topology(topology)
+        self.start_part(lab, read_topology(topology), journal, observer)
+
+    def start_part(self, lab: str, topo: Topology, journal: Journal, observer: Observer) -> None:
+        """`start` of a part of a lab."""
         jobs = [self._job(lab, topo, node, commands) for node in topo.spaces.values() if (commands := _commands(node))]
         observer.begin("start", len(jobs))
         for node in topo.spaces.values():

@@ -136,8 +136,7 @@ def rows_for(fabric: Fabric) -> int:
 
 def create(fabric: Fabric, pins: Path) -> None:
     """Load `count` and its maps for a lab, and pin them in `pins`, an existing directory. MachineError on failure."""
-    ports = sum(1 for _ in numbered_ports(fabric))
-    with loaded(resources.HERE.bpf_object("count"), {"flows": rows_for(fabric), "ports": ports + 1}) as made:
+    with loaded(resources.HERE.bpf_object("count"), {"flows": rows_for(fabric), "ports": fabric.space[1]}) as made:
         made.map("flows", FLOW_KEY.size, _FLOW_COUNT.size).pin(pins / "flows")
         made.map("ports", 4, _PORT_COUNT.size, per_cpu=True).pin(pins / "ports")
         made.program("count").pin(pins / "count")
@@ -191,6 +190,13 @@ def clear(fabric: Fabric) -> None:
     """
     with _map(fabric, "flows") as cells:
         cells.drain()
+
+
+def forget(fabric: Fabric, ports: Collection[int]) -> None:
+    """Set the totals of ports to 0: their ids will be those of other ports."""
+    with _map(fabric, "ports") as cells:
+        for number in ports:
+            cells.update(struct.pack("=I", number), bytes(cells.value_size))
 
 
 def room(fabric: Fabric) -> int:

@@ -146,6 +146,45 @@ def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[P
     queues.apply(handle.netns, node, setup, journal, ports)
 
 
+def extend(
+    fabric: Fabric, handles: Mapping[str, NodeHandle], added: Mapping[str, Sequence[Port]], journal: Journal
+) -> None:
+    """Set up more ports of a running lab, in the order of `apply`, and the new thresholds of all others.
+
+    added: of each node that has got or lost ports, the new ones. Nodes without pins are new.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    setup = queues.Setup.of(fabric)
+    with LabQueues.pinned(fabric) as live:
+        live.add(port for ports in added.values() for port in ports)
+        for name, ports in added.items():
+            node, handle = fabric.by_name[name], handles[name]
+            if node.role is Role.SWITCH and (pins := hashing.pin_dir(fabric.name, name)).is_dir():
+                names = port_names(handle)
+                with Tables.pinned(pins) as tables:
+                    tables.number(
+                        {at: setup.ids[name, port] for at, port in names.items() if (name, port) in setup.ids}
+                    )
+            elif node.role is Role.SWITCH:
+                _pin_switch(fabric, node, setup.ids, handle, journal, ())
+            _give(node, setup, handle, ports, journal)
+        live.set_policies(policies_of(fabric))
+        wanted = {port.ref for ports in added.values() for port in ports}
+        faults = {ref: fault for ref, fault in file_faults(fabric).items() if ref in wanted}
+        set_faults(fabric, LineSpaces(handles), live, faults)
+
+
+def reduce(fabric: Fabric, handles: Mapping[str, NodeHandle], gone: Sequence[Port]) -> None:
+    """Forget ports of a running lab: their links are removed, and no packet of them waits. fabric: as it was."""
+    from heddle.switch.queues.cells import LabQueues
+
+    with LabQueues.pinned(fabric) as live:
+        for port in gone:
+            live.vacate(live.ids[port.node, port.name])
+        counters.forget(fabric, [live.ids[port.node, port.name] for port in gone])
+
+
 def pins_of(fabric: Fabric, nodes: Iterable[Node] | None = None) -> list[Path]:
     """The pins of all programs that a running lab's ports have. nodes: all by default."""
     chosen = fabric.nodes if nodes is None else nodes
@@ -227,7 +266,7 @@ def _pin_switch(
     wanted = hashing.hashing_of(fabric, node)
     version = fabric.policy.ip_version
     pins = _pin_dir(fabric.name, node.name)
-    room = {**sizes(wanted.steering, len(fabric.switches)), "ids": len(node.ports) + 1}
+    room = {**sizes(wanted.steering, len(fabric.switches)), "ids": fabric.places[node.name].width + 1}
     with _depths(fabric) as shared, loaded(resources.HERE.bpf_object("hash"), room, shared) as made:
         tables = Tables.of_object(made)
         indexes = {name: index for index, name in port_names(handle).items()}

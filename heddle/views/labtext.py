@@ -60,7 +60,7 @@ def up_text(done: UpResult) -> str:
     name, fabric = done.lab.name, done.lab.fabric
     size = f"{len(fabric.switches)} switches, {len(fabric.hosts)} hosts, {len(fabric.links)} links"
     if not done.created and done.repaired is None:
-        return f"{name} is already up: {size}"
+        return f"{name} was changed: {size}" if "change" in done.seconds else f"{name} is already up: {size}"
     if not done.created:
         return "\n".join(_repaired_lines(done, size))
     # An imported topology may have no switch.

@@ -211,10 +211,10 @@ def _add_fabric(made: _Families, source: LiveSource, now: LiveReading) -> None:
     made.add(_SESSIONS, [lab.name], established)
     made.add(_EXPECTED, [lab.name], expected)
     used = now.queues.switches["used"]
-    for index, node in enumerate(lab.fabric.nodes):
+    for node in lab.fabric.nodes:
         if node in lab.fabric.switches and node.ports:
             policy = next(each for each in source.policies[node.name, node.ports[0].name] if each.kind != "unused")
-            made.add(_USED, [lab.name, node.name], int(used[index]))
+            made.add(_USED, [lab.name, node.name], int(used[lab.fabric.places[node.name].index]))
             made.add(_SIZE, [lab.name, node.name], policy.buffer)
     processes = pfc.alive(lab.name)
     made.add(_AGENT, [lab.name], processes.agent is not None and processes.keeper is not None)

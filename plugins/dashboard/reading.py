@@ -82,7 +82,7 @@ class LiveSource:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # port id N is at N - 1
+        self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # in the order of their ids
         self.policies = wanted_policies(lab)
         self._queues = LabQueues.pinned(lab.fabric) if lab.runtime.here else None
         self._switches = [node.name for node in lab.fabric.switches]
@@ -122,7 +122,9 @@ class LiveSource:
 
 
 def _copied(live: LabQueues) -> tuple[QueueState, Bools]:
-    return QueueState.of(live), (live.links["flags"] & LINK_DOWN) != 0
+    """The rows of the ports that there are, one after the other: ids have gaps."""
+    ids = np.array([0, *sorted(live.ids.values())])
+    return QueueState.of(live).of_ports(ids), (live.links["flags"][ids] & LINK_DOWN) != 0
 
 
 def _joined(results: Sequence[tuple[QueueState, Bools]]) -> tuple[QueueState, Bools]:

@@ -194,7 +194,7 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
 def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> None:
     fabric = build(ClosSpec(name="tiny", racks=2, ctsw=4))
     ids = port_ids(fabric)
-    assert list(ids.values()) == list(range(1, len(ids) + 1))
+    assert min(ids.values()) == 1 and list(ids.values()) == sorted(set(ids.values()))
     assert [(port.node, port.name) for _, port in numbered_ports(fabric)] == list(ids)
     for node in fabric.nodes:
         assert all(b - a == 1 for a, b in pairwise(ids[node.name, port.name] for port in node.ports))

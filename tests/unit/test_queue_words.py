@@ -60,7 +60,7 @@ def maps() -> Maps:
 def empty() -> Maps:
     """The maps of a fabric without traffic."""
     fabric = load_fabric("tiny", overrides=["queues.pfc.reaction=10ms", *RATES]).fabric
-    rows = (len(port_ids(fabric)) + 1) * 8
+    rows = fabric.space[1] * 8
     table = {"cells": cells.CELL, "ingress": cells.INGRESS, "gates": cells.GATE, "agent": cells.AGENT}
     made = {name: np.zeros(rows, layout) for name, layout in table.items()}
     return Maps(fabric, **made, switches=np.zeros(len(fabric.nodes), cells.NODE))

@@ -211,6 +211,9 @@ class Tables:
 
     def number(self, ids: Mapping[int, int]) -> None:
         """Write the port id (classes.py) of each interface, which finds its queues. ids: interface index -> port id."""
+        known = {_CELL.pack(index) for index in ids}
+        for key in [key for key in self._maps["ids"].all_keys() if key not in known]:  # a port that is gone
+            self._maps["ids"].delete(key)
         for index, port_id in ids.items():
             self._maps["ids"].update(_CELL.pack(index), _CELL.pack(port_id))
 

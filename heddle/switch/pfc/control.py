@@ -81,14 +81,13 @@ def _may_raise(files: int) -> bool:
 
 
 def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path | None = None) -> None:
-    """Start a lab's agent and keeper, and return when they are running; first end those that still run.
+    """Start a lab's agent and keeper, and return when they are running; those that still run are replaced.
 
     directory: for their log and locks; the lab's own when None. MachineError when they cannot start, with the reason.
     """
     from heddle.switch.pfc.world import AgentConfig
 
     place = directory or state.lab_dir(lab)
-    stop(lab)
     make_dir(place)
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
     # PYTHONPATH: independent of the caller's working directory. No numpy threads: they would not survive a fork.

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from heddle.base.problems import HeddleError, trouble
+from heddle.switch.pfc import control
 from heddle.switch.pfc.agent import Agent, Ended, quiet_signals
 from heddle.switch.pfc.gates import of_lab
 from heddle.switch.pfc.loop import loop_code
@@ -207,7 +208,9 @@ def _world(layout: AgentConfig) -> World:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     enter_any(layout.spaces)  # first of all: until this process holds its locks, nothing else would find it
     loop_code()
-    return World(layout, LabQueues.pinned(layout.fabric), of_lab(layout.spaces))
+    queues, gates = LabQueues.pinned(layout.fabric), of_lab(layout.spaces)
+    control.stop(layout.fabric.name)  # only now: the lab is without an agent for milliseconds
+    return World(layout, queues, gates)
 
 
 def _hurry(role: Role) -> None:

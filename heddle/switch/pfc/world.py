@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,7 +22,7 @@ from heddle.base.problems import HeddleError
 from heddle.base.process import start_of
 from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import Node, Place, Port
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates
@@ -60,18 +60,20 @@ class AgentConfig:
         """The text that the agent reads from its standard input."""
         spaces, nodes = {node: str(path) for node, path in self.spaces.items()}, self.fabric.nodes
         ports = {n.name: [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports] for n in nodes}
-        rows = [[n.name, n.role.value, n.level, n.index, ports[n.name]] for n in nodes]
+        places = {name: astuple(place) for name, place in self.fabric.places.items()}
+        rows = [[n.name, n.role.value, n.level, n.index, ports[n.name], places[n.name]] for n in nodes]
         return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": rows})
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
         data: Mapping[str, Any] = json.loads(text)
-        nodes = []
-        for name, role, level, index, rows in data["nodes"]:
+        nodes, places = [], {}
+        for name, role, level, index, rows, place in data["nodes"]:
             ports = (Port(name, own, "", node, peer, rate, mtu) for own, node, peer, rate, mtu in rows)
+            places[name] = Place(*place)
             nodes.append(Node(name, Role(role), level, index, tuple(ports)))
         spaces = {node: Path(path) for node, path in data["spaces"].items()}
-        fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), ())
+        fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), (), kept_places=places)
         return cls(Path(data["directory"]), spaces, fabric)
 
 

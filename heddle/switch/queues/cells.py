@@ -121,7 +121,7 @@ class LabQueues:
         self.agent: Rows = self._views["agent"]
         self.pulse: Rows = self._views["pulse"]  # one row
         self.links: Rows = self._views["links"]
-        self.switches: Rows = self._views["switches"]  # one row per node, in the order of fabric.nodes
+        self.switches: Rows = self._views["switches"]  # by Place.index
         self.transit: Rows = self._views["transit"]
         self.faults: Rows = self._views["faults"]  # by port id
         self.cuts: Rows = self._views["cuts"]  # the same; rows of links whose ends are on two kernels
@@ -329,17 +329,8 @@ class LabQueues:
 
     def _fill(self, policies: Policies, priorities: Sequence[int]) -> None:
         queues = self.fabric.policy.queues
-        nodes = {node.name: (index, node) for index, node in enumerate(self.fabric.nodes)}
-        base, bases = 0, {}
-        for name, (_, node) in nodes.items():
-            bases[name] = base
-            base += _matrix(node.role, len(node.ports))
         for number, port in numbered_ports(self.fabric):
-            index, node = nodes[port.node]
-            peer = self.ids[port.peer_node, port.peer_port]
-            flags = LINK_HOST if node.role is Role.HOST else 0
-            local = number - self.ids[port.node, node.ports[0].name]
-            self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
+            self.wire(number, port)
         self.set_classes(queues)
         half = self.rules[self.half :: 2]
         half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
@@ -347,6 +338,31 @@ class LabQueues:
         for number, port in numbered_ports(self.fabric):
             half["frame"][row(number, 0) : row(number + 1, 0)] = port.mtu + HEADER
         self._write(half, policies)
+
+    def wire(self, number: int, port: Port) -> None:
+        """Write a port's place, peer and rate."""
+        place = self.fabric.places[port.node]
+        flags = LINK_HOST if self.fabric.by_name[port.node].role is Role.HOST else 0
+        peer, base = self.ids[port.peer_node, port.peer_port], place.cross * CLASSES
+        self.links[number] = (peer, place.index, number - place.first, place.width, base, flags, port.rate_bps)
+
+    def vacate(self, number: int) -> None:
+        """Clear everything that is kept of a port, which is gone: no packet of it may be left in its node."""
+        link, own = self.links[number], slice(row(number, 0), row(number + 1, 0))
+        if not link["flags"] & LINK_HOST and (width := int(link["ports_of_node"])):
+            first = int(link["matrix_base"])
+            pairs = self.transit[first : first + (width + 1) * width * CLASSES].reshape(width + 1, width, CLASSES)
+            pairs[int(link["local"]) + 1] = pairs[:, int(link["local"])] = 0
+        for name in ("cells", "ingress", "gates", "agent"):
+            self._views[name][own] = 0
+        self.faults[number] = self.cuts[number] = self.links[number] = 0
+
+    def add(self, ports: Iterable[Port]) -> None:
+        """Write the rows of ports that are new. Their classes come with the next `set_policies`."""
+        for port in ports:
+            number = self.ids[port.node, port.name]
+            self.wire(number, port)
+            self.rules[self.half :: 2]["frame"][row(number, 0) : row(number + 1, 0)] = port.mtu + HEADER
 
     def _write(self, rows: Rows, policies: Policies) -> None:
         same: dict[int, list[int]] = {}  # many ports share one tuple
@@ -377,20 +393,14 @@ def packed(policies: Sequence[ClassPolicy]) -> Rows:
     return rows
 
 
-def _matrix(role: Role, ports: int) -> int:
-    """Number of cells of `transit` that a node needs."""
-    return 0 if role is Role.HOST else (ports + 1) * ports * CLASSES
-
-
 def _sizes(fabric: Fabric) -> dict[str, int]:
     """Number of entries of each map; port ids start at 1, so row 0 is unused."""
-    ports = len(port_ids(fabric)) + 1
+    nodes, ports, pairs = fabric.space
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
-    matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
         **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "cuts": ports,
-        "switches": len(fabric.nodes),
-        "transit": max(1, matrix), "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
+        "switches": nodes, "transit": max(1, pairs * CLASSES),
+        "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 
 
@@ -416,6 +426,12 @@ class QueueState:
         for each in copies:
             each.flags.writeable = False
         return cls(time.monotonic_ns(), *copies)
+
+    def of_ports(self, ids: Rows) -> Self:
+        """The same with the rows of these ports only, in this order."""
+        rows = (ids[:, None] * CLASSES + np.arange(CLASSES)).ravel()
+        found = {name: getattr(self, name)[rows] for name in ("cells", "ingress", "gates", "agent")}
+        return replace(self, **found)
 
     def joined(self, others: Sequence[Self]) -> Self:
         """One state of those of all shards: a row is 0 in all of them but that of its port.

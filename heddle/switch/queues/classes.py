@@ -3,14 +3,17 @@
 In:  a Fabric and its `queues` (`queues set` may have changed those of a switch).
 Out: port ids; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
 Port ids come from the fabric alone, so they are the same in every program and process: from 1, in the order of its
-nodes and of their ports. The shared maps use them as index. The ports of one node have consecutive ids, and mostly
-consecutive interface indexes: so they share filters, whose classid is the difference (port_of in bpf/port.h).
+nodes and of their ports, with room behind each switch (Wiring.places). The shared maps use them as index. The ports of
+one node have consecutive ids, and mostly consecutive interface indexes: so they share filters, whose classid is the
+difference (port_of in bpf/port.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from typing import Final, Literal
 
 from heddle.base.ethernet import CLASSES, HEADER
@@ -29,7 +32,7 @@ PortRef = tuple[str, str]  # node, port
 def port_ids(fabric: Fabric) -> Mapping[PortRef, int]:
     """(node, port) -> its id. InputError when a lab has more ports than there are ids."""
     found = {(port.node, port.name): number for number, port in numbered_ports(fabric)}
-    if len(found) > MOST_PORTS:
+    if found and max(found.values()) > MOST_PORTS:
         why = f"has {len(found)} ports; the maximum is {MOST_PORTS}"
         raise InputError(Problem("", fabric.name, why, f"use fewer {fabric.box}s, hosts or NICs"))
     return found
@@ -37,7 +40,11 @@ def port_ids(fabric: Fabric) -> Mapping[PortRef, int]:
 
 def numbered_ports(fabric: Fabric) -> Iterator[tuple[int, Port]]:
     """Every port with its id, in ascending order."""
-    return enumerate((port for node in fabric.nodes for port in node.ports), 1)
+    places = fabric.places
+    rows = (zip(places[node.name].ids, node.ports, strict=True) for node in fabric.nodes)
+    return (
+        iter(sorted(chain.from_iterable(rows), key=itemgetter(0))) if fabric.kept_places else chain.from_iterable(rows)
+    )
 
 
 def classid(port_id: int) -> str:

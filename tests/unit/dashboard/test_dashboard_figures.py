@@ -54,7 +54,7 @@ def reading(
     silent: Sequence[str] = (),
 ) -> LiveReading:
     """A reading in which nothing has happened but these. lost: ends of BGP sessions that are not established."""
-    ids = {port.ref: number for number, port in numbered_ports(fabric)}
+    ids = {port.ref: number for number, (_, port) in enumerate(numbered_ports(fabric), 1)}
     rows = (len(ids) + 1) * CLASSES
     maps = {"cells": np.zeros(rows, CELL), "ingress": np.zeros(rows, INGRESS), "gates": np.zeros(rows, GATE),
             "agent": np.zeros(rows, AGENT), "switches": np.zeros(len(fabric.nodes), NODE)}  # fmt: skip
