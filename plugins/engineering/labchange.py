@@ -10,7 +10,8 @@ While this runs the record says that the lab is incomplete: after a kill `up` ma
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, cast
 
@@ -22,7 +23,7 @@ from heddle.base.problems import CheckError, HeddleError, InputError, MachineErr
 from heddle.base.process import Journal, run
 from heddle.base.tables import some_of
 from heddle.base.userfiles import give_to_caller
-from heddle.fabric.model import Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Port
 from heddle.host import limits
 from heddle.kernel.grace import grace
@@ -37,7 +38,7 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns import NetnsRuntime
 from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.runtimes.netns_topology import NodeDef, read_topology
+from heddle.runtimes.netns_topology import read_topology
 from heddle.runtimes.registry import on_machine
 from heddle.spec.impairments import NO_FAULT
 from heddle.switch import install as switch
@@ -49,6 +50,7 @@ from heddle_plugins.engineering.labplan import LabPlan, plan_of, ports_of
 
 _EMPTY_S: Final = 10.0  # for the queues of nodes that go; no path leads through them
 _LOOK_S: Final = 0.05
+_AT_ONCE: Final = 4  # switches whose FRR is configured
 _DRAIN, _UNDRAIN = "bgp graceful-shutdown", "no bgp graceful-shutdown"
 
 
@@ -127,6 +129,7 @@ class _Change:
     def all(self) -> None:
         """Every step, in order."""
         if self.plan.gone_links or self.plan.gone:
+            self._hash(self.old.fabric, self._without_gone())
             self._step("drained what goes", self._drain)
             self._step("removed it", self._remove)
         self.new.blueprint.write(self.new.topology.parent, self.options)
@@ -141,8 +144,8 @@ class _Change:
         if Setup.of(self.new.fabric).gated and (self.plan.gone_links or self.plan.fresh_links):
             switch.start_agent(self.new.fabric, self.handles, self.new.dir, self.journal)
         reapply_queues(self.new)
-        self._step("set hashing", self._hash)
         self._step("configured FRR", self._configure)
+        self._hash(self.old.fabric if not self.plan.gone_links else self._without_gone(), self.new.fabric)
         with (self.new.dir / "up.sh").open("a", encoding="utf-8") as file:
             file.write(self.journal.script())
 
@@ -162,8 +165,7 @@ class _Change:
             linkstate.wait(old)
         ends = ports_of(old.fabric, self.plan.gone_links)
         self._empty(ends)
-        for name, (out, _) in self.plan.configs.items():
-            self._enter(old, name, [], out)
+        self._enter(old, {name: out for name, (out, _) in self.plan.configs.items()}, "no ")
         shut = [port.ref for port in ends]
         wanted = convergence.ExpectedRoutes.of(old.fabric, (), [node.name for node in switches], shut)
         stays = [node.name for node in old.fabric.switches if node.name not in gone]
@@ -239,14 +241,14 @@ class _Change:
                 if frozenset(((each.a.node, each.a.interface), (each.b.node, each.b.interface))) in links
             ),
         )  # fmt: skip
-        there = dict[str, NodeDef]()
-        for name, node in topo.nodes.items():
-            if name in fresh:
-                continue
+        stays = {name: node for name, node in topo.nodes.items() if name not in fresh}
+        there = {name: replace(node, exec=()) for name, node in stays.items()}
+        if part.links:
+            self.runtime.create_part(self.new.name, part, self.journal, self.observer, there)
+        for name, node in stays.items():
             was = self.before.nodes[name].exec
             self._ip(name, [_undone(line) for line in was if line not in node.exec], force=True)
-            there[name] = replace(node, exec=tuple(line for line in node.exec if line not in was))
-        self.runtime.create_part(self.new.name, part, self.journal, self.observer, there)
+            self._ip(name, [line.removeprefix("ip ") for line in node.exec if line not in was])
         ends = ports_of(self.new.fabric, self.plan.fresh_links)
         touched = dict.fromkeys(
             [*(p.node for p in ends), *(p.node for p in ports_of(self.old.fabric, self.plan.gone_links))]
@@ -254,17 +256,29 @@ class _Change:
         added = {name: [port for port in ends if port.node == name] for name in touched if name in self.handles}
         switch.extend(self.new.fabric, self.handles, added, self.journal)
         health.restore_all_routes(self.new)
-        self.runtime.start_part(self.new.name, replace(part, links=()), self.journal, self.observer)
+        if part.nodes:
+            self.runtime.start_part(self.new.name, part, self.journal, self.observer)
 
-    def _hash(self) -> None:
-        old, new, version = self.old.fabric, self.new.fabric, self.new.fabric.policy.ip_version
+    def _without_gone(self) -> Fabric:
+        """The old fabric with the nodes and links that stay."""
+        old, gone = self.old.fabric, {port.ref for port in ports_of(self.old.fabric, self.plan.gone_links)}
+        nodes = [
+            replace(node, ports=tuple(port for port in node.ports if port.ref not in gone))
+            for node in old.nodes
+            if node not in self.plan.gone
+        ]
+        links = tuple(link for link in old.links if link not in self.plan.gone_links)
+        return replace(old, nodes=tuple(nodes), links=links, kept_places={})
+
+    def _hash(self, old: Fabric, new: Fabric) -> None:
+        """Tables of next hops, by which all modes but `flow` choose: never with a port that has no route yet."""
         rows = []
-        for node in new.switches:
+        for node in (node for node in new.switches if node.name in old.by_name):
             wanted = hashing.hashing_of(new, node)
-            if node.name in old.by_name and wanted != hashing.hashing_of(old, old.by_name[node.name]):
+            if wanted != hashing.hashing_of(old, old.by_name[node.name]):
                 rows.append((self.handles[node.name], wanted))
         if rows:
-            hashing.change(new.name, rows, version)
+            hashing.change(new.name, rows, new.policy.ip_version)
 
     def _configure(self) -> None:
         transit = [
@@ -272,23 +286,26 @@ class _Change:
         ]
         for node in transit:
             linkstate.configure_bgp(self.new, node, _DRAIN)
-        for name, (_, lines) in self.plan.configs.items():
-            self._enter(self.new, name, lines, [])
+        self._enter(self.new, {name: lines for name, (_, lines) in self.plan.configs.items()})
         if transit:
             linkstate.wait(self.new, self.new.blueprint.timeout)
         for node in transit:
             linkstate.configure_bgp(self.new, node, _UNDRAIN)
         linkstate.wait(self.new, self.new.blueprint.timeout)
 
-    def _enter(self, lab: Lab, name: str, lines: Iterable[str], removed: Iterable[str]) -> None:
-        """Lines of FRR on a switch, each after the blocks that it is in."""
-        words = list[str]()
-        for prefix, some in (("no ", removed), ("", lines)):
-            for line in some:
+    @staticmethod
+    def _enter(lab: Lab, configs: Mapping[str, Sequence[str]], prefix: str = "") -> None:
+        """Enter lines of FRR on switches, each after the blocks that it is in. prefix: `no ` removes them."""
+
+        def enter(name: str) -> None:
+            words = ["configure terminal"]
+            for line in configs[name]:
                 *blocks, last = line.split(" / ")
-                words += ["configure terminal", *blocks, prefix + last, "end"]
-        if words:
+                words += [*blocks, prefix + last, "end", "configure terminal"]
             lab.output(name, ["vtysh", *(part for word in words for part in ("-c", word))], timeout=60)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(enter, [name for name, lines in configs.items() if lines]))
 
     def _ip(self, name: str, lines: Sequence[str], *, force: bool = False) -> None:
         if lines:

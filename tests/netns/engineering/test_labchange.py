@@ -190,7 +190,7 @@ def test_a_killed_change_is_repeated_by_up(changed: Callable[..., Lab], monkeypa
     def killed(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(labchange._Change, "_hash", killed)
+    monkeypatch.setattr(labchange._Change, "_configure", killed)
     with pytest.raises(KeyboardInterrupt):
         changed("racks=4")
     monkeypatch.undo()
