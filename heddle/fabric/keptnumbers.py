@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Place
+from heddle.fabric.wiring import MapRows
 
 
 def numbered(fabric: Fabric, kept: Mapping[str, Any]) -> Fabric:
     """The fabric with kept numbers. kept: `ports` and `places`, by node; empty: the fabric unchanged.
 
-    ports: numbers in the order of the built fabric. places: index, first, width and cross of Place.
+    ports: numbers in the order of the built fabric. places: index, first, width and cross of MapRows.
     """
     if not kept:
         return fabric
@@ -42,6 +42,6 @@ def numbered(fabric: Fabric, kept: Mapping[str, Any]) -> Fabric:
         nodes.append(replace(node, ports=tuple(own)))
         index, first, width, cross = kept["places"][node.name]
         ids = tuple(first + number - 1 for number in sorted(ports[node.name]))
-        places[node.name] = Place(index, first, width, cross, ids)
+        places[node.name] = MapRows(index, first, width, cross, ids)
     links = [replace(link, a=(link.a[0], names[link.a]), b=(link.b[0], names[link.b])) for link in fabric.links]
     return replace(fabric, nodes=tuple(nodes), links=tuple(links), kept_places=places)

@@ -155,7 +155,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MapRows:
     """Where a node is in the maps that the programs of all nodes share (switch/queues/cells.py).
 
     index: its row of `switches`. first: its lowest port id; `width` of them are reserved for it. ids: of its ports.
@@ -191,24 +191,24 @@ class Wiring:
     box: str = ""
     area: str = ""
     sizes: tuple[str, ...] = ()
-    kept_places: Mapping[str, Place] = field(default_factory=dict)
+    kept_places: Mapping[str, MapRows] = field(default_factory=dict)
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, MapRows]:
         """Node -> its place in the maps: in file order, with room behind the ports of each switch for more of them."""
         if self.kept_places:
             return self.kept_places
-        found, first, cross = dict[str, Place](), 1, 0
+        found, first, cross = dict[str, MapRows](), 1, 0
         for index, node in enumerate(self.nodes):
             found[node.name] = place = self.place_at(node, index, first, cross)
             first += place.width
             cross += place.pairs if node.role is Role.SWITCH else 0
         return found
 
-    def place_at(self, node: Node, index: int, first: int, cross: int) -> Place:
+    def place_at(self, node: Node, index: int, first: int, cross: int) -> MapRows:
         """The place of a node behind others."""
         width = len(node.ports) + (_ROOM if self._has_room and node.role is Role.SWITCH else 0)
-        return Place(index, first, width, cross, tuple(range(first, first + len(node.ports))))
+        return MapRows(index, first, width, cross, tuple(range(first, first + len(node.ports))))
 
     @cached_property
     def space(self) -> tuple[int, int, int]:

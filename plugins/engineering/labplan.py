@@ -19,7 +19,7 @@ from heddle.base.tables import many, some_of
 from heddle.base.units import format_rate
 from heddle.fabric.keptnumbers import numbered
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Link, Node, Place, Port
+from heddle.fabric.wiring import Link, MapRows, Node, Port
 from heddle.lab.frr import flat_lines
 from heddle.lab.opening import Rendered
 from heddle.lab.thresholds import LIVE
@@ -219,7 +219,7 @@ def _places(
         rows.add(index)
         ids.append((first, place.width))
         pairs += [(cross, place.pairs)] * (node.role is Role.SWITCH)
-        kept[node.name] = Place(index, first, place.width, cross, ())
+        kept[node.name] = MapRows(index, first, place.width, cross, ())
         ends = index + 1, first + place.width, cross + place.pairs * (node.role is Role.SWITCH)
         if any(end > size for end, size in zip(ends, space, strict=True)):
             full.append(node.name)

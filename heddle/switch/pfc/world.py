@@ -22,7 +22,7 @@ from heddle.base.problems import HeddleError
 from heddle.base.process import start_of
 from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Node, Place, Port
+from heddle.fabric.wiring import MapRows, Node, Port
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
 from heddle.switch.pfc.gates import Gates
@@ -70,7 +70,7 @@ class AgentConfig:
         nodes, places = [], {}
         for name, role, level, index, rows, place in data["nodes"]:
             ports = (Port(name, own, "", node, peer, rate, mtu) for own, node, peer, rate, mtu in rows)
-            places[name] = Place(*place)
+            places[name] = MapRows(*place)
             nodes.append(Node(name, Role(role), level, index, tuple(ports)))
         spaces = {node: Path(path) for node, path in data["spaces"].items()}
         fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), (), kept_places=places)

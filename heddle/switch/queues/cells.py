@@ -121,7 +121,7 @@ class LabQueues:
         self.agent: Rows = self._views["agent"]
         self.pulse: Rows = self._views["pulse"]  # one row
         self.links: Rows = self._views["links"]
-        self.switches: Rows = self._views["switches"]  # by Place.index
+        self.switches: Rows = self._views["switches"]  # by MapRows.index
         self.transit: Rows = self._views["transit"]
         self.faults: Rows = self._views["faults"]  # by port id
         self.cuts: Rows = self._views["cuts"]  # the same; rows of links whose ends are on two kernels
