@@ -62,7 +62,7 @@ def plan(record: state.Record, wanted: Blueprint) -> LabPlan:
         raise InputError(Problem("", f"lab {record.name}", why, hint))
     live = [key for key in ("hashing", "engineering", "queues", "before_run") if getattr(record, key)]
     if live:
-        hint = f"./inv {'te clear' if 'engineering' in live else f'{live[0]} reset'} --lab {record.name} undoes them"
+        hint = f"undo them, or run ./inv down {record.name}, then up"
         raise InputError(Problem("", f"lab {record.name}", f"has live changes: {', '.join(live)}", hint))
     try:
         return plan_of(record, cast(Rendered, wanted))
