@@ -65,7 +65,10 @@ def plan(record: state.Record, wanted: Blueprint) -> LabPlan:
         hint = f"undo them, or run ./inv down {record.name}, then up"
         raise InputError(Problem("", f"lab {record.name}", f"has live changes: {', '.join(live)}", hint))
     try:
-        return plan_of(record, cast(Rendered, wanted))
+        found = plan_of(record, cast(Rendered, wanted))
+        if wanted.fabric.policy.routing.daemons != "own" and (found.gone_links or found.fresh_links):
+            raise InputError(Problem("", "routing.daemons: shared", "excludes a change of links: FRR is set up once"))
+        return found
     except InputError as error:
         why, hint = "is already running with other settings", f"./inv down {record.name} first, or use another --name"
         raise InputError(Problem("", f"lab {record.name}", why, hint), *error.problems) from None
