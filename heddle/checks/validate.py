@@ -42,6 +42,8 @@ from heddle.lab.linkstate import State, repair_hint
 from heddle.lab.spread import spread
 from heddle.runs.store import has_run, paths_of
 
+_NO_FRR: Final = "no switch runs FRR: routing.control is static"
+
 
 def sysctls(subject: Subject) -> Answer:
     """Each sysctl has the value that the topology sets; where it sets none, the value that Heddle needs."""
@@ -109,6 +111,8 @@ def daemons(subject: Subject) -> Found:
     """Every daemon answers."""
     lab = subject.lab
     names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.blueprint.daemons(node.name))
+    if not lab.fabric.policy.routing.by_bgp:
+        raise NothingError(_NO_FRR)
     if not names:
         raise NothingError("no file says which daemons should run")
     return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", []
@@ -116,6 +120,8 @@ def daemons(subject: Subject) -> Found:
 
 def bgp(subject: Subject) -> Found:
     """Every BGP session is established, as bgpd reports at both ends."""
+    if not subject.lab.fabric.policy.routing.by_bgp:
+        raise NothingError(_NO_FRR)
     lost, expected = subject.lab.blueprint.missing_sessions(subject.now), subject.lab.blueprint.sessions(subject.now)[1]
     if not expected:
         raise NothingError("no BGP session is configured between switches of the lab")

@@ -56,6 +56,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
     from heddle.base import state
     from heddle.fabric.model import is_pattern
+    from heddle.lab.control import require_frr
     from heddle.lab.frr import home_of, switches_of
     from heddle.lab.opening import open_lab
 
@@ -71,6 +72,8 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     if cmd[0].startswith("-"):
         hint = f"write flags of Heddle before the node: ./inv exec {cmd[0]} ... {shlex.quote(node)} COMMAND"
         raise InputError(Problem("", cmd[0], "is not a command", hint))
+    if cmd[0] == "vtysh":
+        require_frr(where, "vtysh")
     if several:
         return _run_on_all(out, where, names, cmd)
     if out.json:

@@ -212,7 +212,8 @@ def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout
     state = state_of(where)
     document = {"lab": where.name, "action": action, "names": found, "seconds": round(seconds, 3)}
     are = "is" if len(found) == 1 else "are"
-    text = f"{some_of(found)} {are} {OUTAGES[action]}; BGP and all kernels followed in {seconds:.1f} s"
+    who = "BGP and all kernels" if fabric.policy.routing.by_bgp else "all kernels"
+    text = f"{some_of(found)} {are} {OUTAGES[action]}; {who} followed in {seconds:.1f} s"
     rest = f"now: {state.text() or 'no link is down, and no switch is drained'}"
     if action in NAMED:
         rest += f"\n./inv fault clear {','.join(names)} --lab {where.name} ends it"

@@ -40,7 +40,12 @@ STATUS: Final = Path("/proc/self/status")
 
 def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
     """Raise MachineError with all problems for the fabric here. daemons: whether FRR runs on this machine itself."""
-    problems = [*_rights(), *_programs(daemons=daemons), *_kernel(fabric), *_limits(fabric)]
+    problems = [
+        *_rights(),
+        *_programs(daemons=daemons),
+        *_kernel(fabric),
+        *_limits(fabric, _THREADS_A_SWITCH * daemons),
+    ]
     problems += _multipath(fabric) if daemons else []
     if problems:
         raise MachineError(*problems)
@@ -136,7 +141,7 @@ def _kernel(fabric: Fabric) -> Iterator[Problem]:
         yield Problem("kernel", "IPv6", "is switched off, and unnumbered BGP needs it", "boot without ipv6.disable=1")
 
 
-def _limits(fabric: Fabric) -> Iterator[Problem]:
+def _limits(fabric: Fabric, threads_a_switch: int) -> Iterator[Problem]:
     """Limits that all namespaces of the machine share.
 
     FRR's inotify watch is not one of them: zebra opens one only for VRFs in namespaces, which Heddle does not use.
@@ -144,7 +149,7 @@ def _limits(fabric: Fabric) -> Iterator[Problem]:
     from heddle.host import limits  # predictions ask only for the release of FRR
 
     yield from limits.HERE.unmet(fabric.name, limits.needs_of(fabric))
-    threads = _THREADS_A_SWITCH * len(fabric.switches)
+    threads = threads_a_switch * len(fabric.switches)
     yield from _at_least("kernel.pid_max", threads + _THREADS_BESIDE, "processes and threads")
     yield from _at_least("kernel.threads-max", threads + _THREADS_BESIDE, "processes and threads")
     yield from _at_least("user.max_net_namespaces", len(fabric.nodes), "network namespaces")

@@ -283,7 +283,7 @@ class _Group:
 
         def named(port: Port) -> str:
             state = states.get(port.name, "no neighbour")
-            note = "" if state == ESTABLISHED else f" (BGP: {state})"
+            note = "" if state == ESTABLISHED or not fabric.policy.routing.by_bgp else f" (BGP: {state})"
             return f"{port.name} to {port.peer_node}{note}"
 
         verb = "has" if len(self.prefixes) == 1 else "have"
@@ -323,6 +323,8 @@ def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, time
     what = "routes are missing" if any(gap.missing for gap in found) else "routes have other next hops or weights"
     head = f"{what} on {len(states)} of {len(fabric.switches)} switches after {timeout:g} s"
     look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
+    if not fabric.policy.routing.by_bgp:
+        look = f"./inv up --repair --name {fabric.name} installs them again"
     return [Problem(fabric.name, "convergence", f"failed: {head}", look), *shown]
 
 

@@ -28,6 +28,7 @@ from heddle.kernel.fib import LINK_LOCAL
 from heddle.kernel.ipsettings import commanded
 from heddle.kernel.namespace import inside
 from heddle.lab import agents, rehash
+from heddle.lab.control import gateway_of
 from heddle.lab.convergence import foreign_routes
 from heddle.lab.cutlinks import lost_carriers, memory_problems
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
@@ -49,6 +50,7 @@ NEXT_HOPS: Final = "next-hops"
 SESSION: Final = "session"
 ROUTE: Final = "route"
 _EXTRA: Final = "extra next hop"
+_AGAIN: Final = "installs the routes again"
 _BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
 _OF_PORTS: Final = frozenset({"forwarding", "disable_ipv6", "rp_filter", "ignore_routes_with_linkdown"})  # by sysctls
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
@@ -212,6 +214,15 @@ def _neighbours(look: LabLook) -> Iterable[Problem]:
                 yield Problem(ref, f"the neighbour entry of {each.address}", why, hint)
 
 
+def _gateways(look: LabLook) -> Iterable[Problem]:
+    """Gateways without an entry: without FRR the kernel forgets it when its port is set down."""
+    fabric, hint = look.lab.fabric, look.repairs("adds it")
+    for port in () if fabric.policy.routing.by_bgp else (port for node in fabric.switches for port in node.ports):
+        gateway, there = gateway_of(fabric, port), look.now.neighbours.get(port.ref, ())
+        if port.address is None and port.ref not in look.now.down and all(gateway != each.address for each in there):
+            yield Problem(port.ref, f"the neighbour entry of {gateway}", "is missing", hint)
+
+
 def _addresses(look: LabLook) -> Iterable[Problem]:
     """Addresses, rules and hosts' routes that differ from those that `up` set. A port that is down loses its own."""
     for name, line, lost in differences_of_addresses(look.lab, look.now):
@@ -256,9 +267,9 @@ def _every_port(lab: Lab) -> Iterable[Port]:
 
 def _drained(look: LabLook) -> Iterable[Problem]:
     hint = f"./inv fault undrain {{}} --lab {look.lab.name} ends it"
-    why = f"drains the switch ({GRACEFUL_SHUTDOWN})"
+    by, how = ("BGP", f" ({GRACEFUL_SHUTDOWN})") if look.lab.fabric.policy.routing.by_bgp else ("Heddle", "")
     names = look.now.drained if look.lab.blueprint.rendered else ()
-    return [Problem(name, "BGP", why, hint.format(name)) for name in names]
+    return [Problem(name, by, f"drains the switch{how}", hint.format(name)) for name in names]
 
 
 def _sessions(look: LabLook) -> Iterable[Problem]:
@@ -288,6 +299,7 @@ def _next_hops(look: LabLook) -> Iterable[Problem]:
     lab = look.lab
     hint = f"./inv exec --lab {lab.name} {{}} vtysh -c 'show bgp {lab.fabric.policy.ip.word} unicast {{}}'"
     hint += f"; {look.repairs('undoes commands that were entered in FRR')}"
+    hint = hint if lab.fabric.policy.routing.by_bgp else look.repairs(_AGAIN)
     found = (each for each in look.gaps if _EXTRA not in each.why)
     return [replace(each, hint=hint.format(each.where, each.what) if lab.blueprint.rendered else "") for each in found]
 
@@ -300,8 +312,11 @@ def _routes(look: LabLook) -> Iterable[Problem]:
     show = f"run ./inv exec --lab {look.lab.name} {{}} {word} route show {{}}"
     show += " to see its origin (proto), and remove it there"
     found = [Problem(each.switch, each.what, each.why) for each in foreign_routes(look.lab.fabric, look.now.fibs)]
-    found += [each for each in look.gaps if _EXTRA in each.why]
-    return [replace(each, hint=show.format(each.where, each.what.partition(" ")[0])) for each in found]
+    extra = [each for each in look.gaps if _EXTRA in each.why]
+    shown = [replace(each, hint=show.format(each.where, each.what.partition(" ")[0])) for each in (*found, *extra)]
+    if look.lab.fabric.policy.routing.by_bgp:
+        return shown
+    return [*shown[: len(found)], *(replace(each, hint=look.repairs(_AGAIN)) for each in extra)]
 
 
 def _hashing(look: LabLook) -> Iterable[Problem]:
@@ -367,7 +382,7 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "mtu": FactKind(_mtus, "mtu", ("wrong-mtu",)),
     "path-mtu": FactKind(_path_mtus, "mtu", ("wrong-mtu",)),
     "mac": FactKind(_macs, "neighbours", ("wrong-neighbour",)),
-    "neighbour": FactKind(_neighbours, "neighbours", ("wrong-neighbour",)),
+    "neighbour": FactKind(lambda look: [*_neighbours(look), *_gateways(look)], "neighbours", ("wrong-neighbour",)),
     "arp": FactKind(_arp, "neighbours", ("wrong-neighbour",)),
     "address": FactKind(_addresses, "addresses", ("wrong-address",)),
     "hashing": FactKind(_hashing, "hashing", ("wrong-seed", "polarisation")),

@@ -22,6 +22,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.wiring import Port
 from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents, facts
+from heddle.lab.control import OF_ZEBRA, control_of, gateway_of
 from heddle.lab.convergence import restore_routes
 from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
 from heddle.lab.fact import Fact
@@ -42,7 +43,6 @@ from heddle.runtimes.vrf import in_vrf
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch import install
 
-_OF_ZEBRA: Final = "169.254.0.1"  # zebra sets this entry once, for IPv4 next hops of unnumbered BGP (RFC 5549)
 _DRAINED: Final = "bgp graceful-shutdown"
 _FORGET: Final = ("route", "flush", "cache")
 
@@ -120,6 +120,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [f"{ref}: link fault {'set again' if fault else 'removed'}" for ref, fault in again]
     done += [*_daemons(lab), *_configurations(lab)]
     done += [f"{each.where}: {orders.text_of(lab, each)} set again" for each in orders.reapply(lab)]
+    done += [f"{name}: routes installed again" for name in control_of(lab.fabric).follow(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
 
@@ -184,24 +185,27 @@ def _addresses(lab: Lab) -> list[str]:
 
 def _settings(lab: Lab) -> list[str]:
     """Set MTUs, MACs and ARP of ports again; remove wrong neighbour entries and MTUs that were learned from them."""
-    fabric, done = lab.fabric, list[str]()
+    fabric, done, static = lab.fabric, list[str](), not lab.fabric.policy.routing.by_bgp
     for each in facts.facts(lab, lab.snapshot(LabPart.PORTS), ("mtu", "mac", "arp")):
         node, _, name = each.problem.where.partition(":")
         port = fabric.by_name[node].port(name)
         words = {"mtu": ["mtu", str(port.mtu)], "mac": ["address", port.mac], "arp": ["arp", "on"]}[each.kind]
         _changed(lab, node, ["ip", "link", "set", "dev", name, *words])
         done.append(f"{port.ref}: {each.problem.what} set to {words[1]} again")
-    for each in facts.facts(lab, lab.snapshot(LabPart.PORTS | LabPart.NEIGHBOURS), ("neighbour", "path-mtu")):
+    parts = LabPart.PORTS | LabPart.NEIGHBOURS | LabPart.CARRIER
+    for each in facts.facts(lab, lab.snapshot(parts), ("neighbour", "path-mtu")):
         node, _, name = each.problem.where.partition(":")
         address, commands = each.problem.what.rpartition(" ")[2], [["ip", "-4", *_FORGET], ["ip", "-6", *_FORGET]]
+        right = list[str]()
         if name:
             port = fabric.by_name[node].port(name)
             peer = fabric.by_name[port.peer_node].port(port.peer_port)
-            right = ["lladdr", peer.mac, "nud", "permanent", "protocol", "zebra"] if address == _OF_ZEBRA else []
+            gateway = port.address is None and address in (OF_ZEBRA, static and gateway_of(fabric, port))
+            right = ["lladdr", peer.mac, "nud", "permanent", *["protocol", "zebra"] * (not static)] if gateway else []
             commands = [["ip", "neigh", "replace" if right else "del", address, "dev", name, *right]]
         for words in commands:
             _changed(lab, node, words)
-        did = "forgotten" if not name else "set again" if address == _OF_ZEBRA else "removed"
+        did = "forgotten" if not name else "set again" if right else "removed"
         done.append(f"{each.problem.where}: {each.problem.what} {did}")
     return done
 

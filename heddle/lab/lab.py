@@ -106,6 +106,11 @@ class Blueprint(ABC):
         """The daemons that must answer on a switch."""
 
     @property
+    def asked(self) -> type[Daemons]:
+        """What is asked for the state of daemons."""
+        return Daemons
+
+    @property
     @abstractmethod
     def timeout(self) -> float:
         """Seconds for which a user waits for convergence who does not say how long."""
@@ -186,7 +191,7 @@ class Lab:
     @property
     def daemons(self) -> Daemons:
         """The FRR daemons of its switches."""
-        return Daemons(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
+        return self.blueprint.asked(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
 
     def require_here(self, why: str, hint: str) -> None:
         """InputError for a lab in shards. why: what needs its nodes on this machine: `launch runs programs of ...`."""

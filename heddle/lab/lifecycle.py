@@ -45,6 +45,7 @@ from heddle.host.preflight import preflight
 from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.netlink import RouteSocket
 from heddle.lab import health, linkstate
+from heddle.lab.control import control_of
 from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import converged, facts, parts
 from heddle.lab.frr import record_loaded
@@ -166,8 +167,9 @@ def _created(
     ring = deadlock_warning(lab.fabric)
     for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA), *ring):
         observer.warn(line)
+    control_of(lab.fabric).check(lab)
     if engine.here:
-        preflight(lab.fabric, daemons=engine.daemons_here)
+        preflight(lab.fabric, daemons=engine.daemons_here and lab.fabric.policy.routing.by_bgp)
         switch.check(lab.fabric)
         problems, warnings = lab.blueprint.kernel_faults()
         for line in warnings:
@@ -180,7 +182,7 @@ def _created(
     try:
         with clock.step("converge"):
             lab.wait(observer, timeout)
-        if lab.blueprint.rendered:
+        if lab.blueprint.rendered and lab.fabric.policy.routing.by_bgp:
             with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
                 record_loaded(lab)
     except BaseException as error:  # Ctrl-C above all
@@ -394,6 +396,8 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             restore_all_routes(lab)
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
+        if not lab.fabric.policy.routing.by_bgp:
+            _install_routes(lab, journal, observer, clock)
         if not lab.blueprint.rendered:
             _install(lab, journal, observer, clock)
             lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
@@ -435,6 +439,14 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -
         switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
     with clock.step("agent"):
         switch.start_agent(lab.fabric, handles, lab.dir, journal)
+
+
+def _install_routes(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -> None:
+    """The routes of a lab without a routing program."""
+    journal.comment("Routes of switches are computed, and installed by netlink.")
+    with clock.step("routes"):
+        observer.begin("routes")
+        observer.end("routes", f"installed on {len(control_of(lab.fabric).follow(lab))} switches")
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:

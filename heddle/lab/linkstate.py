@@ -15,7 +15,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import Node
 from heddle.lab import convergence
-from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
+from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults import record
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.spec.impairments import DRAIN
@@ -65,13 +65,12 @@ class State:
         return tuple(dead)
 
     def text(self) -> str:
-        """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
+        """`rtsw1:eth3 is down; ctsw2 is drained`; empty when nothing is."""
         parts = []
         if self.dead:
             parts.append(f"{some_of(self.dead)} {'is' if len(self.dead) == 1 else 'are'} down")
         if self.drained:
-            are = "is" if len(self.drained) == 1 else "are"
-            parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
+            parts.append(f"{', '.join(self.drained)} {'is' if len(self.drained) == 1 else 'are'} drained")
         if self.shut:
             parts.append(f"the BGP session at {some_of(self.shut)} is shut down")
         return "; ".join(parts)
@@ -88,8 +87,9 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
     Two readings in a row must agree: bgpd processes updates in portions.
     """
     end = time.monotonic() + timeout
-    settled = 0
-    while settled < _LOOKS:
+    by_bgp, settled = lab.fabric.policy.routing.by_bgp, 0
+    looks = _LOOKS if by_bgp else 1
+    while settled < looks:
         now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
         state, known = State.of(lab.fabric, now), record.read(lab.dir)
         # bgpd does not answer there because of a fault on purpose: routes stay as they are. It does while it drains.
@@ -98,7 +98,7 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
         wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, state.shut)
         fibs = {name: fib for name, fib in now.fibs.items() if name not in mute}
         found = convergence.gaps(lab.fabric, fibs, wanted, strict=True)
-        late = _unsettled(lab.fabric, now, state, mute)
+        late = _unsettled(lab.fabric, now, state, mute) if by_bgp else []
         settled = 0 if found or late else settled + 1
         if time.monotonic() > end and found:
             raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.daemons.sessions, timeout))
@@ -106,7 +106,7 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
             raise CheckError(
                 Problem(lab.name, "BGP", f"has not converged after {timeout:g} s: {', '.join(late[:_SHOWN])}")
             )
-        if settled < _LOOKS:
+        if settled < looks:
             time.sleep(_PAUSE_S)
 
 

@@ -20,8 +20,9 @@ from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.keptnumbers import numbered
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
-from heddle.lab import convergence
-from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, SessionEnd
+from heddle.lab import convergence, linkstate
+from heddle.lab.control import control_of
+from heddle.lab.daemons import DAEMONS, NO_ANSWER, NOT_CONFIGURED, Daemons, SessionEnd
 from heddle.lab.frr import announce
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.linkstate import State
@@ -65,7 +66,11 @@ class Rendered(Blueprint):
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
-        return DAEMONS
+        return DAEMONS if self.fabric.policy.routing.by_bgp else ()
+
+    @property
+    def asked(self) -> type[Daemons]:
+        return control_of(self.fabric).daemons
 
     @property
     def timeout(self) -> float:
@@ -73,6 +78,9 @@ class Rendered(Blueprint):
         return 30 + len(self.fabric.links) / 20
 
     def wait(self, lab: Lab, observer: Observer, timeout: float) -> None:
+        if not self.fabric.policy.routing.by_bgp:  # what is not there does not come
+            linkstate.wait(lab, 0)
+            return
         daemons, handles = lab.daemons, lab.handles()
         convergence.solicit(self.fabric, handles)
         announce(lab, _SESSIONS_S)
@@ -105,7 +113,7 @@ class Rendered(Blueprint):
             state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)
             return SessionEnd(node, port, port, state)
 
-        switches = {node.name for node in self.fabric.switches}
+        switches = {node.name for node in self.fabric.switches if self.fabric.policy.routing.by_bgp}
         between = [link for link in self.fabric.links if {link.a[0], link.b[0]} <= switches]
         return [(end_of(*link.a), end_of(*link.b)) for link in between]
 

@@ -38,7 +38,7 @@ class LabStatus:
     there are none. faults: in lines; a missing session is one of
     them only if that was set. gaps: routes that are missing or have other next hops, neighbours that are not up. None
     are read where nodes are not running. link_faults: what `./inv fault` or the fabric file set on links, in lines;
-    routes do not depend on them. networks: names, where there are several.
+    routes do not depend on them. networks: names, where there are several. control: `routing.control` but `bgp`.
     """
 
     lab: str
@@ -55,12 +55,14 @@ class LabStatus:
     link_faults: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
+    control: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `./inv status --format json`; the last five only where there are any."""
+        """An entry of `./inv status --format json`; the last six only where there are any."""
         data = asdict(self)
         optional = {
             "networks": list(data.pop("networks")),
+            "control": data.pop("control"),
             "faults": list(data.pop("faults")),
             "gaps": list(data.pop("gaps")),
             "missing_sessions": [each.to_json() for each in self.missing_sessions],
@@ -111,6 +113,7 @@ def _status(name: str) -> LabStatus:
         link_faults=fault_lines(lab),
         gaps=tuple(each.text for each in found if each.kind == NEXT_HOPS),
         networks=lab.fabric.networks if len(lab.fabric.networks) > 1 else (),
+        control="" if lab.fabric.policy.routing.by_bgp else lab.fabric.policy.routing.control,
     )
 
 

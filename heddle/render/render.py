@@ -100,6 +100,9 @@ def topology_name(lab: str) -> str:
 
 def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[str, str]:
     """Relative path -> text of every file, the topology last."""
+    if options.dialect == "frr" and not fabric.policy.routing.by_bgp:
+        why = "starts FRR itself, and the fabric has routing.control: static"
+        raise InputError(Problem("", "--dialect frr", why, "use --dialect linux"))
     env = _environment()
     announced = _announced(fabric)
     shared = {
@@ -115,7 +118,8 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
         "bgpd_options": BGPD_OPTIONS,
     }
     files: dict[str, str] = {}
-    templates = {name: env.get_template(f"frr/{name}.j2") for name in SWITCH_FILES[options.dialect]}
+    own_files = SWITCH_FILES[options.dialect] if fabric.policy.routing.by_bgp else ()
+    templates = {name: env.get_template(f"frr/{name}.j2") for name in own_files}
     groups = daemon_groups(fabric)
     for group, nodes in (groups or {node.name: [node] for node in fabric.switches}).items():
         members = [
@@ -145,9 +149,9 @@ def rendered(fabric: Fabric, options: dialects.RenderOptions = DEFAULT) -> dict[
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=host_sysctls(fabric),
-        bound_files=BOUND_FILES[options.dialect],
+        bound_files=[name for name in BOUND_FILES[options.dialect] if name in own_files],
         switch_commands=lambda node: _plain(
-            [*mac_commands(node, options.dialect), *switch_commands(node), *([] if groups else [START])]
+            [*mac_commands(node, options.dialect), *switch_commands(node), *[START] * bool(own_files and not groups)]
         ),
         start_command=START,
         host_commands=lambda node: _plain([*mac_commands(node, options.dialect), *host_commands(fabric, node)]),
@@ -175,7 +179,7 @@ def daemon_groups(fabric: Fabric) -> dict[str, Sequence[Node]]:
 
     Switches of a group are of one level: they have the same number of sessions and routes.
     """
-    if fabric.policy.routing.daemons == "own":
+    if fabric.policy.routing.daemons == "own" or not fabric.policy.routing.by_bgp:
         return {}
     levels: dict[str, list[Node]] = {}
     for node in fabric.switches:

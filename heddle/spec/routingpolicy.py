@@ -136,6 +136,10 @@ class RoutingPolicy:
         most=2**32 - 1,
     )
     hash: HashOptions = DEFAULT_OPTIONS
+    control: Literal["bgp", "static"] = key(
+        "bgp",
+        "what installs routes: `bgp`: FRR; `static`: Heddle computes those of BGP, without convergence",
+    )
     ucmp: bool = key(False, "`true`: next hops are weighted by the bandwidth behind them, as BGP announces it")
     loopbacks: bool = key(
         False,
@@ -147,6 +151,11 @@ class RoutingPolicy:
         "`shared`: one zebra and one bgpd route a group of switches, each in a VRF of its own. A large fabric starts"
         " sooner and needs half the memory; a fault of a daemon is one of its group. Runtime `netns` only",
     )
+
+    @property
+    def by_bgp(self) -> bool:
+        """Whether switches run FRR."""
+        return self.control == "bgp"
 
     @property
     def by_program(self) -> bool:
@@ -167,6 +176,9 @@ class RoutingPolicy:
             if self.ucmp and so:
                 given = ("routing.ecmp", "routing.resilient", "routing.hash")
                 yield Complaint("routing.ucmp", f"has no effect: {why}", "remove it, or set ecmp: flow", given=given)
+        if self.loopbacks and not self.by_bgp:
+            why = "has no effect with control: static, which installs the racks' prefixes"
+            yield Complaint("routing.loopbacks", why, "remove one of the two", given=("routing.control",))
         usual = (self.hash.policy, self.hash.fields) == ("fields", FIELDS_5_TUPLE)
         if self.hash.resilient and self.ecmp == "flow" and not usual:
             why = "has no effect with resilient: true, where the BPF program hashes the 5-tuple"

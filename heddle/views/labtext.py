@@ -64,7 +64,9 @@ def up_text(done: UpResult) -> str:
     if not done.created:
         return "\n".join(_repaired_lines(done, size))
     # An imported topology may have no switch.
-    looked_at = f"{fabric.switches[0].name} vtysh" if fabric.switches else f"{fabric.hosts[0].name} ip route"
+    looked_at = f"{(fabric.switches or fabric.hosts)[0].name} ip route"
+    if fabric.switches and fabric.policy.routing.by_bgp:
+        looked_at = f"{fabric.switches[0].name} vtysh"
     time = f"in {done.seconds['total']:.1f} s"
     state = {
         True: f"converged {time}",
@@ -136,7 +138,8 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
     if detail:
         lab, lists = labs[0], ("bgp", "missing_sessions", "gaps")
         rows = [(k, _value_text(v)) for k, v in lab.to_json().items() if k not in lists]
-        rows.append(("bgp", f"{lab.bgp.established} of {lab.bgp.expected} established"))
+        if not lab.control:
+            rows.append(("bgp", f"{lab.bgp.established} of {lab.bgp.expected} established"))
         rows += _first_rows("missing", [each.text() for each in lab.missing_sessions], lab.lab)
         if not lab.faults and not lab.missing_sessions:  # else gaps follow from them
             rows += _first_rows("gaps", lab.gaps, lab.lab)
@@ -147,7 +150,7 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
         [
             (
                 *(s.lab, s.runtime, s.state, _value_text(s.converged), str(s.switches), str(s.hosts)),
-                *(str(s.links), f"{s.bgp.established}/{s.bgp.expected}", s.source),
+                *(str(s.links), s.control or f"{s.bgp.established}/{s.bgp.expected}", s.source),
             )
             for s in labs
         ],

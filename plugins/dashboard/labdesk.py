@@ -336,7 +336,7 @@ class Actions:
     def _link(self, action: Action, port: str, state: str) -> None:
         lab, began = open_lab(self._lab), time.monotonic()
         (outages.link_down if state == "down" else outages.link_up)(lab, port)
-        action.text = f"{port} is {state}; BGP and all kernels followed in {time.monotonic() - began:.1f} s"
+        action.text = f"{port} is {state}; all kernels followed in {time.monotonic() - began:.1f} s"
 
     def fault(self, asked: Mapping[str, object]) -> Action:
         """Set a fault: kind, where, and `values` as `KEY=VALUE,...`. InputError for anything else."""

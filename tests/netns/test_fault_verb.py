@@ -47,7 +47,7 @@ def test_a_switch_is_drained_in_one_step_with_others_and_still_listed(tiny: Lab)
     data = fault(tiny, "drain", "ctsw1")
     assert data["drained"] == ["ctsw1"]
     assert next_hops(tiny, "rtsw1", 2) == {"eth2"}
-    assert "ctsw1 is drained (BGP graceful-shutdown)" in typed("fault", "--lab", tiny.name).stdout
+    assert "ctsw1 is drained" in typed("fault", "--lab", tiny.name).stdout
     assert f"./inv fault undrain ctsw1 --lab {tiny.name} ends it" in str(
         known_facts(tiny, tiny.snapshot(parts(tiny)))[0].problem
     )

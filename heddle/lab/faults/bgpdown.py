@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem
+from heddle.lab.control import require_frr
 from heddle.lab.daemons import ADMIN_DOWN, ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
@@ -25,6 +26,7 @@ class BgpDown(NamedFault):
 
     def prepared(self, lab: Lab, where: str, values: object) -> dict[str, object]:
         """InputError for a session that is not established."""
+        require_frr(lab, self.name)
         if self._state(lab, where) != ESTABLISHED:
             why, hint = f"is {self._state(lab, where) or 'unknown'} already", f"run ./inv status {lab.name}"
             raise InputError(Problem(where, "the BGP session", why, hint))

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from heddle.lab.daemons import GRACEFUL_SHUTDOWN
+from heddle.lab.control import control_of
 from heddle.lab.faults.kind import NamedFault, check_rendered
 from heddle.lab.faults.record import SetFault
-from heddle.lab.linkstate import configure_bgp
 from heddle.lab.snapshot import LabPart
 from heddle.spec.impairments import DRAIN
 
@@ -39,14 +38,14 @@ class Drain(NamedFault):
         return [name for name in places if name not in drained]
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
-        configure_bgp(lab, lab.fabric.by_name[fault.where], "bgp graceful-shutdown")
+        control_of(lab.fabric).drain(lab, fault.where, on=True)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
         drained = lab.snapshot(LabPart.DRAINED, [fault.where]).drained
-        return f"its own prefix has the community {GRACEFUL_SHUTDOWN}" if fault.where in drained else ""
+        return control_of(lab.fabric).drained if fault.where in drained else ""
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
-        configure_bgp(lab, lab.fabric.by_name[fault.where], "no bgp graceful-shutdown")
+        control_of(lab.fabric).drain(lab, fault.where, on=False)
 
     def present(self, lab: Lab, known: Sequence[SetFault]) -> list[SetFault]:
         """Also switches that were drained by hand."""

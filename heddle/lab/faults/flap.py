@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_duration, format_share
+from heddle.lab.control import control_of
 from heddle.lab.faults.kind import Going, KeptFault
 from heddle.lab.faults.record import SetFault
 from heddle.lab.ports import down_of, set_links, switch_end
@@ -51,16 +52,21 @@ class Flap(KeptFault):
     def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
         period_s, duty, ports = fault.values["period"] / 1e9, fault.values["duty"], [fault.values["port"]]
         while True:
-            set_links(lab, ports, "down")
+            _set(lab, ports, "down")
             if not going(period_s * duty):
                 return False
-            set_links(lab, ports, "up")
+            _set(lab, ports, "up")
             if not going(period_s * (1 - duty)):
                 return False
 
     def text(self, fault: SetFault, k: int) -> str:
         values = fault.values
         return f"flap every {format_duration(values['period'])}, down for {format_share(values['duty'])} of it"
+
+
+def _set(lab: Lab, ports: Sequence[str], word: str) -> None:
+    set_links(lab, ports, word)
+    control_of(lab.fabric).follow(lab)
 
 
 def _changes(lab: Lab, port: str) -> int:

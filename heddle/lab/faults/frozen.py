@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.tables import many
+from heddle.lab.control import require_frr
 from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault
@@ -27,6 +28,8 @@ class Frozen(NamedFault):
     settles = False
 
     def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """InputError where it is not possible: without FRR, and for shared daemons."""
+        require_frr(lab, self.name)
         check_own(lab, where, self.name)
         return dict(values)
 

@@ -195,7 +195,8 @@ class NamedFault(ABC):
             shown.append(found)
         if self.routes and self.settles:
             wait(lab, min(timeout, max(0.001, end - time.monotonic())))
-            shown = [f"{each}; every switch whose BGP answers has the routes that follow" for each in shown]
+            which = "every switch" + " whose BGP answers" * lab.fabric.policy.routing.by_bgp
+            shown = [f"{each}; {which} has the routes that follow" for each in shown]
         return shown
 
 

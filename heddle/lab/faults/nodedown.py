@@ -38,7 +38,7 @@ class NodeDown(NamedFault):
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
         set_links(lab, fault.values["ports"], "down")
-        if lab.fabric.by_name[fault.where].role is Role.SWITCH:
+        if _has_daemons(lab, fault):
             end_daemons(lab, fault.where)
 
     def effect(self, lab: Lab, fault: SetFault) -> str:
@@ -47,7 +47,7 @@ class NodeDown(NamedFault):
         if any({*names} - down[node].keys() for node, names in by_node(ports).items()):
             return ""
         carrier = f"{many(len(ports), 'link')} without a carrier"
-        if lab.fabric.by_name[fault.where].role is not Role.SWITCH:
+        if not _has_daemons(lab, fault):
             return carrier
         if set(lab.daemons.silent(fault.where)) != set(lab.blueprint.daemons(fault.where)):
             return ""
@@ -55,8 +55,12 @@ class NodeDown(NamedFault):
 
     def undo(self, lab: Lab, fault: SetFault) -> None:
         set_links(lab, fault.values["ports"], "up")
-        if lab.fabric.by_name[fault.where].role is Role.SWITCH:
+        if _has_daemons(lab, fault):
             start_daemons(lab, fault.where)
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
         return {fault.where} | {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}
+
+
+def _has_daemons(lab: Lab, fault: SetFault) -> bool:
+    return lab.fabric.by_name[fault.where].role is Role.SWITCH and bool(lab.blueprint.daemons(fault.where))

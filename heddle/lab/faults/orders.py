@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from heddle.base.problems import CheckError, InputError, Problem
 from heddle.fabric.model import split_words
+from heddle.lab.control import control_of
 from heddle.lab.faults import record
 from heddle.lab.faults.kind import NamedFault, undo_of
 from heddle.lab.faults.record import SetFault, changing
@@ -67,7 +68,9 @@ def start(lab: Lab, orders: Sequence[Order], *, run: bool = False) -> list[SetFa
     faults = [replace(each, values=KINDS[each.kind].prepared(lab, each.where, each.values)) for each in faults]
     record.replaced(lab, (), faults)
     try:
-        return [made for name, some in _by_kind(faults).items() for made in KINDS[name].start(lab, some)]
+        made = [each for name, some in _by_kind(faults).items() for each in KINDS[name].start(lab, some)]
+        _follow(lab, faults)
+        return made
     except BaseException:
         mine = {each.identity for each in faults}
         undo(lab, [each for each in record.read(lab.dir) if each.identity in mine])
@@ -92,6 +95,13 @@ def undo(lab: Lab, faults: Sequence[SetFault]) -> None:
         kind = KINDS.usable_one(name)  # one of a plugin that is gone stays recorded; `down` removes all
         if kind is not None:
             kind.end(lab, some)
+    _follow(lab, faults)
+
+
+def _follow(lab: Lab, faults: Iterable[SetFault]) -> None:
+    """Routes of a lab without a routing program, after faults were set or ended."""
+    if any(kind is not None and kind.routes for kind in map(KINDS.usable_one, {each.kind for each in faults})):
+        control_of(lab.fabric).follow(lab)
 
 
 def _by_kind(faults: Iterable[SetFault]) -> dict[str, list[SetFault]]:
@@ -234,6 +244,7 @@ def _ended(
                     locked.add(type(kind).locked)
                 with changing(lab):
                     ends(kind, mine)
+                    _follow(lab, mine)
                 done += [(kind, each) for each in mine]
     if any(kind.routes for kind, _ in done):
         wait(lab, timeout)

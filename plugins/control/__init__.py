@@ -1,0 +1,1 @@
+"""Other control planes than FRR."""
