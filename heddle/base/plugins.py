@@ -64,7 +64,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
         "a kind of fault: an instance of heddle.lab.faults.kind.NamedFault", "heddle.lab.faults.registry:KINDS"
     ),
     "control": PartKind(
-        "a value of `routing.control`: an instance of heddle.lab.control.Control", "heddle.lab.control:CONTROLS"
+        "a value of `routing.control`: an instance of heddle.lab.control.ControlPlane", "heddle.lab.control:CONTROLS"
     ),
     "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),

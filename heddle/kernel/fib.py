@@ -19,12 +19,12 @@ from typing import Any, Final
 from heddle.base.families import Address, Network, Version
 from heddle.kernel import netlink as nl
 from heddle.kernel.namespace import NodeHandle
-from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG
+from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG, RTNEXTHOP
 
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
 _DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT
-_AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
+AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
 # IPv6 prefixes of each interface in the main table that are not used for routing: link-local (RFC 4291), multicast.
 _OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
 LINK_LOCAL: Final = IPv6Network("fe80::/64")
@@ -37,7 +37,6 @@ _NHA_ID, _NHA_GROUP, _NHA_BLACKHOLE, _NHA_OIF, _NHA_GATEWAY, _NHA_RES_GROUP, _NH
 _BUCKET_INDEX, _BUCKET_NH_ID = 1, 3  # NHA_RES_BUCKET_INDEX, NHA_RES_BUCKET_NH_ID
 
 _U32: Final = struct.Struct("=I")
-_RTNEXTHOP: Final = struct.Struct("=HBBi")
 _GROUP_ENTRY: Final = struct.Struct("=IBBH")
 
 
@@ -134,7 +133,7 @@ def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], versi
     found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...]]] = {}
     buckets: dict[Network, tuple[int, ...]] = {}
     known: dict[bytes, tuple[NextHop, ...]] = {}  # most routes of a switch have the same next hops, byte for byte
-    for body in _dump(netlink, nl.RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
+    for body in _dump(netlink, nl.RTM_GETROUTE, RTMSG.pack(AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
         _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
         if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
             continue
@@ -164,7 +163,7 @@ def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], versi
 def local_routes(netlink: nl.RouteSocket) -> set[int]:
     """The interfaces (ifindex) of the socket's namespace that have the route fe80::/64."""
     found = set()
-    wanted = RTMSG.pack(_AF[6], 0, 0, 0, RT_TABLE_MAIN, _RTPROT_KERNEL, 0, 0, 0)
+    wanted = RTMSG.pack(AF[6], 0, 0, 0, RT_TABLE_MAIN, _RTPROT_KERNEL, 0, 0, 0)
     for body in _dump(netlink, nl.RTM_GETROUTE, wanted):
         attrs = nl.attributes(body, RTMSG.size)
         if (attrs.get(RTA_DST), RTMSG.unpack_from(body)[1]) == (_LINK_LOCAL_BYTES, LINK_LOCAL.prefixlen):
@@ -264,11 +263,11 @@ def _own_hops(attrs: Mapping[int, bytes], flags: int, names: Mapping[int, str]) 
 def _multipath(data: bytes, names: Mapping[int, str]) -> tuple[NextHop, ...]:
     hops: list[NextHop] = []
     offset = 0
-    while offset + _RTNEXTHOP.size <= len(data):
-        length, flags, weight, ifindex = _RTNEXTHOP.unpack_from(data, offset)
-        if length < _RTNEXTHOP.size:
+    while offset + RTNEXTHOP.size <= len(data):
+        length, flags, weight, ifindex = RTNEXTHOP.unpack_from(data, offset)
+        if length < RTNEXTHOP.size:
             raise ValueError(f"struct rtnexthop of {length} bytes")
-        attrs = nl.attributes(data[offset : offset + length], _RTNEXTHOP.size)
+        attrs = nl.attributes(data[offset : offset + length], RTNEXTHOP.size)
         hops.append(_hop(names, ifindex, _gateway(attrs), weight + 1, flags))
         offset += (length + 3) & ~3
     return tuple(hops)

@@ -321,7 +321,6 @@ def refusal(kind: str, options: bytes) -> str:
 
 
 _RTM_GETNEIGH: Final = 30
-_NDMSG: Final = struct.Struct("=B3xiHBB")  # family, ifindex, state, flags, type
 _NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
 _UNUSED: Final = 0x01 | 0x20  # INCOMPLETE, FAILED: no frame goes to this MAC
 _RTM_F_CLONED: Final = 0x200
@@ -340,9 +339,9 @@ class Neighbour(NamedTuple):
 def neighbours(netlink: RouteSocket) -> Iterator[Neighbour]:
     """Every entry with a MAC of Ethernet, of all interfaces of the socket's namespace; not those of multicast."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        for body in netlink.dump(_RTM_GETNEIGH, _NDMSG.pack(family, 0, 0, 0, 0)):
-            _, ifindex, state, _, _ = _NDMSG.unpack_from(body)
-            attrs = attributes(body, _NDMSG.size)
+        for body in netlink.dump(_RTM_GETNEIGH, uapi.NDMSG.pack(family, 0, 0, 0, 0)):
+            _, ifindex, state, _, _ = uapi.NDMSG.unpack_from(body)
+            attrs = attributes(body, uapi.NDMSG.size)
             mac = attrs.get(_NDA_LLADDR, b"")
             if state and not state & _UNUSED and len(mac) == _MAC_BYTES and _NDA_DST in attrs:
                 address = ip_address(attrs[_NDA_DST])
@@ -416,15 +415,15 @@ def port_behind(netlink: RouteSocket, bridge: int, address: str) -> int:
     """
     target = ip_address(address)
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
-    asked = _NDMSG.pack(family, bridge, 0, 0, 0) + attribute(_NDA_DST, target.packed)
+    asked = uapi.NDMSG.pack(family, bridge, 0, 0, 0) + attribute(_NDA_DST, target.packed)
     (neighbour,) = netlink.ask(_RTM_GETNEIGH, [asked])
-    mac = b"" if isinstance(neighbour, int) else attributes(neighbour, _NDMSG.size).get(_NDA_LLADDR, b"")
+    mac = b"" if isinstance(neighbour, int) else attributes(neighbour, uapi.NDMSG.size).get(_NDA_LLADDR, b"")
     if not mac:
         return 0
-    asked = _NDMSG.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + attribute(_NDA_LLADDR, mac)
+    asked = uapi.NDMSG.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + attribute(_NDA_LLADDR, mac)
     (entry,) = netlink.ask(_RTM_GETNEIGH, [asked + attribute(_NDA_MASTER, struct.pack("=I", bridge))])
     if not isinstance(entry, int):
-        return int(_NDMSG.unpack_from(entry)[1])
+        return int(uapi.NDMSG.unpack_from(entry)[1])
     rows = list(netlink.dump(RTM_GETLINK, ALL_LINKS))
     members = [row for row in rows if attributes(row, 16).get(uapi.IFLA_MASTER) == struct.pack("=I", bridge)]
     return int(struct.unpack_from("=i", members[0], 4)[0]) if len(members) == 1 else 0

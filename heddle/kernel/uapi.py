@@ -13,6 +13,8 @@ IFINFOMSG: Final = struct.Struct("=BxHiII")  # family, type, index, flags, chang
 IFADDRMSG: Final = struct.Struct("=4BI")  # family, prefix length, flags, scope, index
 NHMSG: Final = struct.Struct("=4BI")  # family, scope, protocol, reserved, flags
 RTMSG: Final = struct.Struct("=8BI")  # family, lengths of dst and src, tos, table, protocol, scope, type, flags
+RTNEXTHOP: Final = struct.Struct("=HBBi")  # length, flags, weight - 1, ifindex
+NDMSG: Final = struct.Struct("=B3xiHBB")  # family, ifindex, state, flags, type
 TCMSG: Final = struct.Struct("=B3xiIII")  # family, ifindex, handle, parent, info
 
 CLONE_NEWNET: Final = 0x40000000

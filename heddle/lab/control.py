@@ -1,7 +1,7 @@
 """What installs the routes of switches: `routing.control` of a fabric file.
 
 `bgp` is FRR on every switch. It finds out by itself what is down, and what a user drains is entered there. Other values
-are plugins of the kind `control`, each a subclass of Control.
+are plugins of the kind `control`, each a subclass of ControlPlane.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OF_ZEBRA: Final = "169.254.0.1"
 
 
-class Control:
+class ControlPlane:
     """FRR. daemons: what is asked for its state. drained: the evidence that a switch is drained."""
 
     daemons: ClassVar[type[Daemons]] = Daemons
@@ -54,10 +54,10 @@ def gateway_of(fabric: Fabric, port: Port) -> str:
     return str(ip_address(LINK_LOCAL.network_address.packed[:8] + interface))
 
 
-CONTROLS: Final[Registry[Control]] = Registry("control", {"bgp": Control()}, Control)
+CONTROLS: Final[Registry[ControlPlane]] = Registry("control", {"bgp": ControlPlane()}, ControlPlane)
 
 
-def control_of(fabric: Fabric) -> Control:
+def control_of(fabric: Fabric) -> ControlPlane:
     """What a fabric has. InputError when its plugin is not here."""
     return CONTROLS[fabric.policy.routing.control]
 

@@ -138,7 +138,7 @@ class RoutingPolicy:
     hash: HashOptions = DEFAULT_OPTIONS
     control: Literal["bgp", "static"] = key(
         "bgp",
-        "what installs routes: `bgp`: FRR; `static`: Heddle computes those of BGP, without convergence",
+        "what installs routes: `bgp`: FRR; `static`: Heddle itself, the routes that BGP would find",
     )
     ucmp: bool = key(False, "`true`: next hops are weighted by the bandwidth behind them, as BGP announces it")
     loopbacks: bool = key(

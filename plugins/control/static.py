@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,9 +24,9 @@ from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel import netlink as nl
 from heddle.kernel import uapi
-from heddle.kernel.fib import RT_TABLE_MAIN, RTN_UNICAST, NextHop, read_names
+from heddle.kernel.fib import AF, RT_TABLE_MAIN, RTN_UNICAST, NextHop, read_names
 from heddle.kernel.namespace import inside
-from heddle.lab.control import Control, gateway_of
+from heddle.lab.control import ControlPlane, gateway_of
 from heddle.lab.daemons import BgpPeer, Daemons
 from heddle.lab.linkstate import State
 from heddle.lab.ports import in_network
@@ -45,11 +44,8 @@ _IFLA_IFALIAS: Final = 20
 _RTPROT_STATIC, _METRIC = 4, 20  # the metric is that of FRR's routes
 _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH = 5, 6, 9
 _RTNH_F_ONLINK: Final = 4
-_RTNEXTHOP: Final = struct.Struct("=HBBi")  # length, flags, weight - 1, ifindex
-_NDMSG: Final = struct.Struct("=B3xiHBB")  # family, ifindex, state, flags, type
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
 _NEW: Final = nl.NLM_F_CREATE | nl.NLM_F_REPLACE
-_AF: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 Hop = tuple[str, str, int]  # port, gateway, weight
 
@@ -74,7 +70,7 @@ class _NoDaemons(Daemons):
         return attrs.get(_IFLA_IFALIAS, b"").rstrip(b"\0").decode() == _ALIAS
 
 
-class Static(Control):
+class Static(ControlPlane):
     """See above."""
 
     daemons = _NoDaemons
@@ -179,14 +175,14 @@ def _over(hops: Sequence[Hop], index: Mapping[str, int]) -> tuple[int, bytes]:
     if len(hops) == 1:
         return flags, vias[0] + nl.attribute(uapi.RTA_OIF, struct.pack("=I", index[hops[0][0]]))
     rows = (
-        _RTNEXTHOP.pack(_RTNEXTHOP.size + len(via), flags, weight - 1, index[port]) + via
+        uapi.RTNEXTHOP.pack(uapi.RTNEXTHOP.size + len(via), flags, weight - 1, index[port]) + via
         for (port, _, weight), via in zip(hops, vias, strict=True)
     )
     return 0, nl.attribute(_RTA_MULTIPATH, b"".join(rows))
 
 
 def _route(prefix: Network, flags: int, over: bytes) -> bytes:
-    family, length = _AF[prefix.version], prefix.prefixlen
+    family, length = AF[prefix.version], prefix.prefixlen
     head = uapi.RTMSG.pack(family, length, 0, 0, RT_TABLE_MAIN, _RTPROT_STATIC, 0, RTN_UNICAST, flags)
     to = nl.attribute(uapi.RTA_DST, prefix.network_address.packed)
     return head + to + nl.attribute(_RTA_PRIORITY, struct.pack("=I", _METRIC)) + over
@@ -195,5 +191,5 @@ def _route(prefix: Network, flags: int, over: bytes) -> bytes:
 def _neighbour(ifindex: int, address: str, mac: str) -> bytes:
     """A permanent entry: the first packet waits for nothing, and a program that steers finds the MAC."""
     packed = _packed(address)
-    head = _NDMSG.pack(_AF[4 if len(packed) == 4 else 6], ifindex, _NUD_PERMANENT, 0, 0)
+    head = uapi.NDMSG.pack(AF[4 if len(packed) == 4 else 6], ifindex, _NUD_PERMANENT, 0, 0)
     return head + nl.attribute(_NDA_DST, packed) + nl.attribute(_NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
