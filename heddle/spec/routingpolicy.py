@@ -176,9 +176,10 @@ class RoutingPolicy:
             if self.ucmp and so:
                 given = ("routing.ecmp", "routing.resilient", "routing.hash")
                 yield Complaint("routing.ucmp", f"has no effect: {why}", "remove it, or set ecmp: flow", given=given)
-        if self.loopbacks and not self.by_bgp:
-            why = "has no effect with control: static, which installs the racks' prefixes"
-            yield Complaint("routing.loopbacks", why, "remove one of the two", given=("routing.control",))
+        for word, so in (("loopbacks", self.loopbacks), ("daemons", self.daemons == "shared")):
+            if so and not self.by_bgp:
+                why = "has no effect with control: static, which runs no BGP"
+                yield Complaint(f"routing.{word}", why, "remove one of the two", given=("routing.control",))
         usual = (self.hash.policy, self.hash.fields) == ("fields", FIELDS_5_TUPLE)
         if self.hash.resilient and self.ecmp == "flow" and not usual:
             why = "has no effect with resilient: true, where the BPF program hashes the 5-tuple"
