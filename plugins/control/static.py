@@ -33,6 +33,8 @@ from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from heddle.base.families import Network
     from heddle.fabric.model import Fabric
     from heddle.fabric.wiring import Node, Port
@@ -88,7 +90,10 @@ class Static(ControlPlane):
             state, fabric = State.of(lab.fabric, now), lab.fabric
             lost = {*state.dead}
             groups = fabric.groups_without(lost, state.drained) if lost or state.drained else fabric.next_hop_groups
-            return [node.name for node in fabric.switches if _installed(lab, node, groups[node.name], now)]
+            handles = lab.handles()
+            return [
+                n.name for n in fabric.switches if _installed(fabric, n, groups[n.name], now, handles[n.name].netns)
+            ]
 
     def drain(self, lab: Lab, switch: str, *, on: bool) -> None:
         done = in_network(lab, switch, ["ip", "link", "set", "dev", "lo", "alias", _ALIAS * on])
@@ -99,9 +104,8 @@ class Static(ControlPlane):
 STATIC: Final = Static()
 
 
-def _installed(lab: Lab, node: Node, groups: Sequence[Group], now: Snapshot) -> bool:
+def _installed(fabric: Fabric, node: Node, groups: Sequence[Group], now: Snapshot, netns: Path) -> bool:
     """Install the routes of a switch that differ; returns whether there were any."""
-    fabric, netns = lab.fabric, lab.handle(node.name).netns
     has, wanted = now.fibs[node.name].routes, _wanted(fabric, node, groups)
     known: dict[int, tuple[Hop, ...]] = {}  # by identity: most routes share next hops
     for hops in has.values():
