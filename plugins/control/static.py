@@ -13,7 +13,7 @@ import errno
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ from heddle.host.preflight import frr_release
 from heddle.kernel import netlink as nl
 from heddle.kernel import uapi
 from heddle.kernel.fib import AF, RT_TABLE_MAIN, RTN_UNICAST, NextHop, read_names
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import NodeHandle, inside
 from heddle.lab.control import ControlPlane, gateway_of
 from heddle.lab.daemons import BgpPeer, Daemons
 from heddle.lab.linkstate import State
@@ -64,8 +64,12 @@ class _NoDaemons(Daemons):
     def silent(self, switch: str) -> tuple[str, ...]:
         return ()
 
+    @cached_property
+    def _nodes(self) -> Mapping[str, NodeHandle]:
+        return self.runtime.nodes(self.fabric.name, self.topology)
+
     def drained(self, switch: str) -> bool:
-        netns = self.runtime.nodes(self.fabric.name, self.topology)[switch].netns
+        netns = self._nodes[switch].netns
         with inside(netns), nl.RouteSocket(netns, here=True) as netlink:
             (found,) = netlink.ask(nl.RTM_GETLINK, [uapi.IFINFOMSG.pack(0, 0, 1, 0, 0)])
         attrs = {} if isinstance(found, int) else nl.attributes(found, uapi.IFINFOMSG.size)
