@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from heddle.base import state
 from heddle.base.extras import KUBERNETES
 from heddle.base.files import real
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
@@ -28,10 +29,22 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     return [*files_of(typed["fabric"]), *filter(None, [typed["pod"]])]
 
 
+def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    """A fabric with `routing.control: static` needs no FRR."""
+    needed = () if typed["dry_run"] else packages.for_runtime(typed["runtime"])
+    if typed["fabric"] and any(part.name == "frr" for part in packages.missing(needed)):
+        from heddle.fabric.fabricfile import load_fabric
+
+        with suppress(HeddleError):  # the verb itself reports it
+            if not load_fabric(typed["fabric"], overrides=typed["set_"]).fabric.policy.routing.by_bgp:
+                return packages.LAB
+    return needed
+
+
 @verb(
     group="Lab",
     help=words.UP,
-    packages=lambda typed: () if typed["dry_run"] else packages.for_runtime(typed["runtime"]),
+    packages=_packages,
     extras=lambda typed: [KUBERNETES] if typed["runtime"] == KUBERNETES and not typed["dry_run"] else [],
     root=lambda typed: not typed["dry_run"],
     positional=["fabric"],

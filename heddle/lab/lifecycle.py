@@ -72,6 +72,7 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.portqueues import Setup, load_htb
 from heddle.wire.layout import DSCP_DATA
 
+_BY_NETLINK: Final = "Routes of switches are computed, and installed by netlink."
 _SETTLE_S: Final = 2.0  # for facts that end by themselves, after the routes have come
 _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
@@ -352,6 +353,8 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
         get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
     _script_of_ports(blueprint.fabric, handles, journal)
+    if not blueprint.fabric.policy.routing.by_bgp:
+        journal.comment(_BY_NETLINK)
     return journal.script().replace(str(topology.parent), str(topology_path(name).parent))
 
 
@@ -443,7 +446,7 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -
 
 def _install_routes(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -> None:
     """The routes of a lab without a routing program."""
-    journal.comment("Routes of switches are computed, and installed by netlink.")
+    journal.comment(_BY_NETLINK)
     with clock.step("routes"):
         observer.begin("routes")
         observer.end("routes", f"installed on {len(control_of(lab.fabric).follow(lab))} switches")

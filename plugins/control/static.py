@@ -155,8 +155,9 @@ def _hops(fabric: Fabric, ports: Mapping[str, Port], group: Group) -> tuple[Hop,
 
     The second is the order of the neighbours' MACs.
     """
-    release = frr_release() or RELEASES[-1]
-    weights = weights_of(group.bandwidths, release) if group.bandwidths else (1,) * len(group.ports)
+    weights = (1,) * len(group.ports)
+    if group.bandwidths:
+        weights = weights_of(group.bandwidths, frr_release() or RELEASES[-1])
     rows = [(weight, _mac(fabric, ports[name]), name) for name, weight in zip(group.ports, weights, strict=True)]
     return tuple((name, gateway_of(fabric, ports[name]), weight) for weight, _, name in sorted(rows))
 
