@@ -10,7 +10,6 @@ kernel itself leaves out next hops of its own ports that are down.
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
@@ -128,18 +127,21 @@ def _installed(fabric: Fabric, node: Node, groups: Sequence[Group], now: Snapsho
         new = [entry for entry in new if entry not in entries]
         if not (late or gone or new):
             return False
-        requests = [(nl.RTM_NEWNEIGH, _NEW, _neighbour(*entry)) for entry in new]
+        requests = [(nl.RTM_NEWNEIGH, _neighbour(*entry), _NEW) for entry in new]
         bodies: dict[tuple[Hop, ...], tuple[int, bytes]] = {}
         for prefix in late:
             over = wanted[prefix]
             if over not in bodies:
                 bodies[over] = _over(over, index)
-            requests.append((nl.RTM_NEWROUTE, _NEW, _route(prefix, *bodies[over])))
-        requests += [(nl.RTM_DELROUTE, 0, _route(prefix, 0, b"")) for prefix in gone]
-        codes = netlink.write(requests)
-    for code, (kind, _, _), what in zip(codes, requests, [*(entry[1] for entry in new), *late, *gone], strict=True):
-        if code and not (kind == nl.RTM_DELROUTE and code == errno.ESRCH):  # the kernel has removed it
-            raise MachineError(Problem(node.name, str(what), f"cannot be installed: {os.strerror(code)}"))
+            requests.append((nl.RTM_NEWROUTE, _route(prefix, *bodies[over]), _NEW))
+        requests += [(nl.RTM_DELROUTE, _route(prefix, 0, b""), 0) for prefix in gone]
+
+        def refused(at: int, error: nl.NetlinkError) -> None:
+            if requests[at][0] != nl.RTM_DELROUTE or error.errno != errno.ESRCH:  # the kernel has removed it
+                what = str([*(entry[1] for entry in new), *late, *gone][at])
+                raise MachineError(Problem(node.name, what, f"cannot be installed: {error.strerror}"))
+
+        netlink.change_all(requests, refused)
     return True
 
 
