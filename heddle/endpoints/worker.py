@@ -465,12 +465,13 @@ def main() -> int:
     os.nice(machine.WORKER_NICE)
     task = TypeAdapter(Task).validate_json(sys.stdin.readline())
     try:
-        worker = Worker(task)
-        if worker.run(sys.stdin.fileno()):
-            send(WorkerMessage(report=worker.report()))
-    except HeddleError as error:
-        send(WorkerMessage(error=tuple(error.problems)))
-        return 1
+        try:
+            worker = Worker(task)
+            if worker.run(sys.stdin.fileno()):
+                send(WorkerMessage(report=worker.report()))
+        except HeddleError as error:
+            send(WorkerMessage(error=tuple(error.problems)))
+            return 1
     except BrokenPipeError:
         os._exit(1)  # the parent process has ended
     return 0

@@ -21,7 +21,7 @@ from heddle.base.problems import HeddleError, Problem
 from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
-from heddle.fabric.wiring import Node, Port
+from heddle.fabric.wiring import BACKEND, Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.fib import LINK_LOCAL
@@ -163,8 +163,10 @@ def _mtus(look: LabLook) -> Iterable[Problem]:
     that are smaller than the other end or than data packets.
     """
     links, rendered, hint = look.now.links, look.lab.blueprint.rendered, look.repairs("sets it again")
-    needed = look.lab.fabric.policy.ib_mtu + look.lab.fabric.policy.ip.overhead
+    policy = look.lab.fabric.policy
     for port in _every_port(look.lab):
+        roce = port.network == BACKEND  # other networks carry TCP, in segments as long as their MTU allows
+        needed = policy.ib_mtu + policy.ip.overhead if roce else policy.of(port.network).mtu
         here, there = (links[ref].mtu if ref in links else port.mtu for ref in (port.ref, port.peer_ref))
         if here != port.mtu and (rendered or here < max(there, needed)):
             why = f"is {here}, not {port.mtu}; the other end, {port.peer_ref}, has {there}"

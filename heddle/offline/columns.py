@@ -28,6 +28,7 @@ from heddle.predict.forwarding import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import ROCE, Endpoint, Numbering
 from heddle.traffic.options import TRANSPORT, QpMode
+from heddle.traffic.plan import Plan
 from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import ETH_BYTES, IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT, TCP_BYTES
 from heddle.wire.sport import SPORT_RULES, entropy_sport
@@ -246,13 +247,28 @@ def cutting(
     network: str = BACKEND,
 ) -> Cutting:
     """The cutting of a fabric's NICs. sports: source ports of a QP, more than one only if packets are addressed."""
-    layout, kind = LAYOUTS[fabric.policy.ip_version], TRANSPORTS[transport]
+    policy = fabric.policy
+    sizes = policy.ip_version, policy.ib_mtu, policy.of(network).mtu
+    return _cutting(sizes, qps, qp_mode, chunk, transport, sports)
+
+
+def cutting_of(plan: Plan) -> Cutting:
+    """The cutting of a run's NICs or kernels, with one source port of each QP."""
+    o = plan.options
+    sizes = plan.ip_version, plan.ib_mtu, min(end.mtu for end in plan.endpoints)
+    return _cutting(sizes, o.qps, o.qp_mode, o.chunk, o.transport)
+
+
+def _cutting(
+    sizes: tuple[int, int, int], qps: int, qp_mode: QpMode, chunk: int, transport: str, sports: int = 1
+) -> Cutting:
+    """sizes: IP version, payload of a full RoCE packet, and IP MTU, from which a kernel has its segment size."""
+    (version, ib_mtu, mtu), kind = sizes, TRANSPORTS[transport]
+    layout = LAYOUTS[version]
     if kind.lead:
         overhead = layout.udp_at + TCP_BYTES
-        mss = fabric.policy.of(network).mtu + ETH_BYTES - overhead
-        return Cutting(mss, overhead, qps, qp_mode, chunk, lead=kind.lead)
-    overhead, addressed = layout.overhead_bytes, kind.addressed
-    return Cutting(fabric.policy.ib_mtu, overhead, qps, qp_mode, chunk, addressed, sports)
+        return Cutting(mtu + ETH_BYTES - overhead, overhead, qps, qp_mode, chunk, lead=kind.lead)
+    return Cutting(ib_mtu, layout.overhead_bytes, qps, qp_mode, chunk, kind.addressed, sports)
 
 
 def of_lengths(lengths: I64, cut: Cutting) -> Volume:

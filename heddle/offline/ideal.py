@@ -18,11 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.transports import TRANSPORTS
-from heddle.offline.columns import Cutting
+from heddle.offline.columns import cutting_of
 from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Local, Schedule, Send, build_schedule
-from heddle.wire.layout import LAYOUTS
 
 _ITERATIONS: Final = 5  # that are timed: in the first ones, ranks that send or receive less can get ahead
 _LEAST: Final = 2
@@ -167,9 +165,7 @@ def ideal_seconds(plan: Plan, size: int) -> float | None:
 
 
 def _wire_bytes(plan: Plan) -> Callable[[int], int]:
-    options, overhead = plan.options, LAYOUTS[plan.ip_version].overhead_bytes
-    addressed = TRANSPORTS[options.transport].addressed
-    cut = Cutting(plan.ib_mtu, overhead, options.qps, options.qp_mode, options.chunk, addressed)
+    cut = cutting_of(plan)
 
     @cache
     def wire_bytes(length: int) -> int:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import F64, I32, I64, U32, Bools
-from heddle.base.problems import InputError
+from heddle.base.problems import InputError, Problems
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
 from heddle.host.capacity import free_bytes
@@ -93,6 +93,9 @@ def _spread(job: Job) -> int:
 def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traffic:
     """The traffic of one job with its ranks at these places. InputError for a pattern that they do not allow."""
     with job.keys.named():
+        problems = Problems()
+        TRANSPORTS[job.options.transport].check(job.options, problems)
+        problems.raise_if_any()
         pattern, communicators, options = grouped(fabric, endpoints, job.options)
         groups = np.array(communicators)
         many, size = groups.shape

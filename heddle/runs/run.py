@@ -43,6 +43,7 @@ from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for
 from heddle.lab.snapshot import Snapshot
 from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import ecn_for_run
+from heddle.offline.columns import cutting_of
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, collect_program, wait_until_delivered
@@ -373,7 +374,7 @@ def _summary_of(plan: Plan) -> str:
 def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
     """Data packets per second: the plan's maximum, and what this machine can forward with the NICs of this plan."""
     rates = [e.rate_bps for e in plan.endpoints]
-    every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
+    every = machine.wanted_pps(rates, payload_bytes(plan), cutting_of(plan).overhead)
     wanted = every * plan.pattern.receivers(plan.size) // plan.size
     carried = machine.budget_pps(compiled=compiled(plan, transport), cost_crcs=transport.packet_cost)
     return machine.PacketBudget(wanted, carried)
@@ -381,11 +382,11 @@ def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
 
 def payload_bytes(plan: Plan) -> int:
     """Mean payload of a data packet of the largest size, in bytes; messages split over many QPs give small packets."""
-    options, pattern = plan.options, plan.pattern
+    options, pattern, cut = plan.options, plan.pattern, cutting_of(plan)
     longest = pattern.longest(plan.size, max(options.sizes) // pattern.element_bytes) * pattern.element_bytes
     message = min(longest, options.chunk)
     part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
-    return part // -(-part // plan.ib_mtu)
+    return (part + cut.lead) // -(-(part + cut.lead) // cut.ib_mtu)
 
 
 def total_packets(plan: Plan) -> int:

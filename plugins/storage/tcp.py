@@ -23,7 +23,7 @@ from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.hoststack import HostStack
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.flow import Numbering
-from heddle.traffic.options import MAX_QPS
+from heddle.traffic.options import MAX_QPS, NO_CONTROL, RunOptions
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import PROTO_TCP
 from heddle.wire.sport import SPORTS
@@ -101,11 +101,10 @@ class Tcp(Transport):
         return {**typed, **{word: value for word, value in usual.items() if typed.get(word) is None}, **more}
 
     @classmethod
-    def of(cls, plan: Plan) -> Self:
-        problems, o, own = Problems(), plan.options, plan.options.of(TcpOptions)
-        control = own.tcp_control or usual_control()
+    def check(cls, options: RunOptions, problems: Problems) -> None:
+        o, control = options, options.of(TcpOptions).tcp_control or usual_control()
         for flag, hint in {
-            **({f"--cc {o.congestion}": "use --tcp-control, or --transport rc"} if plan.control is not None else {}),
+            **({f"--cc {o.congestion}": "use --tcp-control, or --transport rc"} if o.congestion != NO_CONTROL else {}),
             **({"--admission on": "use --transport rc, or leave it out"} if o.admission else {}),
             **({f"--window {o.window}": "leave it out"} if o.window is not None else {}),
             **({f"--local-ack-timeout {o.timeout}": "leave it out"} if o.timeout is not None else {}),
@@ -119,6 +118,11 @@ class Tcp(Transport):
         if wrong := [port for port in o.source_ports.ports if port not in SPORTS]:
             why = f"has {wrong[0]}, but streams have source ports from {SPORTS[0]} to {SPORTS[-1]}"
             problems.add(where="", what="--sport", why=why, hint="use --sport qpn, or ports in this range")
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        problems, o, own = Problems(), plan.options, plan.options.of(TcpOptions)
+        cls.check(o, problems)
         _check_numbers(plan, problems)
         if same := next((q.flow for q in plan.qps if q.flow.src == q.flow.dst), None):
             what = f"rank {same.src_rank} and rank {same.dst_rank}"
@@ -128,6 +132,7 @@ class Tcp(Transport):
         headers = 72 if plan.ip_version == 6 else 52  # with timestamps
         mss = min(end.mtu for end in plan.endpoints) - headers
         # The longest wait without a loss is that of an ACK timeout; losses double the kernel's timer each time.
+        control = own.tcp_control or usual_control()
         return cls(TcpParams(control, own.tcp_ecn == "on", o.dscp << 2, mss, max(_LEAST_S, 8 * plan.timeout_s)))
 
 

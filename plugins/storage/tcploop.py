@@ -2,9 +2,8 @@
 
 In:  endpoints, queue pairs as planned, messages of ranks. Out: messages in ranks' memories, TCP_INFO as reports of QPs.
 A stream is a sequence of messages, each with a lead: its address, key, immediate and length. All connect before the
-first message: later their handshakes would meet full queues, and a receiver does not count a repeated SYN. At the end
-each socket closes without a packet (TCP_REPAIR):
-a FIN would be counted by switches after the ranks have reported, and would keep the 5-tuple for a minute.
+first message: later their handshakes would meet full queues. At the end each socket closes without a packet
+(TCP_REPAIR): a FIN would be counted by switches after the ranks have reported, and would keep the 5-tuple for a minute.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ from heddle_plugins.storage.tcpparams import LEAD, TcpParams
 
 _TIOCOUTQ: Final = 0x5411  # bytes that the peer has not acknowledged
 _TCP_REPAIR: Final = 19
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("=9I")  # the last is SK_MEMINFO_DROPS
 _PARTS: Final = 64  # buffers of one call
 _ECN: Final = Path("/proc/sys/net/ipv4/tcp_ecn")  # for IPv6, too
 _ERRORS: Final = {
@@ -116,7 +117,7 @@ class Sender(_End):
             raise OSError(errno.ECONNRESET, "reset")
         if not self._connected and events & select.EPOLLOUT:
             self._connected = True
-            self._syns = TcpInfo.of(self._sock).segments_out - 1  # one is the acknowledgement of the handshake
+            self._syns = 1 + TcpInfo.of(self._sock).retransmitted  # no data yet, and ACKs are not retransmitted
         self._flush()
 
     def _flush(self) -> None:
@@ -163,6 +164,7 @@ class Receiver(_End):
         self._loop, self.rank, self._sock, self.qp, self._memory = loop, rank, listener, qp, memory
         self._peer = (str(ip_address(qp.flow.dst_ip)), qp.peer_sport)
         self._accepted = False
+        self._repeated = 0  # SYNs, of which the accepted socket counts one
         self._lead = bytearray(LEAD.size)
         self._into = memoryview(self._lead)  # where the next bytes go
         self._imm: int | None = None  # of the message that arrives
@@ -207,6 +209,8 @@ class Receiver(_End):
             sock.close()
             return
         self._loop.forget(self)
+        # Until the handshake ends, the kernel counts a repeated SYN as a drop of the listener (tcp_v4_rcv).
+        self._repeated = _MEMINFO.unpack(self._sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[-1]
         self._sock.close()
         self._sock, self._accepted = sock, True
         _harden(sock)
@@ -215,7 +219,7 @@ class Receiver(_End):
     def report(self) -> QpReport:
         info = self._last if self._last is not None or not self._accepted else TcpInfo.of(self._sock)
         found = info or NONE
-        came = (PathUse(self.qp.peer_sport, found.segments_in),)
+        came = (PathUse(self.qp.peer_sport, found.segments_in + self._repeated),)
         return QpReport(self.rank, self.qp.qpn, (), came, found.received_ce, {"out_of_order": found.out_of_order})
 
     def close(self) -> None:

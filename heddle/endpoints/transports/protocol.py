@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.hoststack import HostStack
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
@@ -99,6 +100,10 @@ class Transport:
     def typed(cls, typed: Mapping[str, Any]) -> Mapping[str, Any]:
         """The options that a user typed, by their words, with this transport's defaults; InputError for wrong ones."""
         return typed
+
+    @classmethod
+    def check(cls, options: RunOptions, problems: Problems) -> None:
+        """Report options that it supports neither in a run nor in a prediction."""
 
     @classmethod
     def spread(cls, options: RunOptions) -> int:

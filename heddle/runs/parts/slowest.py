@@ -13,7 +13,6 @@ from heddle.base.units import format_bytes
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import Card, RunPart
 from heddle.runs.stations import SPLIT, PortWait, Station
-from heddle.wire.layout import LAYOUTS
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -72,6 +71,7 @@ class Slowest(RunPart):
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Slowest | None:
         """From the end of a run; None when no messages were kept, as of iterations with very many."""
+        from heddle.offline.columns import cutting_of
         from heddle.switch.queues.classes import numbered_ports
 
         plan, series, fabric = measured.plan, measured.queues.series, measured.fabric
@@ -83,7 +83,8 @@ class Slowest(RunPart):
         number = fabric.policy.queues.class_of_dscp[plan.options.dscp]
         names = {at: port.ref for at, port in numbered_ports(fabric)}
         rows = {names[at // CLASSES]: row for row, at in enumerate(series.rows.tolist()) if at % CLASSES == number}
-        frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
+        cut = cutting_of(plan)
+        frame = cut.ib_mtu + cut.overhead
         limited = MachineUse.of_run(measured).limited
         nics = [end.nic for end in plan.endpoints]
         return cls.of_evidence(measured.timeline, nics, (flows, paths), (rows, series, frame), limited=limited)
