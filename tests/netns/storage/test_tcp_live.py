@@ -20,12 +20,13 @@ from heddle.offline.loads import traffic_of
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run, run_workload
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import paths_of
 from heddle.traffic.flow import PROTOCOL_SHIFT
 from heddle.traffic.options import RunOptions
 from heddle.traffic.workload import Workload
 from heddle.wire.layout import PROTO_TCP
 from heddle_plugins.storage import tcp
-from tests import wrongbyte
+from tests import lossysockets, wrongbyte
 from tests.netns.collectives import proven, total
 
 BESIDE = """
@@ -92,6 +93,23 @@ def test_ecn_is_negotiated_only_if_it_is_on_and_answers_marks(tiny: Lab) -> None
 def test_a_wrong_byte_fails_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_WORKER", wrongbyte.__name__)
     assert run(tiny, options(), Silent()).wrong > 0
+
+
+def test_handshakes_with_losses_are_proven_and_what_vanishes_is_found(
+    tiny: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_WORKER", lossysockets.__name__)
+    result = ran(tiny, options(collective="all-to-all"))
+    for flow in result.flows:
+        ends = flow.sent.flow.src_rank, flow.sent.flow.dst_rank
+        assert (flow.counters["retransmitted"] > 0) == (ends[0] == 0 or ends[1] in (1, 2)), ends
+        assert flow.received == flow.sent.packets, ends
+    proven(tiny)
+    monkeypatch.setenv(lossysockets.VANISH, "1")
+    (vanished,) = [flow for flow in ran(tiny, options(collective="all-to-all")).flows if flow.counters["retransmitted"]]
+    assert vanished.received is not None and vanished.received < vanished.sent.packets
+    paths = paths_of(tiny)
+    assert not paths.agree
 
 
 @pytest.mark.deep

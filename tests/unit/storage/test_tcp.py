@@ -12,14 +12,16 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options, typed_options
 from heddle.fabric.fabricfile import load_fabric
+from heddle.offline.columns import cutting_of
 from heddle.offline.forecast import Ask, forecast
-from heddle.runs.run import plan_run
+from heddle.offline.ideal import ideal_seconds
+from heddle.runs.run import payload_bytes, plan_run
 from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Workload
 from heddle.wire.sport import SPORTS
 from heddle_plugins.storage.tcp import Tcp, refused, usual_control
 from heddle_plugins.storage.tcpinfo import TcpInfo
-from heddle_plugins.storage.tcpparams import TcpParams
+from heddle_plugins.storage.tcpparams import LEAD, TcpParams
 
 TINY = load_fabric("tiny").fabric
 
@@ -50,6 +52,20 @@ def test_the_segment_size_follows_the_mtu() -> None:
     assert {plan_of()[1].mss} == {TINY.policy.mtu - 52}
 
 
+@pytest.mark.parametrize("changes", [[], ["roce.ib_mtu=256", "frontend.mtu=9000"], ["family=ipv6"]])
+def test_the_ideal_and_the_packets_of_a_run_are_those_of_segments(changes: list[str]) -> None:
+    fabric = load_fabric("frontend", overrides=changes).fabric
+    plan, transport = plan_run(fabric, run_options(collective="checkpoint", size="256K"))
+    headers, message = 14 + (40 if plan.ip_version == 6 else 20) + 32, plan.options.chunk + LEAD.size
+    segments = -(-message // transport.params.mss)
+    cut = cutting_of(plan)
+    assert (cut.ib_mtu, cut.overhead) == (transport.params.mss, headers)
+    assert payload_bytes(plan) == message // segments
+    seconds = 8 * 8 * (segments * headers + message) / plan.endpoints[0].rate_bps  # 8 trainers have 2 storage hosts
+    assert ideal_seconds(plan, 256 << 10) == pytest.approx(seconds, rel=0.001)
+    assert forecast(fabric, Workload.of(plan.options), Ask(), Silent()).roofline.nic_s == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("typed", "what", "why"),
     [
@@ -69,6 +85,10 @@ def test_what_the_kernel_cannot_do_is_refused_in_a_sentence(typed: dict[str, Any
         plan_run(fabric, run_options(**{"transport": "tcp", **typed}))
     (problem,) = caught.value.problems
     assert problem.what == what and why in problem.why and problem.hint
+    if "ranks" not in typed:  # a prediction needs no ports
+        with pytest.raises(InputError) as offline:
+            forecast(fabric, Workload.of(run_options(**{"transport": "tcp", **typed})), Ask(), Silent())
+        assert offline.value.problems == (problem,)
 
 
 def test_ranks_of_one_host_would_not_use_the_fabric() -> None:
@@ -79,7 +99,7 @@ def test_ranks_of_one_host_would_not_use_the_fabric() -> None:
 
 
 def test_a_prediction_says_that_kernels_cut_the_streams() -> None:
-    found = forecast(TINY, Workload.of(run_options(transport="tcp", tcp_control="any")), Ask(), Silent())
+    found = forecast(TINY, Workload.of(run_options(transport="tcp")), Ask(), Silent())
     assert any("kernels cut streams into segments" in note for note in found.notes)
 
 
