@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints import worker
 from heddle.endpoints.runoptions import run_options, typed_options
+from heddle.endpoints.worker import Task
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.columns import cutting_of
 from heddle.offline.forecast import Ask, forecast
@@ -101,6 +108,20 @@ def test_ranks_of_one_host_would_not_use_the_fabric() -> None:
 def test_a_prediction_says_that_kernels_cut_the_streams() -> None:
     found = forecast(TINY, Workload.of(run_options(transport="tcp")), Ask(), Silent())
     assert any("kernels cut streams into segments" in note for note in found.notes)
+
+
+def test_a_worker_without_a_parent_ends_without_a_traceback() -> None:
+    plan, transport = plan_run(TINY, run_options(transport="tcp"))
+    task = Task(plan, (0,), {plan.endpoints[0].host: "/no-namespace"}, transport.parameters())
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", worker.__name__]
+    line = TypeAdapter(Task).dump_json(task) + b"\n"
+    done = subprocess.run(
+        argv, cwd=Path(__file__).parents[3], input=line, stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_tcp_info_of_a_stream_counts_its_segments() -> None:
