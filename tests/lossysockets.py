@@ -17,6 +17,7 @@ from typing import Final
 
 from heddle.endpoints import worker
 from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.ranks import Rank
 from heddle_plugins.storage import tcploop
 
 VANISH: Final = "LOSSY_SOCKETS_VANISH"
@@ -37,17 +38,28 @@ def find(sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    _bound, _begin, _accept = tcploop.TcpLoop._bound, tcploop.TcpLoop.begin, tcploop.Receiver._accept
+    _loop, _sender, _receiver = tcploop.TcpLoop, tcploop.Sender, tcploop.Receiver
+    _bound, _receive, _begin = _loop._bound, _loop.receiver, _loop.begin
+    _connect, _accept = _sender.connect, _receiver._accept
     _lossy: list[socket.socket] = []
+    _rank = [-1]  # of the sender that connects
 
     def bound(self: tcploop.TcpLoop, netns: Path, qp: QpInfo, port: int) -> socket.socket:
         sock = _bound(self, netns, qp, port)
-        programs = {(True, 0): _ALL, (False, 1): _ALL, (False, 2): _ALL_BUT_SYNS}
-        program = programs.get((port == qp.flow.sport, qp.flow.src_rank))
-        if program is not None and VANISH not in os.environ:
-            lose(sock, program)
+        if VANISH not in os.environ and _rank[0] == 0:
+            lose(sock, _ALL)
             _lossy.append(sock)
         return sock
+
+    def connect(self: tcploop.Sender) -> None:
+        _rank[0] = self.rank
+        _connect(self)
+
+    def receive(self: tcploop.TcpLoop, rank: int, qp: QpInfo, memory: Rank) -> None:
+        _receive(self, rank, qp, memory)
+        if VANISH not in os.environ and rank in (1, 2):
+            _lossy.append(self._receivers[-1]._sock)
+            lose(_lossy[-1], _ALL if rank == 1 else _ALL_BUT_SYNS)
 
     def begin(self: tcploop.TcpLoop) -> None:
         _begin(self)
@@ -61,7 +73,9 @@ if __name__ == "__main__":
             lose(self._sock, _ALL)
             threading.Timer(_LOST_S, find, [self._sock]).start()
 
-    tcploop.TcpLoop._bound = bound  # type: ignore[method-assign]
-    tcploop.TcpLoop.begin = begin  # type: ignore[method-assign]
-    tcploop.Receiver._accept = accept  # type: ignore[method-assign]
+    for kind, name, new in (
+        (_loop, "_bound", bound), (_loop, "receiver", receive), (_loop, "begin", begin), (_sender, "connect", connect),
+        (_receiver, "_accept", accept),
+    ):  # fmt: skip
+        setattr(kind, name, new)
     sys.exit(worker.main())
