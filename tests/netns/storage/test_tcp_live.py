@@ -95,6 +95,7 @@ def test_a_wrong_byte_fails_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert run(tiny, options(), Silent()).wrong > 0
 
 
+@pytest.mark.long("waits for the kernel's timers")
 def test_handshakes_with_losses_are_proven_and_what_vanishes_is_found(
     tiny: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,14 +103,13 @@ def test_handshakes_with_losses_are_proven_and_what_vanishes_is_found(
     result = ran(tiny, options(collective="all-to-all"))
     for flow in result.flows:
         ends = flow.sent.flow.src_rank, flow.sent.flow.dst_rank
-        assert (flow.counters["retransmitted"] > 0) == (ends[0] == 0 or ends[1] in (1, 2)), ends
+        assert flow.counters["retransmitted"] > 0 or not (ends[0] == 0 or ends[1] in (1, 2)), ends
         assert flow.received == flow.sent.packets, ends
     proven(tiny)
     monkeypatch.setenv(lossysockets.VANISH, "1")
-    (vanished,) = [flow for flow in ran(tiny, options(collective="all-to-all")).flows if flow.counters["retransmitted"]]
-    assert vanished.received is not None and vanished.received < vanished.sent.packets
-    paths = paths_of(tiny)
-    assert not paths.agree
+    flows = ran(tiny, options(collective="all-to-all")).flows
+    assert [flow.sent.flow.dst_rank for flow in flows if flow.received != flow.sent.packets] == [3]
+    assert not paths_of(tiny).agree
 
 
 @pytest.mark.deep
