@@ -28,6 +28,7 @@ from heddle.wire.layout import PROTO_TCP
 from heddle_plugins.storage import tcp
 from tests import lossysockets, wrongbyte
 from tests.netns.collectives import proven, total
+from tests.netns.live import failed, in_node
 
 BESIDE = """
 share_nics: true
@@ -133,6 +134,11 @@ def test_a_job_on_the_front_end_runs_beside_one_on_the_back_end(borrow: Callable
     assert ends == {"host1", "host2", "storage1", "preprocess1"}
     crossed = {(proof.flow.job, port[:3]) for proof in flows for port in proof.measured}
     assert crossed == {("train", "rts"), ("train", "cts"), ("save", "rsw"), ("save", "fsw")}
+    in_node(lab, "host1", "ip link set eth2 mtu 1400")
+    try:
+        assert "the MTU is 1400, not 1500" in (why := failed(lab, {"mtu"})["mtu"]) and "data packets need 1500" in why
+    finally:
+        in_node(lab, "host1", "ip link set eth2 mtu 1500")
 
 
 @pytest.mark.long("waits for the kernel's timers")
