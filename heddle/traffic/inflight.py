@@ -21,7 +21,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.fabric.wiring import BACKEND
 from heddle.traffic.flow import Endpoint
-from heddle.wire.layout import LAYOUTS
+from heddle.wire.layout import ETH_BYTES, LAYOUTS
 
 WINDOW_PACKETS: Final = 64  # a connection's default, in addition to the bandwidth-delay product
 # A responder reports a lost packet when the next one arrives. With one packet in flight there is no next one, and each
@@ -122,11 +122,16 @@ class Propagation:
 
     @classmethod
     def of(
-        cls, fabric: Fabric, endpoints: Iterable[Endpoint], delays_ns: Iterable[int], left_out_ns: int = 0
-    ) -> Propagation:
-        """The delays of some paths. delays_ns: of each path between two of these NICs, one way, on hardware."""
+        cls, fabric: Fabric, endpoints: Sequence[Endpoint], delays_ns: Iterable[int], left_out_ns: int = 0, *,
+        segments: bool = False,
+    ) -> Propagation:  # fmt: skip
+        """The delays of some paths. delays_ns: of each path between two of these NICs, one way, on hardware.
+
+        segments: kernels cut streams, in packets as long as the MTU allows.
+        """
         found, policy = [*delays_ns], fabric.policy
         frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
+        frame = ETH_BYTES + min(end.mtu for end in endpoints) if segments else frame
         return cls(min(found), max(found), policy.k, max(e.rate_bps for e in endpoints), frame, left_out_ns)
 
     @property

@@ -191,7 +191,7 @@ def build_plan(
     left_out_ns = 0
     if not (nics_delay or fabric.policy.delayed_on_links):
         left_out_ns, delays_ns = max(delays_ns), [0] * len(delays_ns)
-    propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns)
+    propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns, segments=bool(numbering.protocol))
     windows = windows_of(options.qps, options.window, propagation.bdp_packets)
     in_flight = InFlight.of(windows, propagation.bdp_packets, chosen=options.window is not None)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):

@@ -67,6 +67,7 @@ def test_the_ideal_and_the_packets_of_a_run_are_those_of_segments(changes: list[
     segments = -(-message // transport.params.mss)
     cut = cutting_of(plan)
     assert (cut.ib_mtu, cut.overhead) == (transport.params.mss, headers)
+    assert plan.propagation.frame == transport.params.mss + headers
     assert payload_bytes(plan) == message // segments
     seconds = 8 * 8 * (segments * headers + message) / plan.endpoints[0].rate_bps  # 8 trainers have 2 storage hosts
     assert ideal_seconds(plan, 256 << 10) == pytest.approx(seconds, rel=0.001)
