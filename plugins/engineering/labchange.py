@@ -66,8 +66,12 @@ def plan(record: state.Record, wanted: Blueprint) -> LabPlan:
         raise InputError(Problem("", f"lab {record.name}", f"has live changes: {', '.join(live)}", hint))
     try:
         found = plan_of(record, cast(Rendered, wanted))
-        if wanted.fabric.policy.routing.daemons != "own" and (found.gone_links or found.fresh_links):
-            raise InputError(Problem("", "routing.daemons: shared", "excludes a change of links: FRR is set up once"))
+        routing = wanted.fabric.policy.routing
+        if routing.daemons != "own" and (found.gone_links or found.fresh_links):
+            why = "excludes a change of links: one FRR has several switches"
+            raise InputError(Problem("", "routing.daemons: shared", why))
+        if routing.control == "static":
+            raise InputError(Problem("", "routing.control: static", "excludes a change: no daemon computes new routes"))
         return found
     except InputError as error:
         why, hint = "is already running with other settings", f"./inv down {record.name} first, or use another --name"

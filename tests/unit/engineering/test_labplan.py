@@ -13,6 +13,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.opening import Rendered, blueprint_from
 from heddle.switch.queues.classes import port_ids
+from heddle_plugins.engineering.labchange import plan
 from heddle_plugins.engineering.labplan import LabPlan, plan_of
 
 SMALL = ("racks=3", "hosts_per_rack=1")
@@ -39,13 +40,13 @@ def followed(record: Record, *steps: Sequence[str], fabric: str = "tiny") -> tup
     return record, plans
 
 
-def check_kept(plan: LabPlan) -> None:
+def check_kept(found: LabPlan) -> None:
     """Every link that stays has its ports, with MACs, addresses, ids and places; no id and no cell is used twice."""
-    old, new = plan.old, plan.new.fabric
+    old, new = found.old, found.new.fabric
     ids = port_ids(old), port_ids(new)
     links = {tuple(sorted((link.a, link.b))) for link in new.links}
     stays = [link for link in old.links if tuple(sorted((link.a, link.b))) in links]
-    assert len(stays) == len(old.links) - len(plan.gone_links)
+    assert len(stays) == len(old.links) - len(found.gone_links)
     for node, port in (end for link in stays for end in (link.a, link.b)):
         was, now = old.by_name[node].port(port), new.by_name[node].port(port)
         assert (was.mac, was.address, was.peer_ref) == (now.mac, now.address, now.peer_ref)
@@ -65,8 +66,8 @@ def test_what_stays_keeps_its_numbers_and_after_the_way_back_all_are_as_before()
     first = recorded("tiny", *SMALL)
     steps = ((*SMALL[1:], "racks=4"), (*SMALL[1:], "racks=4", "ctsw=3"), (*SMALL, "ctsw=3"), SMALL)
     last, plans = followed(first, *steps)
-    for plan in plans:
-        check_kept(plan)
+    for each in plans:
+        check_kept(each)
     assert plans[1].new.fabric.by_name["rtsw1"].port("eth4").peer_node == "ctsw3"
     assert "no port is renamed: rtsw1:eth3 stays, and would be rtsw1:eth4 after down and up" in plans[1].lines
     before, after = Rendered.of_record(first).fabric, Rendered.of_record(last).fabric
@@ -82,9 +83,9 @@ def test_what_stays_keeps_its_numbers_and_after_the_way_back_all_are_as_before()
     ],
 )
 def test_other_shapes_change_as_well(fabric: str, before: list[str], after: list[str]) -> None:
-    plan = plan_of(recorded(fabric, *before), edited(fabric, *after))
-    check_kept(plan)
-    assert plan.fresh or plan.gone
+    found = plan_of(recorded(fabric, *before), edited(fabric, *after))
+    check_kept(found)
+    assert found.fresh or found.gone
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,13 @@ def test_what_cannot_change_is_named(edit: list[str], said: str) -> None:
 
 
 def test_rates_and_thresholds_are_lines_of_the_plan() -> None:
-    plan = plan_of(recorded("tiny", *SMALL), edited("tiny", *SMALL, "link.fabric=50mbit", "queues.ecn.kmax=300KB"))
-    assert "set the rate of 6 links from 100mbit to 50mbit: rtsw1:eth1 - ctsw1:eth1" in plan.lines[0]
-    assert plan.lines[1:] == ["set thresholds of queues: queues.ecn.kmax 300000", "8 nodes and 9 links stay"]
-    assert not (plan.fresh or plan.gone or plan.configs)
+    found = plan_of(recorded("tiny", *SMALL), edited("tiny", *SMALL, "link.fabric=50mbit", "queues.ecn.kmax=300KB"))
+    assert "set the rate of 6 links from 100mbit to 50mbit: rtsw1:eth1 - ctsw1:eth1" in found.lines[0]
+    assert found.lines[1:] == ["set thresholds of queues: queues.ecn.kmax 300000", "8 nodes and 9 links stay"]
+    assert not (found.fresh or found.gone or found.configs)
+
+
+def test_routes_that_no_daemon_computes_exclude_a_change() -> None:
+    static = [*SMALL, "routing.control=static"]
+    with pytest.raises(InputError, match=r"routing\.control: static +excludes a change"):
+        plan(recorded("tiny", *static), edited("tiny", *static, "link.fabric=50mbit"))
