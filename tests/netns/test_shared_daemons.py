@@ -100,7 +100,8 @@ def test_repair_starts_the_daemons_of_a_group_again(shared: Lab, up: Up) -> None
     pid = int(lab.runtime.output(lab.name, lab.topology, "frr1", ["cat", "/run/frr/bgpd.pid"]))
     os.kill(pid, signal.SIGKILL)
     until(lambda: lab.snapshot(LabPart.SILENT).silent.keys() == {"rtsw1", "rtsw2"})
-    assert {line.split()[0] for line in status(lab.name)[0].faults} == {"rtsw1", "rtsw2"}
+    # Neighbours may have routes of its switches for a moment, which is a fault of theirs.
+    assert {f"{name}  bgpd does not answer" for name in ("rtsw1", "rtsw2")} <= set(status(lab.name)[0].faults)
     done = up(lab.name, SHARED, repair=True).repaired
     assert done is not None
     assert done.done == ("frr1: bgpd did not answer; FRR started again",)
