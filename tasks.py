@@ -39,7 +39,7 @@ from heddle.cli.explain_verb import explain
 from heddle.cli.serving_verbs import mcp
 from heddle.cli.machine_verbs import plugin
 from heddle.cli.checkout_verbs import test
-from heddle.cli.checkout_verbs import bench, docs, lint
+from heddle.cli.checkout_verbs import bench, docs, lint, soak
 from heddle.cli.program import commands_in, main, typed_to_invoke
 
 gc.set_threshold(100_000, 50, 1000)  # a large fabric is a million objects without cycles: do not look at them all again

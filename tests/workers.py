@@ -30,7 +30,7 @@ BESIDE: Final = tuple(
     f"tests/netns/{plugin}{slash}test_{name}.py"
     for plugin, slash, name in (each.rpartition("/") for each in (
         "workshop/workshop_units", "places/place_ssh", "testing/plugin", "bring_your_own",
-        "engineering/facts_everywhere", "runtime_contract", "faults", "transports_live",
+        "engineering/facts_everywhere", "soak", "machine_faults", "runtime_contract", "faults", "transports_live",
         "trouble_midrun", "tour", "fault_kinds_live", "engineering/te_live", "public_topologies",
         "wheel_job", "example_pipeline",
         "dashboard/dashboard_live", "places/place_refusals", "places/place_jumps", "rail", "programs",

@@ -183,9 +183,10 @@ def claim_lab(lab: str) -> None:
 
 
 def disown_lab(lab: str) -> None:
-    """Remove the record of a lab that is gone, and its parts' locks of killed processes. Call it with its lock held."""
+    """Remove the record of a lab that is gone, and files of killed processes. Call it with its lock held."""
     with suppress(OSError):
-        _record(lab).unlink(missing_ok=True)
+        for path in (_record(lab), *LOCKS.glob(f".{lab}.*")):  # the others are of claim_lab
+            path.unlink(missing_ok=True)
         for path in LOCKS.glob(f"{lab}.*.lock"):
             if (fd := try_lock(path)) is not None:
                 path.unlink()

@@ -101,6 +101,7 @@ _FIXES: Final[Mapping[int, str]] = {
     errno.ENFILE: "raise the limit of open files: sysctl -w fs.file-max=1000000",
     errno.EAGAIN: "raise the limit of processes (ulimit -u unlimited), or end some",
     errno.ENOMEM: "free some memory, or use a smaller fabric",
+    errno.ENOBUFS: "free some memory, or use a smaller fabric",
 }
 
 

@@ -1,4 +1,4 @@
-"""The verbs that work on Heddle itself, in a checkout: test, bench (its speed), lint (the linters), docs (the site).
+"""The verbs that work on Heddle itself, in a checkout: test, soak (kills), bench (its speed), lint, docs (the site).
 
 `test` without an argument: a new user runs it to check this machine. Every feature is tested once on a live fabric.
 Tests with the mark `deep` test a feature in detail; suites `netns` and `all` include them.
@@ -71,6 +71,33 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
 
     result = measure(what, out.observer, runs)
     out.result(result.to_json(), result.text())
+
+
+@verb(
+    group="Heddle",
+    help={
+        "what": "steps (of up), up, down, run, te, fault, experiment, launch, agents, shards, races, damage",
+        "minutes": Option("how long; all kinds as often as wanted take about an hour", value="N"),
+        "seed": Option("repeat the sequence of this seed", value="N"),
+        "from": Option("begin with this round of the sequence", value="N"),
+    },
+    positional=["what"],
+    packages=lambda _: packages.FABRIC,
+    root=True,
+    checkout=True,
+)
+def soak(out: Console, what: str = "all", minutes: float = 30.0, seed: int | None = None, from_: int = 1) -> None:
+    """Kill what changes labs at random instants, and look for what is left. Exit 1 if something is.
+
+    After each kill comes `down`. Then nothing of the lab is left, sysctls are as before, and the hosts of another lab
+    have lost no packet. Memory may not grow by more than 1 MB an hour.
+    """
+    from tests.soak import soak as endure
+
+    kinds = () if what == "all" else tuple(what.split(","))
+    result = endure(minutes, out.observer, kinds=kinds, seed=seed, first=from_)
+    out.result(result.to_json(), result.text())
+    out.exit_code = 0 if result.ok else CheckError.exit_code
 
 
 @verb(group="Heddle", checkout=True)

@@ -1,8 +1,4 @@
-"""`up` and `down` are killed at steps of their work; the next `down` removes everything that is left.
-
-The steps of `up` are the entries of its journal (heddle/base/process.py), each written just before it is done, and the
-beginnings that an observer reports. The steps of `down` are the calls that remove something.
-"""
+"""`down` is killed at each call that removes something; the next one removes the rest. For other kills: tests/soak."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from heddle.fabric.shapes import build
 from heddle.lab import lifecycle as life
 from heddle.runtimes.netns_cleanup import end_processes, remove_directories
 from heddle.runtimes.netns_space import RUN_DIR
@@ -26,37 +21,6 @@ pytestmark = pytest.mark.deep  # tests/netns/test_runtime_contract.py kills `up`
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
 SMALL = {"racks": 1, "ctsw": 1, "hosts_per_rack": 1}
-
-# In a process of its own: `up` of the small fabric, which kills itself at one of its steps. Prints the number of steps.
-UP = f"""
-import itertools, os, signal, sys
-from heddle.base.events import Silent
-from heddle.base.process import Journal
-from heddle.lab import lifecycle
-from heddle.spec.shapes.clos import ClosSpec
-
-name, last = sys.argv[1], int(sys.argv[2])
-numbers = itertools.count(1)
-done = 0
-
-def step():
-    global done
-    done = next(numbers)
-    if done == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def before(function):
-    return lambda journal, *more: (step(), function(journal, *more))
-
-Journal.note, Journal.comment = before(Journal.note), before(Journal.comment)
-
-class Steps(Silent):
-    def begin(self, step_name, total=None):
-        step()
-
-lifecycle.up(ClosSpec(name=name, **{SMALL!r}), observer=Steps())
-print(done)
-"""
 
 # What `down` calls to remove something, in its order.
 REMOVALS = [
@@ -89,20 +53,6 @@ lifecycle.down(name)
 def begun(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", program, *words]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(60))
-
-
-def test_up_killed_at_any_step_goes_down_clean(name: str, leftovers: Leftovers) -> None:
-    whole = begun(UP, name, "0")
-    assert whole.returncode == 0, whole.stderr
-    assert life.down(name)
-    steps = int(whole.stdout)
-    assert steps > 3 * len(build(ClosSpec.model_validate({"name": name, **SMALL})).nodes)
-    # Most steps are repeated for each node or port: every fourth one, and the last.
-    for step in (*range(1, steps, 4), steps):
-        killed = begun(UP, name, str(step))
-        assert killed.returncode == -signal.SIGKILL, f"step {step} of {steps}: {killed.stderr}"
-        life.down(name)
-        assert leftovers(name) == [], f"step {step} of {steps}"
 
 
 MOUNTED = "mount --bind {}/heddle/{}/n/etc /etc/frr && exec sleep 60"

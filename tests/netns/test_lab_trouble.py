@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ from heddle_plugins.testing.pool import Pool
 from tests.conftest import Up
 from tests.machine import patience, until
 from tests.marks import deep, long
+from tests.typed import typed
 
 pytestmark = pytest.mark.needs("mount")
 
@@ -71,6 +73,24 @@ def test_a_full_disk_is_reported_and_nothing_is_left(
     small_disk(options)
     with pytest.raises(MachineError, match="No space left on device"):
         life.up(load_fabric("tiny", name=name))
+    assert leftovers(name) == []
+
+
+@pytest.mark.deep
+def test_a_disk_that_fills_while_a_lab_runs_is_reported(
+    name: str, small_disk: Callable[[str], Path], leftovers: Leftovers
+) -> None:
+    spot = small_disk("size=2m")
+    life.up(load_fabric("tiny", name=name))
+    with suppress(OSError), (spot / "full").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    for words in ("run --size 64K", "fault down rtsw1:eth1", "queues set ecn.kmin=42KB", "hashing e-ecmp"):
+        done = typed(*words.split(), "--lab", name)
+        assert done.returncode == 3 and "No space left on device" in done.stderr, done.stderr
+    assert typed("status", name).returncode == 0
+    assert life.repair_lab(name).converged, "no verb has done half of its work"
+    assert life.down(name)
     assert leftovers(name) == []
 
 

@@ -64,7 +64,7 @@ def test_it_lists_its_verbs_in_an_empty_directory(installed: InstalledWheel, tmp
     assert (listed.returncode, listed.stderr) == (0, "")
     verbs = {line.split()[0] for line in listed.stdout.splitlines()[1:] if line}
     assert {"up", "run", "paths", "down", "doctor", *parts("verb")} <= verbs
-    assert verbs & {"test", "lint", "bench"} == set(), "they work on a checkout"
+    assert verbs & {"test", "lint", "bench", "soak"} == set(), "they work on a checkout"
     missing = installed.heddle("test", cwd=tmp_path)
     assert missing.returncode == 2
     assert "heddle test needs a checkout of Heddle, and this one is installed" in missing.stderr
