@@ -118,7 +118,9 @@ def up(
     if dry_run:
         if (lines := lab.planned(made)) is not None:
             return out.result({"lab": made.fabric.name, "changes": lines}, "\n".join(lines))
-        script = lab.script_of(made, runtime, options)
+        from heddle.lab.upscript import script_of
+
+        script = script_of(made, runtime, options)
         return out.result({"lab": made.fabric.name, "script": script}, script)
     done = lab.up(
         made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,10 +38,8 @@ from heddle.base.userfiles import as_root, give_to_caller
 from heddle.base.version import VERSION
 from heddle.fabric.deadlock import deadlock_warning
 from heddle.fabric.model import Fabric
-from heddle.host import delivery, limits
-from heddle.host.engine.binary import installed_version
+from heddle.host import limits
 from heddle.host.preflight import preflight
-from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.netlink import RouteSocket
 from heddle.lab import health, linkstate
 from heddle.lab.control import control_of
@@ -60,19 +57,18 @@ from heddle.lab.opening import (
     lab_of,
     open_lab,
     other_owner,
-    topology_path,
 )
 from heddle.lab.snapshot import LabPart
-from heddle.render.dialects import RenderOptions, check_deployable
+from heddle.render.dialects import RenderOptions
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import HERE, RUNTIMES, Runtime, all_runtimes, get_runtime, on_machine
 from heddle.runtimes.sharded import ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.pfc import control as pfc
-from heddle.switch.queues.portqueues import Setup, load_htb
+from heddle.switch.queues.portqueues import load_htb
 from heddle.wire.layout import DSCP_DATA
 
-_BY_NETLINK: Final = "Routes of switches are computed, and installed by netlink."
+BY_NETLINK: Final = "Routes of switches are computed, and installed by netlink."
 _SETTLE_S: Final = 2.0  # for facts that end by themselves, after the routes have come
 _WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
@@ -159,7 +155,7 @@ def _created(
 ) -> Lab:  # fmt: skip
     """`up` of a lab that does not run."""
     engine = lab.runtime
-    _check_daemons(lab.fabric, engine)
+    check_daemons(lab.fabric, engine)
     if kept := state.stored_runs(lab.name):
         observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
     for note in lab.blueprint.notes:
@@ -195,7 +191,7 @@ def _created(
     return lab
 
 
-def _check_daemons(fabric: Fabric, engine: Runtime) -> None:
+def check_daemons(fabric: Fabric, engine: Runtime) -> None:
     """InputError for shared daemons where each switch is a container, or has its daemons in a shard."""
     if fabric.policy.routing.daemons == "shared" and not (engine.here and engine.daemons_here):
         why = f"is possible in runtime netns only: in runtime {engine.name} each switch runs its own"
@@ -332,45 +328,6 @@ def _shown(warnings: Sequence[str]) -> list[str]:
     return [*warnings[:_WARNINGS], *last]
 
 
-def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
-    """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
-    blueprint = blueprint_from(wanted)
-    check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
-    _check_daemons(blueprint.fabric, get_runtime(runtime))
-    name = blueprint.fabric.name
-    journal = Journal()
-    problems, more = blueprint.kernel_faults()
-    more += [f"up fails here: {each.what} {each.why}; {each.hint}" for each in problems]
-    for line in (*blueprint.notes, *blueprint.warnings, *more):
-        journal.comment(line)
-    limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
-    with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
-        topology = blueprint.write(Path(scratch, "topology"), options)
-        journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
-        where = "./inv render FABRIC --out DIR writes them to another directory for reading."
-        copied = "a copy of the topology, with all inherited values written out."
-        journal.comment(where if blueprint.rendered else copied)
-        get_runtime(runtime).write_script(name, topology, journal)
-        handles = get_runtime(runtime).nodes(name, topology)
-    _script_of_ports(blueprint.fabric, handles, journal)
-    if not blueprint.fabric.policy.routing.by_bgp:
-        journal.comment(_BY_NETLINK)
-    return journal.script().replace(str(topology.parent), str(topology_path(name).parent))
-
-
-def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
-    """The commands that heddle/switch runs for every port. System calls set offloads and programs: as comments."""
-    setup = Setup.of(fabric)
-    for node in fabric.nodes:
-        lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.queues)]
-        journal.note(["nsenter", f"--net={handles[node.name].netns}", "tc", "-batch", "-"], "\n".join(lines))
-    programs = "BPF at clsact: dequeue and hash (in; hosts: dequeue, nic), count and enqueue (out; hosts: enqueue)"
-    how = delivery.chosen().delivery.settings
-    journal.comment(f"On every port: GSO, TSO and checksum offloads off; {how}; {programs}.")
-    if setup.gated:
-        journal.comment("An agent is started, which sends pause frames and closes and opens the gates (tbf).")
-
-
 def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: StepClock) -> Lab:
     """Create the lab without waiting for routes. After any failure nothing is left behind."""
     record = state.Record(
@@ -446,7 +403,7 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -
 
 def _install_routes(lab: Lab, journal: Journal, observer: Observer, clock: StepClock) -> None:
     """The routes of a lab without a routing program."""
-    journal.comment(_BY_NETLINK)
+    journal.comment(BY_NETLINK)
     with clock.step("routes"):
         observer.begin("routes")
         observer.end("routes", f"installed on {len(control_of(lab.fabric).follow(lab))} switches")

@@ -34,6 +34,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.lab.upscript import script_of
 from heddle.runs.run import run
 from heddle.runtimes.clab_deploy import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
@@ -334,7 +335,7 @@ def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
     if not short:
         labs = ", ".join(HERE.state()[0]) or "none"
         pytest.skip(f"this machine's limits are high enough for {needs} (labs: {labs})")
-    script = life.script_of(spec)
+    script = script_of(spec)
     assert short and all(f"sysctl -w {next(iter(each.limit.factors))}=" in script for each in short)
     life.up(spec, observer=PlainObserver(sys.stderr))
     assert all((HERE.value(key) or 0) >= need for key, need in needs.items())

@@ -28,6 +28,7 @@ from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import blueprint_from, open_lab
 from heddle.lab.status import status
+from heddle.lab.upscript import script_of
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import DEFAULT
 from heddle.runtimes.netns_topology import read_topology
@@ -116,7 +117,7 @@ def test_exists_is_true_from_create_to_destroy(lab: Lab, name: str) -> None:
 
 
 def test_write_script_runs_nothing(runtime: str, name: str, leftovers: Leftovers) -> None:
-    script = life.script_of(load_fabric("tiny", name=name), runtime)
+    script = script_of(load_fabric("tiny", name=name), runtime)
     assert name in script and "rtsw1" in script
     assert not get_runtime(runtime).exists(name) and leftovers(name) == []
 

@@ -13,7 +13,7 @@ from heddle.lab.imported import frr, imported
 from heddle.lab.imported.copy import copy_data
 from heddle.lab.imported.grammar import main_process, with_sh
 from heddle.lab.imported.imported import import_topology
-from heddle.lab.lifecycle import script_of
+from heddle.lab.upscript import script_of
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from tests.answers import Answers

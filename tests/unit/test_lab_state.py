@@ -21,9 +21,10 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import run
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.lifecycle import down, script_of
+from heddle.lab.lifecycle import down
 from heddle.lab.opening import check_free, open_lab, other_labs, other_owner
 from heddle.lab.status import status
+from heddle.lab.upscript import script_of
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import containerlab
 from heddle.runtimes.netns_cleanup import remove_lab
