@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ class Record:
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
     numbers: Mapping[str, Any] = field(default_factory=dict)  # of a lab that was changed: fabric/keptnumbers.py
     before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/thresholds.py
+    shard: Sequence[str] = field(default_factory=list)  # the nodes of this kernel, where others have the rest
     version: str = "of unknown version"  # of the Heddle that started the lab
     format: int = _FORMAT
 

@@ -125,7 +125,7 @@ def depths(subject: Subject) -> Found:
     ids = port_ids(lab.fabric)
     faults: dict[str, list[str]] = {}  # by port, or by switch
     busy = 0
-    for node in lab.fabric.nodes:
+    for node in lab.fabric.nodes_here:
         rows = {(port.ref, n): row(ids[node.name, port.name], n) for port in node.ports for n in range(CLASSES)}
         moved = [sum(int(rest.passed[at]) for (_, m), at in rows.items() if m == n) for n in range(CLASSES)]
         calm = [count <= _CALM * len(node.ports) for count in moved]
@@ -155,7 +155,7 @@ def _blind(subject: Subject) -> dict[str, str]:
     nodes, so the counters of both cannot be checked.
     """
     odd = {*port_faults(subject.lab.fabric, subject.now).programs, *subject.now.foreign_roots}
-    ports = (port for node in subject.lab.fabric.nodes for port in node.ports if port.ref in odd)
+    ports = (port for node in subject.lab.fabric.nodes_here for port in node.ports if port.ref in odd)
     return {node: port.ref for port in ports for node in (port.node, port.peer_node)}
 
 

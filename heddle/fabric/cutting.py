@@ -30,7 +30,7 @@ _HOST_BYTES: Final = 300_000  # namespace
 BUFFER_BYTES: Final = 12_000_000  # of a NIC: three buffers of a run of up to 4 MB (heddle/host/capacity.py)
 _PORT_BYTES: Final = 220_000  # link, queues, programs and maps
 # Processor time, seconds.
-_START_S: Final = 0.24  # namespace and daemons of a switch
+START_S: Final = 0.24  # namespace and daemons of a switch
 _SESSION_S: Final = 0.008  # an end of a session, until it is established
 _PATH_S: Final = 65e-6  # a next hop that a neighbour announces, up to the kernel; 9 us if all come at once
 _REFUSED_S: Final = 2e-6  # an announcement with the switch's own AS in its path
@@ -66,7 +66,7 @@ def _switch(fabric: Fabric, node: Node, known: Mapping[str, int], manager: int) 
     # FRR announces all that it knows to each neighbour, also what that one will refuse for its AS path.
     refused = sum(known[peer] + (peer in fabric.edge_of) for peer in peers) - paths
     memory = _SWITCH_BYTES + manager + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
-    work = _START_S + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
+    work = START_S + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
     return Footprint(memory, work, 0.0)
 
 

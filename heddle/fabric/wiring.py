@@ -6,11 +6,11 @@ Nodes are in a fixed order, ports in the order eth1, eth2, ..., links in the ord
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from heddle.base.families import Address, Interface, Network
 from heddle.base.problems import Problems
@@ -180,7 +180,8 @@ class Wiring:
 
     levels: the rows, hosts first. box: the word of the groups that a picture draws as boxes, and to which placement
     assigns ranks in turn. area: the word of larger groups, into which large fabrics are divided. sizes: the keys of the
-    fabric file that add NICs. kept_places: of a lab that was changed while it ran; see `places`.
+    fabric file that add NICs. kept_places: of a lab that was changed while it ran; see `places`. shard: the nodes of
+    this kernel, where others have the rest.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Wiring:
     area: str = ""
     sizes: tuple[str, ...] = ()
     kept_places: Mapping[str, MapRows] = field(default_factory=dict)
+    shard: frozenset[str] | None = None
 
     @cached_property
     def places(self) -> Mapping[str, MapRows]:
@@ -199,7 +201,7 @@ class Wiring:
         if self.kept_places:
             return self.kept_places
         found, first, cross = dict[str, MapRows](), 1, 0
-        for index, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes_here):
             found[node.name] = place = self.place_at(node, index, first, cross)
             first += place.width
             cross += place.pairs if node.role is Role.SWITCH else 0
@@ -214,23 +216,34 @@ class Wiring:
     def space(self) -> tuple[int, int, int]:
         """How many nodes, port ids (from 0) and pairs of ports the maps of a new lab have, with room for new nodes."""
         widest = max((place.width for place in self.places.values()), default=0) if self._has_room else 0
-        switches = [self.places[node.name] for node in self.switches]
+        switches = [self.places[node.name] for node in self.nodes_here if node.role is Role.SWITCH]
         more = _NEW_SWITCHES * widest
         return (
-            len(self.nodes) + (_NEW_NODES if self._has_room else 0),
+            len(self.nodes_here) + (_NEW_NODES if self._has_room else 0),
             1 + sum(place.width for place in self.places.values()) + more,
             sum(place.pairs for place in switches) + more * (widest + 1),
         )
 
     @cached_property
     def _has_room(self) -> bool:
-        """Imported topologies have no sizes, and are not changed while they run."""
-        return bool(self.sizes) and sum(len(node.ports) for node in self.nodes) <= _MOST_WITH_ROOM
+        """Imported topologies have no sizes, and are not changed while they run; nor are shards."""
+        return (
+            self.shard is None and bool(self.sizes) and sum(len(node.ports) for node in self.nodes) <= _MOST_WITH_ROOM
+        )
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         """Node name -> node."""
         return {node.name: node for node in self.nodes}
+
+    def of_shard(self, nodes: Collection[str]) -> Self:
+        """The same fabric, as the kernel that has only these nodes sees it."""
+        return replace(self, shard=frozenset(nodes), kept_places={})
+
+    @cached_property
+    def nodes_here(self) -> tuple[Node, ...]:
+        """The nodes of this kernel, in file order."""
+        return self.nodes if self.shard is None else tuple(node for node in self.nodes if node.name in self.shard)
 
     @cached_property
     def switches(self) -> tuple[Node, ...]:

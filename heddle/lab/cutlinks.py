@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -28,6 +28,7 @@ from heddle.runtimes.sharded import ShardedRuntime, ShardPlan
 from heddle.switch import install as switch
 from heddle.switch.links import cuts
 from heddle.switch.links.cuts import BEAT, TUNNEL, CutCount, CutEnd, TunnelUse, read_counts, tunnel_port, tunnel_uses
+from heddle.switch.queues.classes import PortRef, port_ids
 from heddle.switch.queues.portqueues import load_htb
 
 if TYPE_CHECKING:
@@ -54,9 +55,17 @@ _CUT_OFF: Final = (
 def cut_ends(lab: Lab) -> list[CutEnd]:
     """The ends of cut links in this shard; none on one machine."""
     return [
-        CutEnd(each.end.node, each.end.interface, each.number, each.far, each.remote)
+        CutEnd(each.end.node, each.end.interface, each.number, each.far, each.remote, each.vni, each.own_vni)
         for each in read_topology(lab.topology).cuts
     ]
+
+
+def kernel_ids(lab: Lab) -> Mapping[PortRef, int]:
+    """(node, port) -> its id in its own kernel."""
+    if lab.runtime.here:
+        return port_ids(lab.fabric)
+    shards = ShardPlan.read(lab.name).shards.values()
+    return {ref: number for nodes in shards for ref, number in port_ids(lab.fabric.of_shard(nodes)).items()}
 
 
 @spread(nothing)
@@ -65,8 +74,8 @@ def keep_carriers(lab: Lab) -> None:
     handles, place = lab.handles(), RUN_DIR / lab.name
     ends = [
         {
-            "space": str(handles[each.node].netns), "port": each.port, "stub": each.stub, "number": each.number,
-            "far": each.far, "remote": str(each.remote),
+            "space": str(handles[each.node].netns), "port": each.port, "stub": each.stub, "number": each.own_vni,
+            "far": each.vni, "row": each.far, "remote": str(each.remote),
         }
         for each in cut_ends(lab)
     ]  # fmt: skip

@@ -30,7 +30,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab import agents, rehash
 from heddle.lab.control import gateway_of
 from heddle.lab.convergence import foreign_routes
-from heddle.lab.cutlinks import lost_carriers, memory_problems
+from heddle.lab.cutlinks import kernel_ids, lost_carriers, memory_problems
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN, MissingSession, SessionCauses, explained
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders
@@ -41,6 +41,7 @@ from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import wrong_thresholds
 from heddle.runtimes.netns_topology import read_topology
+from heddle.switch.queues.classes import PortRef
 from heddle.switch.queues.portqueues import Setup, expected
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class LabLook:
     @cached_property
     def ports(self) -> PortFaults:
         """Ports whose shapers, queues or programs differ."""
-        return port_faults(self.lab.fabric, self.now)
+        return port_faults(self.lab.fabric, self.now, ids=kernel_ids(self.lab))
 
     @cached_property
     def gaps(self) -> Sequence[Problem]:
@@ -131,18 +132,24 @@ class PortFaults(NamedTuple):
     programs: Mapping[str, str]
 
 
-def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | None = None) -> PortFaults:
+def port_faults(
+    fabric: Fabric,
+    now: Snapshot,
+    shares: Mapping[str, float] | None = None,
+    ids: Mapping[PortRef, int] | None = None,
+) -> PortFaults:
     """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS.
 
-    shares: port -> the share of its rate that it has on purpose.
+    shares: port -> the share of its rate it has on purpose. ids: of ports in their kernels; by default in this one.
     """
     setup, foreign, shares = Setup.of(fabric), now.foreign_roots, shares or {}
+    ids = ids or setup.ids
     wrong: dict[str, str] = {}
     odd: dict[str, str] = {}
-    for node in fabric.nodes:
+    for node in fabric.nodes_here:
         for port in node.ports:
             slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
-            has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
+            has, wanted = now.programs[port.ref], expected(node, ids[port.node, port.name])
             if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
                 wrong[port.ref] = "; ".join(lines)
             if has != wanted and foreign.get(port.ref) != "":

@@ -24,7 +24,7 @@ from heddle.kernel.fib import LINK_LOCAL
 from heddle.lab import agents, facts
 from heddle.lab.control import OF_ZEBRA, control_of, gateway_of
 from heddle.lab.convergence import restore_routes
-from heddle.lab.cutlinks import PROCESS, keep_carriers, lost_carriers, restore_shards, wait_for_carriers
+from heddle.lab.cutlinks import PROCESS, keep_carriers, kernel_ids, lost_carriers, restore_shards, wait_for_carriers
 from heddle.lab.fact import Fact
 from heddle.lab.faults import orders, record
 from heddle.lab.faults.bgpdown import BgpDown
@@ -219,7 +219,8 @@ def _changed(lab: Lab, node: str, argv: Sequence[str]) -> None:
 def _ports(lab: Lab) -> list[str]:
     """Reinstall queues and programs on ports where they differ from the expected ones."""
     now = lab.snapshot(LabPart.PORTS)
-    wrong, odd = facts.port_faults(lab.fabric, now, shares_of(orders.each_of(SlowLink, lab), lab))
+    shares = shares_of(orders.each_of(SlowLink, lab), lab)
+    wrong, odd = facts.port_faults(lab.fabric, now, shares, kernel_ids(lab))
     some = (each for check in ("offloads", "order") for each in facts.wrong_delivery(lab, check, [*now.links]))
     reordering = {each.where for each in some}
     broken: dict[str, list[Port]] = {}

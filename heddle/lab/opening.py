@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,8 +48,7 @@ class Rendered(Blueprint):
     @classmethod
     def of_record(cls, record: Record) -> Rendered:
         """From a lab's record; MachineError when another version of Heddle wrote it."""
-        spec = load_spec(record.spec)
-        return cls(numbered(build(spec), record.numbers), spec)
+        return _of_spec(json.dumps([record.spec, record.numbers]), frozenset(record.shard))
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         return render(self.fabric, out, options)
@@ -116,6 +116,14 @@ class Rendered(Blueprint):
         switches = {node.name for node in self.fabric.switches if self.fabric.policy.routing.by_bgp}
         between = [link for link in self.fabric.links if {link.a[0], link.b[0]} <= switches]
         return [(end_of(*link.a), end_of(*link.b)) for link in between]
+
+
+@lru_cache(maxsize=4)  # the agent of a shard opens its lab for each call
+def _of_spec(text: str, shard: frozenset[str]) -> Rendered:
+    data, numbers = json.loads(text)
+    spec = load_spec(data)
+    fabric = numbered(build(spec), numbers)
+    return Rendered(fabric.of_shard(shard) if shard else fabric, spec)
 
 
 def blueprint_from(wanted: Source) -> Blueprint:

@@ -27,7 +27,7 @@ from heddle.base.arrays import F64, I32, I64
 from heddle.base.ethernet import CLASSES
 from heddle.runs.files import Layout, UnreadableError, read_arrays, typed, undamaged, write_arrays
 from heddle.switch.compiled import layouts
-from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.cells import LabQueues, ShardRows
 
 # LEVELS: the value at a bucket's end. PEAKS: the maximum in it. COUNTS: the increase in it.
 LEVELS: Final = ("depth", "occupancy")
@@ -300,12 +300,16 @@ class QueueTotals:
 
 @dataclass(frozen=True)
 class QueueRecord:
-    """The queues of one run: counters before and after it, and their course. remarks: warnings for its result."""
+    """The queues of one run: counters before and after it, and their course. remarks: warnings for its result.
+
+    shard: where the rows of a shard are in the whole lab.
+    """
 
     before: QueueTotals
     after: QueueTotals
     series: Series
     remarks: tuple[str, ...] = ()
+    shard: ShardRows | None = None
 
 
 class Clock:

@@ -34,7 +34,7 @@ from heddle.runs.series import (
     write_series,
 )
 from heddle.runtimes.shardcalls import Moment
-from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.cells import LabQueues, ShardRows
 from heddle.switch.queues.classes import Policies, numbered_ports
 
 if TYPE_CHECKING:
@@ -93,28 +93,30 @@ def _of(lab: Lab) -> _Watch:
 
 def joined(found: Sequence[QueueRecord]) -> QueueRecord:
     """The record of all shards in one, at the times of the first. A port has its rows in its own shard."""
-    first, *others = found
-    if not others:
-        return first
+    shards = [each.shard for each in found if each.shard is not None]
+
+    def whole(tables: Sequence[I64]) -> I64:
+        """One table of those of all shards."""
+        rows = shards[0].whole(tables[0])
+        for shard, table in zip(shards[1:], tables[1:], strict=True):
+            shard.whole(table, rows)
+        return rows
+
     totals = [
-        QueueTotals(
-            sum((part.counts for part in parts), np.zeros_like(parts[0].counts)),
-            sum((part.drops for part in parts), np.zeros_like(parts[0].drops)),
-            sum(part.storms for part in parts),
-        )
-        for parts in ([each.before for each in found], [each.after for each in found])
+        QueueTotals(whole([t.counts for t in some]), whole([t.drops for t in some]), sum(t.storms for t in some))
+        for some in ([each.before for each in found], [each.after for each in found])
     ]
     series = [each.series for each in found]
     ends = series[0].ends_s
-    rows = np.concatenate([each.rows for each in series])
+    rows = np.concatenate([shard.ports[each.rows] for shard, each in zip(shards, series, strict=True)])
     order = np.argsort(rows, kind="stable")
     columns = {name: np.concatenate([_at(ends, each, name) for each in series])[order] for name in COLUMNS}
     remarks = dict.fromkeys(text for each in found for text in each.remarks)
-    whole = replace(
+    joint = replace(
         series[0], rows=rows[order].astype(np.int32), columns=columns,
         readings=sum(each.readings for each in series), cost_s=sum(each.cost_s for each in series),
     )  # fmt: skip
-    return QueueRecord(totals[0], totals[1], whole, tuple(remarks))
+    return QueueRecord(totals[0], totals[1], joint, tuple(remarks))
 
 
 def _at(ends: F64, series: Series, name: str) -> I64:
@@ -139,7 +141,8 @@ def taken(lab: Lab, start: Moment) -> QueueRecord:
     """The record, after `end`. start: earlier samples are left out."""
     watch = _of(lab)
     after = QueueTotals.of(watch.live)
-    return QueueRecord(watch.before, after, watch.sampler.series(start.ns), tuple(watch.remarks))
+    series, shard = watch.sampler.series(start.ns), ShardRows.of(lab.fabric)
+    return QueueRecord(watch.before, after, series, tuple(watch.remarks), shard)
 
 
 @spread(nothing)

@@ -5,9 +5,9 @@ Out: Topology, frozen; inherited keys (node, then group, kind, defaults) are res
 Keys that only a container engine can use (images, capabilities, the management network) are ignored. Any other key is
 an error in namespaces, since ignoring it would change the meaning of the topology. The containerlab runtime uses the
 same reader, and lets containerlab check the keys.
-A shard has its part of the topology: a link to a node of another shard is a VXLAN link there, as in containerlab. It
-has the id of the far port as `vni`, the address of the far shard as `remote`, the port of the tunnels as `dst-port`,
-and the id of its own port as `vars.port`.
+A shard has its part of the topology, as JSON (shardparts.py): a link to a node of another shard is a VXLAN link there,
+as in containerlab. It has the number of the far port in the whole fabric as `vni`, the address of the far shard as
+`remote`, the port of the tunnels as `dst-port`; as `vars` the number of its own port, and the ids of both in the shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -119,9 +119,10 @@ class LinkDef:
 
 @dataclass(frozen=True, slots=True)
 class CutDef:
-    """The end of a link whose other end is in another shard (`write_part`). number, far: ids of both ports.
+    """The end of a link whose other end is in another shard (shardparts.py). number, far: ids of both ports here.
 
-    remote: the address of the other shard, where its tunnel listens. mtu in bytes.
+    remote: the address of the other shard, where its tunnel listens. mtu in bytes. vni, own_vni: the numbers of the far
+    port, and of this one, in the whole fabric.
     """
 
     end: End
@@ -130,6 +131,8 @@ class CutDef:
     tunnel_port: int
     number: int
     far: int
+    vni: int
+    own_vni: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,7 @@ def _read(path: Path, _stamp: int) -> Topology:
     problems = Problems()
     try:
         data = _parsed(path)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.add(where=path.name, what="topology", why=f"is not YAML: {error}".replace("\n", " "))
         problems.raise_if_any()
     if not isinstance(data, dict) or not isinstance(data.get("topology"), dict) or "name" not in data:
@@ -208,8 +211,11 @@ def _read(path: Path, _stamp: int) -> Topology:
 
 def _parsed(path: Path) -> Any:
     """The data of a file. That of a lab is also kept as JSON beside it: YAML of 4,788 links takes two seconds."""
+    text = path.read_text(encoding="utf-8")
+    if text.startswith("{"):  # a shard's part
+        return json.loads(text)
     # As in containerlab; variables are replaced before this module reads the topology.
-    text = path.read_text(encoding="utf-8").replace("$$", "$")
+    text = text.replace("$$", "$")
     twin, digest = path.with_suffix(".json"), hashlib.sha256(text.encode()).hexdigest()
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         kept = json.loads(twin.read_text(encoding="utf-8"))
@@ -280,11 +286,12 @@ class _TopologyReader:
         return LinkDef(a, b, int(item.get("mtu", DEFAULT_MTU)))
 
     def cut(self, number: int, item: Mapping[str, Any], nodes: Mapping[str, NodeDef]) -> CutDef | None:
-        """The end of a cut link: a VXLAN link as heddle/runtimes/netns_topology.py writes it."""
+        """The end of a cut link: a VXLAN link as shardparts.py writes it."""
         end = _end(item.get("endpoint"))
         try:
             remote, port = ip_address(str(item["remote"])), int(item["dst-port"])
-            ids = int(item["vars"]["port"]), int(item["vni"])
+            own = item["vars"]
+            ids = int(own["port"]), int(own["peer"]), int(item["vni"]), int(own["vni"])
         except (KeyError, TypeError, ValueError):
             end = None
         if end is None or end.node not in nodes:  # of a user's topology
@@ -318,64 +325,20 @@ def start_timeout(nodes: int) -> float:
     return 120 + 10 * nodes
 
 
-_FILES: Final = "utf-8"
-
-
-def write_part(
-    topology: Path,
-    shards: Mapping[str, Sequence[str]],
-    shard: str,
-    addresses: Mapping[str, str],
-    ids: Mapping[tuple[str, str], int],
-    tunnel_port: int,
-) -> None:
-    """Replace the whole topology in a file by the part of one shard."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
-    home = {node: name for name, nodes in shards.items() for node in nodes}
-    part = data["topology"]
-    part["nodes"] = {name: own for name, own in part["nodes"].items() if home[name] == shard}
-    links = []
-    for link in part.get("links") or []:
-        ends = [_long_form(each) for each in link["endpoints"]]
-        here = [end for end in ends if home[end["node"]] == shard]
-        if len(here) == len(ends):
-            links.append(link)
-        elif here:
-            (own,), (far,) = here, [end for end in ends if end not in here]
-            number, other = (ids[end["node"], end["interface"]] for end in (own, far))
-            links.append({
-                "type": "vxlan", "endpoint": own, "remote": addresses[home[far["node"]]], "vni": other,
-                "dst-port": tunnel_port, "vars": {"port": number}, **({"mtu": link["mtu"]} if "mtu" in link else {}),
-            })  # fmt: skip
-    part["links"] = links
-    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
-
-
-def change_addresses(topology: Path, moved: Mapping[str, str]) -> None:
-    """Replace the addresses of far shards in the topology of a shard. moved: old address -> new one."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
-    for link in data["topology"]["links"]:
-        if link.get("type") == "vxlan":
-            link["remote"] = moved.get(str(link["remote"]), link["remote"])
-    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
-
-
-def _long_form(raw: Any) -> dict[str, Any]:
-    if isinstance(raw, str):
-        node, _, interface = raw.partition(":")
-        return {"node": node, "interface": interface}
-    return {key: raw[key] for key in ("node", "interface", "mac") if key in raw}
-
-
 def packed(directory: Path) -> str:
-    """The files of a directory as text: a compressed tar in base85."""
+    """The files of a directory as text: `packed_files`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return packed_files({path.relative_to(directory).as_posix(): path.read_bytes() for path in files})
+
+
+def packed_files(files: Mapping[str, bytes]) -> str:
+    """Files by their paths as text: a compressed tar in base85."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as tar:
-        for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                tar.add(path, path.relative_to(directory).as_posix(), recursive=False)
+        for name, each in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(each)
+            tar.addfile(member, io.BytesIO(each))
     return base64.b85encode(content.getvalue()).decode()
 
 

@@ -33,10 +33,13 @@ from heddle.fabric.shapes import build
 from heddle.kernel.namespace import NETNS_DIR, NodeHandle
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.clusterkind import Cluster, ShardNeed
-from heddle.runtimes.netns_topology import known_node, packed, read_topology, start_timeout
+from heddle.runtimes.netns_topology import known_node, read_topology, start_timeout
 from heddle.runtimes.registry import RUNTIMES, Runtime
 from heddle.runtimes.shardcalls import AGENT, LIVE, OBSERVER, AgentCall, ClockOffset, Moment, Shards, call_all, removed
+from heddle.runtimes.shardparts import parts
 from heddle.spec.plain import load_spec
+from heddle.switch.links.cuts import tunnel_port
+from heddle.switch.queues.classes import check_ids
 
 _NOTICED_S: Final = 5.0  # for a cluster to notice that a shard has ended
 _LOOK_S: Final = 0.2
@@ -151,14 +154,15 @@ class ShardedRuntime(Runtime):
         if not fabric.edges:
             what = "an imported topology"
             raise InputError(Problem("", what, f"is not possible with --runtime {self.name}", "leave --runtime out"))
-        self.cut_of(fabric, options.target)
+        for each in self.cut_of(fabric, options.target).shards:
+            check_ids(fabric.of_shard(each.nodes), f"shard {each.name}")
         return options
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Start the shards, send each its part, and make namespaces, links, sysctls and cut links there."""
         record = state.read_record(lab)
         assert record is not None  # noqa: S101  (`up` has written it)
-        found = self.cut_of(build(load_spec(record.spec)), record.options).shards
+        found = self.cut_of(_fabric_of(record), record.options).shards
         needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
         shards = {each.name: each.nodes for each in needs}
         plan = ShardPlan(shards, secrets.token_hex(32), {}, record.runtime, record.options)
@@ -180,11 +184,11 @@ class ShardedRuntime(Runtime):
         addresses = dict(cluster.addresses(lab))
         replace(plan, addresses=addresses).write(lab)
         observer.end("shards", ", ".join(f"{each.name} {addresses[each.name]}" for each in needs))
-        files, data = packed(topology.parent), values.dump(asdict(record))
-        places = values.dump({each.name: each.nodes for each in needs}), values.dump(addresses)
+        data, shards = values.dump(asdict(record)), {each.name: each.nodes for each in needs}
         call = {"call": f"{_BUILDING}:create", "kwargs": {}}
         names = [each.name for each in needs if only is None or each.name in only]
-        requests = {name: {**call, "args": [name, *places, data, files, plan.key]} for name in names}
+        made = parts(topology, _fabric_of(record), shards, addresses, tunnel_port(record.options), names)
+        requests = {name: {**call, "args": [values.dump(shards[name]), data, files, plan.key]} for name, files in made}
         self._called(lab).each(requests, observer)
 
     def restore(self, lab: str, topology: Path, observer: Observer) -> list[str]:
@@ -196,7 +200,7 @@ class ShardedRuntime(Runtime):
         lost = [each.where.removeprefix("shard ") for each in self.cluster(lab).lost(lab)]
         if record is None or not lost:
             return []
-        found = self.cut_of(build(load_spec(record.spec)), record.options).shards
+        found = self.cut_of(_fabric_of(record), record.options).shards
         needs = [ShardNeed(each.name, each.nodes, each.memory_bytes, each.cpus) for each in found]
         self._called(lab).forget(lost)
         self._begin(lab, plan, needs, topology, observer, lost)
@@ -348,6 +352,10 @@ class _Calls(Shards):
 
     def close(self) -> None:
         _close(self._agents)
+
+
+def _fabric_of(record: state.Record) -> Fabric:
+    return build(load_spec(record.spec))
 
 
 def _close(agents: dict[str, AgentCall]) -> None:

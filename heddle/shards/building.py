@@ -6,7 +6,7 @@ Every public function here can be called by the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,27 +16,20 @@ from heddle.base.problems import Problem
 from heddle.base.process import Journal
 from heddle.lab.cutlinks import CARRIER_KEY, cut_ends, end_carrier, keep_carriers
 from heddle.lab.lifecycle import remove
-from heddle.lab.opening import lab_of, reopened, topology_path
+from heddle.lab.opening import lab_of, topology_path
 from heddle.runtimes.netns import NetnsRuntime, cable_space
-from heddle.runtimes.netns_topology import change_addresses, unpack, write_part
+from heddle.runtimes.netns_topology import unpack
+from heddle.runtimes.shardparts import change_addresses
 from heddle.switch.links import cuts
-from heddle.switch.queues.classes import port_ids
 
 
-def create(
-    shard: str,
-    shards: Mapping[str, Sequence[str]],
-    addresses: Mapping[str, str],
-    record: Mapping[str, Any],
-    files: str,
-    key: str,
-) -> None:
+def create(nodes: Collection[str], record: Mapping[str, Any], files: str, key: str) -> None:
     """Make this shard's namespaces, links, and ends of cut links. What an earlier attempt left is removed.
 
-    shards: the nodes of each. record: the coordinator's, as data. files: the rendered topology (sharded.packed). key:
-    by which shards know each other's datagrams.
+    nodes: of this shard. record: the coordinator's, as data. files: the part of the topology (shardparts.py). key: by
+    which shards know each other's datagrams.
     """
-    own = state.Record(**{**record, "runtime": NetnsRuntime.name, "phase": "starting"})
+    own = state.Record(**{**record, "runtime": NetnsRuntime.name, "phase": "starting", "shard": list(nodes)})
     name = own.name
     remove(name, Silent(), NetnsRuntime(), keep_runs=True)
     with owners.lock(name, work="start"):
@@ -46,7 +39,6 @@ def create(
         topology = topology_path(name)
         topology.parent.mkdir(parents=True, exist_ok=True)
         unpack(files, topology.parent)
-        write_part(topology, shards, shard, addresses, port_ids(reopened(own).fabric), cuts.tunnel_port(own.options))
         NetnsRuntime().create(name, topology, Journal(), Silent())
         state.write_record(replace(own, phase="running"))
 

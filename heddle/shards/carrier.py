@@ -57,13 +57,17 @@ _MOST_BOOT: Final = 64  # characters
 
 @dataclass(frozen=True, slots=True)
 class CarrierEnd:
-    """A cut port of this shard. space: of its node. stub, number: of it; far, remote: the other end's."""
+    """A cut port of this shard. space: of its node. stub, number: of it; far, remote: the other end's.
+
+    number, far: in the whole fabric. row: the id of the far port in this shard.
+    """
 
     space: str
     port: str
     stub: str
     number: int
     far: int
+    row: int
     remote: str
 
 
@@ -93,7 +97,7 @@ class CarrierConfig:
 @dataclass(slots=True)
 class FarShard:
     """Another shard, as heard. heard_s: when last; at first, since when it is waited for. links: those to it, as
-    (id of its port, id of ours). down: ids of its ports that are set down.
+    (number of its port, number of ours). down: numbers of its ports that are set down.
 
     boot, number: of its process, and of its last beat. seen: the process that was heard last; it is to be believed
     when it has heard this one. sent_ns: its clock then, to be returned. rtt: ns; 0: none of ours has come back yet.
@@ -178,7 +182,9 @@ def opened(key: bytes, content: bytes) -> dict[str, Any] | None:
 
 
 def beat_header(to: int, by: int, ethertype: int) -> bytes:
-    """The Ethernet header of a beat. to, by: the ids of a port of either shard, as ends of local addresses."""
+    """The Ethernet header of a beat, with ends of local addresses. to: the id of the far port in the sender's shard, by
+    which the tunnel finds the other one. by: the number of the sender's port.
+    """
     return struct.pack("!HIHIH", 0x0200, to, 0x0200, by, ethertype)
 
 
@@ -200,6 +206,7 @@ class PortCarrier:
         for end in config.ends:
             links.setdefault(end.remote, set()).add((end.far, end.number))
         self._far = {address: FarShard(time.monotonic(), frozenset(each)) for address, each in links.items()}
+        self._rows = {end.far: end.row for end in config.ends}
         self._reported: dict[str, tuple[bool, bool]] = {}
         self._stubs = self._read_stubs()
         self._down: frozenset[int] = frozenset()
@@ -290,7 +297,7 @@ class PortCarrier:
         }  # fmt: skip
         content = sealed(self._key, data, self._config.frame if whole else 0)
         with suppress(OSError):  # no route, or no buffer: the next one follows
-            self._sock.send(beat_header(theirs, ours, self._config.beat) + content)
+            self._sock.send(beat_header(self._rows[theirs], ours, self._config.beat) + content)
 
     def _hear(self) -> None:
         while True:

@@ -33,6 +33,8 @@ _PORT_COUNT: Final = struct.Struct("=5Q")
 _address: Final = cache(from_ipv6)
 _LEAST_ROWS: Final = 1 << 16  # of a lab
 _ROWS_A_SWITCH: Final = 1 << 16  # at most, on average: 1 MB of kernel memory for an empty map
+# 64 MiB for an empty map (16 bytes a row). The kernel refuses 2^28 and more: htab_map_alloc in kernel/bpf/hashtab.c.
+_MOST_ROWS: Final = 1 << 22
 QPNS: Final = 1 << 24  # QP numbers have 24 bits
 _QPS: Final = 128  # per connection: the maximum in traffic/options.py
 
@@ -126,12 +128,12 @@ def rows_for(fabric: Fabric) -> int:
     """Capacity of a lab's map in rows: enough for an all-to-all of all NICs with 128 QPs a connection, data and ACKs.
 
     A sprayed QP has a row at each port of its paths: twice the number of next hops plus one, as in a two-tier Clos.
-    Large labs get less: 65,536 rows a switch, because each row may use kernel memory.
+    Large labs get less: 65,536 rows a switch, and 4,194,304 in all, because each row may use kernel memory.
     """
     nics = len(fabric.nics)
     next_hops = max((fabric.uplinks_of(switch) for switch in fabric.switches), default=0)
     wanted = nics * (nics - 1) * _QPS * 2 * (2 * next_hops + 1)
-    return max(_LEAST_ROWS, min(wanted, _ROWS_A_SWITCH * len(fabric.switches)))
+    return max(_LEAST_ROWS, min(wanted, _ROWS_A_SWITCH * len(fabric.switches), _MOST_ROWS))
 
 
 def create(fabric: Fabric, pins: Path) -> None:

@@ -39,7 +39,7 @@ from heddle.switch.links.portfaults import LineSpaces, file_faults, require_nete
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import OWNER, PortRef, policies_of, row
+from heddle.switch.queues.classes import OWNER, PortRef, check_ids, policies_of, row
 from heddle.switch.queues.portqueues import HOSTS, programs_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def apply(
     ensure_bpffs()
     remove(fabric.name)
     observer.begin(_STEP, len(handles))
-    nodes = [node for node in fabric.nodes if node.name in handles]
+    nodes = [node for node in fabric.nodes_here if node.name in handles]
     setup = queues.Setup.of(fabric)
     with _pin_queues(fabric, setup, journal) as lab_queues:
         if any(node.role is Role.HOST for node in nodes):
@@ -102,6 +102,7 @@ def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Pa
 
 def check(fabric: Fabric) -> None:
     """Check before anything is created: InputError or MachineError when `apply` could not set up these queues."""
+    check_ids(fabric)
     policies_of(fabric)
     require_netem(fabric.policy.link_faults, "link.delay_at: link")
     if queues.Setup.of(fabric).gated:
@@ -207,7 +208,8 @@ def reinstall(
     setup = queues.Setup.of(fabric)
     ends = [port for ports in broken.values() for port in ports]
     ends += [fabric.by_name[port.peer_node].port(port.peer_port) for port in ends]
-    with LabQueues.pinned(fabric) as live, _recounted(live, {setup.ids[end.node, end.name] for end in ends}):
+    numbers = {setup.ids[end.node, end.name] for end in ends if (end.node, end.name) in setup.ids}
+    with LabQueues.pinned(fabric) as live, _recounted(live, numbers):
         for name, ports in broken.items():
             node, handle = fabric.by_name[name], handles[name]
             live_set = {BACKEND: red.curves_of(own[name])} if name in own and BACKEND in setup.curves else {}

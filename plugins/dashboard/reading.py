@@ -83,6 +83,7 @@ class LiveSource:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # in the order of their ids
+        self._ids = np.array([0, *(number for number, _ in numbered_ports(lab.fabric))])
         self.policies = wanted_policies(lab)
         self._queues = LabQueues.pinned(lab.fabric) if lab.runtime.here else None
         self._switches = [node.name for node in lab.fabric.switches]
@@ -97,7 +98,8 @@ class LiveSource:
 
     def read(self, *, every: bool = False) -> LiveReading:
         """One reading. every: ask all switches now. HeddleError when the lab is going away."""
-        when, (queues, cut) = time.time(), _copied(self._queues) if self._queues is not None else look(self.lab)
+        when, (whole, cuts) = time.time(), _copied(self._queues) if self._queues is not None else look(self.lab)
+        queues, cut = whole.of_ports(self._ids), cuts[self._ids]  # without the gaps between ids
         asked = self._switches if every or not self._known else self._next(cut)
         self._known |= self.lab.snapshot(SLOW_PARTS, asked).nodes
         self._cut = cut
@@ -122,14 +124,13 @@ class LiveSource:
 
 
 def _copied(live: LabQueues) -> tuple[QueueState, Bools]:
-    """The rows of the ports that there are, one after the other: ids have gaps."""
-    ids = np.array([0, *sorted(live.ids.values())])
-    return QueueState.of(live).of_ports(ids), (live.links["flags"][ids] & LINK_DOWN) != 0
+    return QueueState.of(live), (live.links["flags"][: len(live.cells) // CLASSES] & LINK_DOWN) != 0
 
 
 def _joined(results: Sequence[tuple[QueueState, Bools]]) -> tuple[QueueState, Bools]:
     states = [each for each, _ in results]
-    return states[0].joined(states[1:]), np.logical_or.reduce([cut for _, cut in results])
+    cuts = (each.shard.whole(np.repeat(cut, CLASSES))[::CLASSES] for each, cut in results if each.shard is not None)
+    return states[0].joined(states[1:]), np.logical_or.reduce([*cuts])
 
 
 @spread(_joined)

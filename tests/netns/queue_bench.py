@@ -7,7 +7,7 @@ thresholds of the test's own.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -78,12 +78,13 @@ class Bench:
 
 
 @contextmanager
-def bench(**keys: Any) -> Iterator[Bench]:
-    """Programs and maps of their own for the length of a with block."""
+def bench(shard: Collection[str] = (), **keys: Any) -> Iterator[Bench]:
+    """Programs and maps of their own for the length of a with block. shard: the nodes that are here; all by default."""
     ensure_bpffs()
     with claimed() as name:
         spec = ClosSpec.model_validate({"name": name, "racks": 2, "ctsw": 2, "hosts_per_rack": 2} | keys)
         fabric = clos.build(spec)
+        fabric = fabric.of_shard(shard) if shard else fabric
         pins = PINS / name / "_queues"
         pins.mkdir(parents=True)
         try:

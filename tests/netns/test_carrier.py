@@ -43,7 +43,8 @@ from tests.netns.sockets import packet_socket
 from tests.objects.shared import ROOT
 
 THERE = "fd00:78::2"  # of the other shard: a name of it, for the process
-NEAR, FAR = 7, 3  # ids of the ports of the cut link
+NEAR, FAR = 7, 3  # numbers of the ports of the cut link
+ROW = 12  # the id that the far port has here, by which the tunnel finds it
 FRAME: Final = 4200
 STUB: Final = "p7"
 
@@ -84,7 +85,9 @@ class OtherShard:
         last = 0.0
         while not self.ended:
             try:
-                self.heard.append(self.sock.recv(1 << 16)[14:])
+                frame = self.sock.recv(1 << 16)
+                if int.from_bytes(frame[2:6]) == ROW:
+                    self.heard.append(frame[14:])
                 self.heard_ns = time.monotonic_ns()
             except TimeoutError:
                 pass
@@ -154,7 +157,7 @@ def carrier(tmp_path: Path) -> Iterator[CarrierBench]:
                 run(["ip", "-n", spaces[where].name, "link", "set", device, "up"])
         sock = stack.enter_context(packet_socket(spaces["there"], "eth0", BEAT, seconds=0.05))
         key = secrets.token_hex(32)
-        end = CarrierEnd(str(spaces["node"]), "eth1", STUB, NEAR, FAR, THERE)
+        end = CarrierEnd(str(spaces["node"]), "eth1", STUB, NEAR, FAR, ROW, THERE)
         config = CarrierConfig(
             name, key, str(spaces["cables"]), str(tmp_path / "report"), TUNNEL, BEAT, FRAME, (end,)
         )  # fmt: skip

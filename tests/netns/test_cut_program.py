@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from heddle.shards.carrier import beat_header
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.links import cuts
 from heddle.switch.queues.cells import LINK_DOWN
-from heddle.switch.queues.classes import OWNER, base_of, classid, row
+from heddle.switch.queues.classes import OWNER, base_of, classid, port_ids, row
 from tests.machine import until
 from tests.netns.claimed import namespace_of
 from tests.netns.port_pair import tc
@@ -38,6 +38,7 @@ MTU: Final = 4200
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 HERE_6, THERE_6 = "fd00:77::1", "fd00:77::2"
 PORT: Final = 24789
+SHARD: Final = ("rtsw2", "host3", "host4")
 _VXLAN: Final = 8  # bytes of its header: flags, and the VNI in bytes 4 to 6
 _OUTGOING: Final = 4  # PACKET_OUTGOING
 
@@ -61,12 +62,15 @@ def received(sock: socket.socket, count: int = 1) -> list[bytes]:
 class CutBench:
     """A port of a switch whose link is cut. port: sends and receives at the port; there: as the other shard.
 
+    near, far: ids of its ends in this shard; own_vni, vni: their numbers in the whole fabric, which are others.
     here: the address of the tunnel. cables: the namespace of the stub and the tunnel.
     """
 
     bench: Bench
     near: int
     far: int
+    own_vni: int
+    vni: int
     port: socket.socket
     there: socket.socket
     here: str
@@ -100,9 +104,9 @@ def received_datagram(sock: socket.socket) -> bytes:
 
 
 def _uplink(made: Bench) -> tuple[str, str, int, int]:
-    """rtsw1's first port to another switch: its names, its id, and the id of the port at the other end."""
-    fabric, ids = made.queues.fabric, made.queues.ids
-    port = next(each for each in fabric.by_name["rtsw1"].ports if each.peer_node.startswith("ctsw"))
+    """rtsw2's first port to another switch: its names, its id, and the id of the port at the other end."""
+    fabric, ids = made.queues.fabric, {**made.queues.ids, **made.queues.far_ids}
+    port = next(each for each in fabric.by_name["rtsw2"].ports if each.peer_node.startswith("ctsw"))
     return port.node, port.name, ids[port.node, port.name], ids[port.peer_node, port.peer_port]
 
 
@@ -129,8 +133,12 @@ def _make(space: Path, stack: ExitStack) -> None:
 @contextmanager
 def cut_bench(underlay: int = 9000, addresses: tuple[str, str] = (HERE, THERE)) -> Iterator[CutBench]:
     """The port, its stub and the tunnel. underlay, addresses: of the network between the shards."""
-    with bench() as made, ExitStack() as stack:
+    with bench(SHARD) as made, ExitStack() as stack:
         node, name, near, far = _uplink(made)
+        vnis = port_ids(replace(made.queues.fabric, shard=None))
+        port_at = made.queues.fabric.by_name[node].port(name)
+        own_vni, vni = vnis[node, name], vnis[port_at.peer_node, port_at.peer_port]
+        assert not {own_vni, vni} & {near, far}
         lab = made.queues.fabric.name
         spaces = {each: namespace_of(lab, each) for each in (node, "_cables", "under", "there")}
         for space in spaces.values():
@@ -152,14 +160,14 @@ def cut_bench(underlay: int = 9000, addresses: tuple[str, str] = (HERE, THERE)) 
         for where, device in ((node, name), ("_cables", cuts.stub_name(near)), ("_cables", cuts.TUNNEL)):
             at(where, "link", "set", device, "up")
         tc(spaces[node], _programs(made, spaces[node], name, near))
-        end = cuts.CutEnd(node, name, near, far, ip_address(addresses[1]))
+        end = cuts.CutEnd(node, name, near, far, ip_address(addresses[1]), vni, own_vni)
         cuts.attach(made.queues.fabric, spaces["_cables"], [end])
         port = stack.enter_context(packet_socket(spaces[node], name, ETH_P_ALL, seconds=0.05))
         with inside(spaces["there"]):
             family = socket.AF_INET6 if ":" in addresses[1] else socket.AF_INET
             there = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
         there.bind((addresses[1], PORT))
-        yield CutBench(made, near, far, port, there, addresses[0], spaces["_cables"])
+        yield CutBench(made, near, far, own_vni, vni, port, there, addresses[0], spaces["_cables"])
 
 
 @pytest.fixture
@@ -192,7 +200,7 @@ def test_a_cut_takes_frames_off_the_queue_as_a_whole_link_does(cut: CutBench) ->
     before = {number: fields(cut.cell(number)) for number in range(8)}
     for frame in FRAMES:
         vni, came = cut.crossed(frame)
-        assert (vni, came) == (cut.far, frame)
+        assert (vni, came) == (cut.vni, frame)
     found = {number: fields(cut.cell(number)) for number in range(8)}
     for number in range(8):
         for key in ("in_packets", "in_bytes", "out_packets", "out_bytes"):
@@ -225,9 +233,9 @@ def test_every_size_crosses_with_the_id_of_the_port_that_receives_it(cut: CutBen
     total = 0
     for size in (34, 41, 60, 1450, 1500, 4096, MTU + 13, MTU + 14):
         frame = ipv4(DATA, MTU + 14)[:size]  # the short ones end before what their header says
-        assert cut.crossed(frame) == (cut.far, frame)
+        assert cut.crossed(frame) == (cut.vni, frame)
         total += size
-    assert cut.crossed(OTHER[:15]) == (cut.far, OTHER[:15])
+    assert cut.crossed(OTHER[:15]) == (cut.vni, OTHER[:15])
     assert cut.counts == (9, total + 15, 0, 0)
     assert not cut.bench.queues.cells["depth"].any() and not cut.bench.queues.cells["strays"].any()
 
@@ -235,7 +243,7 @@ def test_every_size_crosses_with_the_id_of_the_port_that_receives_it(cut: CutBen
 def test_frames_arrive_at_the_port_of_their_vni_and_are_not_counted_as_leaving_a_queue(cut: CutBench) -> None:
     frames = [OTHER[:15], *(ipv4(DATA, MTU + 14)[:size] for size in (34, 41, 60, 1500, MTU + 14))]
     for frame in frames:
-        cut.arrive(cut.near, frame)
+        cut.arrive(cut.own_vni, frame)
     assert received(cut.port, len(frames)) == frames
     assert cut.counts == (0, 0, len(frames), sum(map(len, frames)))
     assert not any(cut.bench.queues.cells[name].any() for name in ("in_packets", "out_packets", "strays", "drops"))
@@ -243,44 +251,44 @@ def test_frames_arrive_at_the_port_of_their_vni_and_are_not_counted_as_leaving_a
 
 def test_a_pause_frame_crosses_unchanged_and_is_counted_where_it_arrives(cut: CutBench) -> None:
     gates, at = cut.bench.queues.gates["pfc_received"], row(cut.near, LOSSLESS)
-    assert cut.crossed(PAUSE) == (cut.far, PAUSE)
+    assert cut.crossed(PAUSE) == (cut.vni, PAUSE)
     assert not gates.any() and not cut.bench.queues.cells["out_packets"].any()
-    cut.arrive(cut.near, PAUSE)
+    cut.arrive(cut.own_vni, PAUSE)
     until(lambda: gates[at] == 1)
     assert gates.sum() == 1 and cut.counts == (1, len(PAUSE), 1, len(PAUSE))
 
 
 def test_a_frame_for_a_port_that_is_not_here_is_dropped_and_counted_nowhere(cut: CutBench) -> None:
-    rows = len(cut.bench.queues.cuts)
-    for vni in (0, cut.far, cut.near + 1, rows - 1, rows, 0xFFFF, 0x10000 + cut.near, 0xFFFFFF):
+    rows, own = len(cut.bench.queues.arrivals), cut.own_vni
+    for vni in (0, cut.vni, cut.near, cut.far, own + 1, rows - 1, rows, 0xFFFF, 0x10000 + own, 0xFFFFFF):
         cut.arrive(vni, ipv4(DATA))
-    cut.arrive(cut.near, ipv4(0))
+    cut.arrive(cut.own_vni, ipv4(0))
     assert received(cut.port) == [ipv4(0)]
     assert cut.counts == (0, 0, 1, 100) and cut.bench.queues.cuts["received"].sum() == 1
 
 
 def test_what_is_no_whole_frame_of_a_tunnel_is_dropped(cut: CutBench) -> None:
     for size in range(14):
-        cut.arrive(cut.near, ipv4(DATA)[:size])
+        cut.arrive(cut.own_vni, ipv4(DATA)[:size])
     for datagram in (b"", b"\x08", bytes(8), bytes(8) + ipv4(DATA), b"\x08\0\0\0\0\0"):
         cut.there.sendto(datagram, (cut.here, PORT))
-    cut.arrive(cut.near, ipv4(0))
+    cut.arrive(cut.own_vni, ipv4(0))
     assert received(cut.port) == [ipv4(0)] and cut.counts == (0, 0, 1, 100)
 
 
 def test_a_beat_crosses_to_the_shard_of_its_port_and_to_no_port(cut: CutBench) -> None:
     with packet_socket(cut.cables, cuts.TUNNEL, cuts.BEAT, seconds=2.0) as own:
         for size in (60, MTU):
-            frame = beat_header(cut.far, cut.near, cuts.BEAT) + bytes(size)
+            frame = beat_header(cut.far, cut.own_vni, cuts.BEAT) + bytes(size)
             own.send(frame)
             outer = received_datagram(cut.there)
-            assert (outer[4:7], outer[_VXLAN:]) == ((1 << 23 | cut.far).to_bytes(3), frame)
-            answer = beat_header(cut.near, cut.far, cuts.BEAT) + bytes(size)
-            cut.arrive(1 << 23 | cut.near, answer)
+            assert (outer[4:7], outer[_VXLAN:]) == ((1 << 23 | cut.vni).to_bytes(3), frame)
+            answer = beat_header(99, cut.vni, cuts.BEAT) + bytes(size)
+            cut.arrive(1 << 23 | cut.own_vni, answer)
             assert own.recv(1 << 16) == answer
         for nowhere in (0, cut.far + 1, 1 << 23, 0xFFFFFFFF):
             with suppress(OSError):  # ENOBUFS: the sender hears that its frame was dropped
-                own.send(beat_header(nowhere, cut.near, cuts.BEAT) + bytes(60))
+                own.send(beat_header(nowhere, cut.own_vni, cuts.BEAT) + bytes(60))
         own.send(frame)
         assert received_datagram(cut.there)[_VXLAN:] == frame
     assert received(cut.port) == [] and cut.counts == (0, 0, 0, 0)
@@ -292,14 +300,14 @@ def test_a_link_that_is_down_sends_nothing_over_its_tunnel(cut: CutBench) -> Non
         cut.port.send(ipv4(DATA))
     until(cut.cell()["drops"].any)
     cut.bench.queues.links["flags"][cut.near] = 0
-    assert cut.crossed(ipv4(0)) == (cut.far, ipv4(0)) and cut.counts[0] == 1
+    assert cut.crossed(ipv4(0)) == (cut.vni, ipv4(0)) and cut.counts[0] == 1
 
 
 def test_frames_of_the_mtu_cross_a_network_of_a_smaller_one() -> None:
     with cut_bench(1450) as cut:
         for size in (1400, 1450, MTU + 14):
-            assert cut.crossed(ipv4(DATA, size)) == (cut.far, ipv4(DATA, size))
-            cut.arrive(cut.near, ipv4(DATA, size))
+            assert cut.crossed(ipv4(DATA, size)) == (cut.vni, ipv4(DATA, size))
+            cut.arrive(cut.own_vni, ipv4(DATA, size))
             assert received(cut.port) == [ipv4(DATA, size)]
 
 

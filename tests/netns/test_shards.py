@@ -41,7 +41,7 @@ from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.shardcalls import AGENT, CLOCK, AgentCall
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import portfaults
-from heddle.switch.queues.classes import port_ids, row
+from heddle.switch.queues.classes import numbered_ports, port_ids, row
 from heddle.traffic.options import RunOptions
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
@@ -230,10 +230,8 @@ def shown_by_the_page(lab: Lab) -> None:
         assert first["totals"]["established"] == first["totals"]["expected"] == 4
         _, paths = ran(lab)
         assert paths.agree
-        ids = port_ids(lab.fabric)
-        used = {
-            ids[node, name] for each in paths.flows for step in each.measured for node, _, name in [step.partition(":")]
-        }
+        places = {port.ref: at for at, (_, port) in enumerate(numbered_ports(lab.fabric), 1)}  # ids have gaps
+        used = {places[step] for each in paths.flows for step in each.measured}
         assert len(used) > 4
 
         def seen() -> bool:

@@ -27,6 +27,7 @@ from heddle.switch.queues.classes import (
     base_of,
     budget_of,
     burst_bytes,
+    check_ids,
     classid,
     deepest_queue,
     numbered_ports,
@@ -207,8 +208,8 @@ def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> 
     assert base_of(5, 2) == base_of(6, 3) != base_of(6, 2)
     assert row(2, 3) == 19
     fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
-    with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
-        port_ids(fabric)
+    with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum of one kernel is 65535"):
+        check_ids(fabric)
 
 
 TICK_S = 64e-9  # PSCHED_SHIFT in include/net/pkt_sched.h

@@ -20,7 +20,7 @@ from heddle.runs.parts.queues import ClassUse, QueueUse
 from heddle.runs.series import COLUMNS, QueueRecord, QueueTotals, Series
 from heddle.switch.pfc.loop import reaction_bin
 from heddle.switch.queues import cells
-from heddle.switch.queues.cells import CAUSES, QueueState
+from heddle.switch.queues.cells import CAUSES, QueueState, ShardRows
 from heddle.switch.queues.classes import policies_of, port_ids, row
 from heddle.views.queuetext import amount, queues_text
 from tests.answers import Answers
@@ -226,13 +226,22 @@ def test_a_run_s_footer_is_a_line_or_two(answers: Answers) -> None:
     answers({name: "\n".join(use.lines()) for name, use in (("quiet", quiet), ("busy", busy), ("two classes", two))})
 
 
+def of_shard(maps: Maps, *nodes: str) -> QueueState:
+    """The state that the shard with these nodes reads."""
+    where, whole = ShardRows.of(maps.fabric.of_shard(nodes)), maps.state()
+    assert where is not None
+    tables = {name: getattr(whole, name)[where.ports] for name in ("cells", "ingress", "gates", "agent")}
+    return replace(whole, **tables, switches=whole.switches[where.nodes], shard=where)
+
+
 def test_moments_of_another_shard_are_on_the_clock_of_the_first() -> None:
     here, there = empty(), empty()
     at = there.at("rtsw2:eth1")
     there.agent[at]["closed_since_ns"] = 10 * NOW - 3_000_000  # its machine runs for longer
     there.agent[at]["paused_ns"] = 1_000_000
     here.agent[here.at("rtsw1:eth1")]["closed_since_ns"] = NOW - 5_000_000
-    joined = here.state().joined([replace(there.state(), taken_ns=10 * NOW)])
+    other = of_shard(there, "rtsw2", "ctsw2", "host3", "host4")
+    joined = of_shard(here, "rtsw1", "ctsw1", "host1", "host2").joined([replace(other, taken_ns=10 * NOW)])
     rows = result_of(here.fabric, joined, policies_of(here.fabric), ALIVE, {}).rows
     assert {row.port: row.paused_ms for row in rows if row.paused} == {"rtsw1:eth1": 5, "rtsw2:eth1": 4}
 

@@ -35,7 +35,8 @@ _TUNNEL_MTU: Final = 65000  # larger than any port's: its packets are cut into f
 class CutEnd:
     """The end of a cut link that is here. number, far: ids of its port, and of the port at the other end.
 
-    remote: the address of the other shard, where the far port is.
+    remote: the address of the other shard, where the far port is. vni, own_vni: the numbers of the far port, and of
+    this one, in the whole fabric: tunnels carry them.
     """
 
     node: str
@@ -43,6 +44,8 @@ class CutEnd:
     number: int
     far: int
     remote: Address
+    vni: int
+    own_vni: int
 
     @property
     def stub(self) -> str:
@@ -91,8 +94,8 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
             packed = end.remote.packed
             words = struct.unpack("<4I", packed) if len(packed) == 16 else (int(end.remote), 0, 0, 0)
             live.cuts["tunnel"][end.far], live.cuts["ipv6"][end.far] = indexes[TUNNEL], len(packed) == 16
-            live.cuts["remote"][end.far] = words
-            live.cuts["stub"][end.number] = indexes[end.stub]
+            live.cuts["remote"][end.far], live.cuts["vni"][end.far] = words, end.vni
+            live.cuts["stub"][end.number], live.arrivals[end.own_vni] = indexes[end.stub], end.number
     pins = pin_dir(fabric.name, OWNER)
     filters = [(end.stub, "ingress", "cut_out", f" classid {classid(end.far)}") for end in ends]
     filters += [(TUNNEL, "ingress", "cut_in", ""), (TUNNEL, f"egress protocol {BEAT:#x}", "cut_beat", "")]

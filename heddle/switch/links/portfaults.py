@@ -326,7 +326,7 @@ def _faulty(fabric: Fabric, live: LabQueues) -> dict[str, tuple[Port, int]]:
     from heddle.switch.queues.cells import LINK_FAULT
 
     found = {}
-    for node in fabric.nodes:
+    for node in fabric.nodes_here:
         for port in node.ports:
             number = live.ids[port.node, port.name]
             if live.links["flags"][number] & LINK_FAULT:

@@ -152,6 +152,8 @@ class Pauses:
         for gate in np.flatnonzero(self._world.queues.agent["until_ns"]).tolist():
             asking = int(links["peer"][gate // CLASSES])
             index = asking * CLASSES + gate % CLASSES
+            if asking not in self._world.ports:  # it is in another shard, whose agent does this
+                continue
             # Not for a host: its port never exceeds a threshold, and only the host itself may send pause frames.
             if not self._asked[index] and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
                 self._send(index, False)
@@ -213,7 +215,9 @@ class Links:
     def __init__(self, world: World, timers: loop.Deadlines, lost: Callable[[int, int], None]) -> None:
         """lost: called with a row and now, for each class of a port that went down."""
         self._world, self._timers, self._lost = world, timers, lost
-        self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
+        self._flags, peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
+        # The agent of another shard knows its ports; a port without a carrier is seen here.
+        self._peers = [peer if peer in world.ports else number for number, peer in enumerate(peers)]
         self._ids = {(port.node, port.name): number for number, port in world.ports.items()}
         self._up = dict.fromkeys(world.ports, True)
         self._down = dict.fromkeys((number for number in world.ports if self._flags[number] & LINK_DOWN), 0)

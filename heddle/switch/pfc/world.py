@@ -58,7 +58,7 @@ class AgentConfig:
 
     def to_json(self) -> str:
         """The text that the agent reads from its standard input."""
-        spaces, nodes = {node: str(path) for node, path in self.spaces.items()}, self.fabric.nodes
+        spaces, nodes = {node: str(path) for node, path in self.spaces.items()}, self.fabric.nodes_here
         ports = {n.name: [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports] for n in nodes}
         places = {name: astuple(place) for name, place in self.fabric.places.items()}
         rows = [[n.name, n.role.value, n.level, n.index, ports[n.name], places[n.name]] for n in nodes]
@@ -157,7 +157,7 @@ class World:
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
         self.gates: dict[int, tuple[Gates, str, int]] = {}  # row of the maps -> where, port, class
         for number, port in self.ports.items():
-            space = gates.get(port.node)  # None for the nodes of other shards
+            space = gates.get(port.node)
             for each in range(CLASSES):
                 if space is not None and (port.name, each) in space.gates:
                     self.gates[number * CLASSES + each] = (space, port.name, each)

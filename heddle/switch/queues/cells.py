@@ -31,7 +31,7 @@ from heddle.kernel.libbpf import Map, Program, loaded, run_on
 from heddle.spec.impairments import COUNTED, PROGRAM_KINDS
 from heddle.spec.queuepolicy import QueuePolicy
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.classes import OWNER, ClassPolicy, Policies, numbered_ports, port_ids, row
+from heddle.switch.queues.classes import OWNER, ClassPolicy, Policies, far_ids, numbered_ports, port_ids, row
 
 # Histogram of the times from crossing Xoff to the pause frame, in `spare` of the agent's rows (u32 each).
 REACTION_BINS: Final = 10
@@ -87,16 +87,16 @@ POLICY: Final = _layout(
     **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
 )
 CUT: Final = _layout(
-    "tunnel ipv6 stub pad remote sent sent_bytes received received_bytes",
-    **dict.fromkeys(("tunnel", "ipv6", "stub", "pad"), "<u4"), remote="(4,)<u4",
+    "tunnel ipv6 stub vni remote sent sent_bytes received received_bytes",
+    **dict.fromkeys(("tunnel", "ipv6", "stub", "vni"), "<u4"), remote="(4,)<u4",
 )  # fmt: skip
-TRANSIT: Final = np.dtype("<u8")
+WORD: Final = np.dtype("<u8")  # the kernel rounds values of an array up to 8 bytes
 ACTIVE: Final = np.dtype("<u4")
 DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
 LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "pulse": PULSE, "links": LINK, "switches": NODE,
-    "faults": FAULT, "cuts": CUT,
-    "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
+    "faults": FAULT, "cuts": CUT, "arrivals": WORD,
+    "transit": WORD, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
 PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle", "cut_out", "cut_in", "cut_beat")
 
@@ -106,7 +106,7 @@ class LabQueues:
 
     def __init__(self, fabric: Fabric, maps: Mapping[str, Map], programs: Mapping[str, Program], stack: ExitStack):
         self.fabric = fabric
-        self.ids = port_ids(fabric)  # (node, port) -> port id
+        self.ids, self.far_ids = port_ids(fabric), far_ids(fabric)  # (node, port) -> port id
         self._stack = stack
         self._programs = programs
         self.ring = maps["events"]  # only one process at a time may read it
@@ -124,7 +124,8 @@ class LabQueues:
         self.switches: Rows = self._views["switches"]  # by MapRows.index
         self.transit: Rows = self._views["transit"]
         self.faults: Rows = self._views["faults"]  # by port id
-        self.cuts: Rows = self._views["cuts"]  # the same; rows of links whose ends are on two kernels
+        self.cuts: Rows = self._views["cuts"]  # the same, and of far_ids; rows of links whose ends are on two kernels
+        self.arrivals: Rows = self._views["arrivals"]  # by VNI: the port id
         self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
     @classmethod
@@ -248,7 +249,8 @@ class LabQueues:
 
     def charged(self) -> tuple[Rows, Rows]:
         """Per node, the sums over its queues now: bytes beyond the reserves in the shared buffer, and in headroom."""
-        rules, links, nodes = self.policies(), np.repeat(self.links, CLASSES), len(self.switches)
+        rules, nodes = self.policies(), len(self.switches)
+        links = np.repeat(self.links[: len(rules) // CLASSES], CLASSES)
         pauses = rules["flags"] & POLICY_PFC != 0
         depth, held = (view.astype(np.int64) for view in (self.cells["depth"], self.ingress["occupancy"]))
         xoff, reserve = rules["xoff"].astype(np.int64), rules["reserve"].astype(np.int64)
@@ -343,7 +345,10 @@ class LabQueues:
         """Write a port's place, peer and rate."""
         place = self.fabric.places[port.node]
         flags = LINK_HOST if self.fabric.by_name[port.node].role is Role.HOST else 0
-        peer, base = self.ids[port.peer_node, port.peer_port], place.cross * CLASSES
+        end, base = (port.peer_node, port.peer_port), place.cross * CLASSES
+        if (far := self.far_ids.get(end)) is not None:
+            self.links["peer"][far] = number
+        peer = far or self.ids[end]
         self.links[number] = (peer, place.index, number - place.first, place.width, base, flags, port.rate_bps)
 
     def vacate(self, number: int) -> None:
@@ -397,15 +402,47 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
     """Number of entries of each map; port ids start at 1, so row 0 is unused."""
     nodes, ports, pairs = fabric.space
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
+    far = len(far_ids(fabric))
+    vnis = replace(fabric, shard=None).space[1] if far else 1
     return {
-        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "cuts": ports,
-        "switches": nodes, "transit": max(1, pairs * CLASSES),
+        **rows, "policies": 2 * ports * CLASSES, "links": ports + far, "faults": ports, "cuts": ports + far,
+        "arrivals": vnis, "switches": nodes, "transit": max(1, pairs * CLASSES),
         "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 
 
 # Moments on CLOCK_MONOTONIC; 0 is none. The other columns in ns are lengths.
 _TIMES: Final = frozenset({"last_out_ns", "since_ns", "last_ns", "closed_since_ns", "until_ns", "storm_since_ns"})
+
+
+@dataclass(frozen=True, eq=False)
+class ShardRows:
+    """Where the rows of a shard's maps are among those of the whole lab: its rows by class of port, and of nodes.
+
+    size: of the whole lab, rows and nodes.
+    """
+
+    ports: npt.NDArray[Any]
+    nodes: npt.NDArray[Any]
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, fabric: Fabric) -> Self | None:
+        """None where one kernel has all nodes."""
+        if fabric.shard is None:
+            return None
+        whole = replace(fabric, shard=None)
+        ids, size = port_ids(whole), whole.space
+        ports = np.array([0, *(ids[ref] for ref in port_ids(fabric))])
+        nodes = np.array([whole.places[node.name].index for node in fabric.nodes_here], np.int64)
+        return cls(np.add.outer(ports * CLASSES, np.arange(CLASSES)).ravel(), nodes, (size[1] * CLASSES, size[0]))
+
+    def whole(self, part: Rows, found: Rows | None = None, *, nodes: bool = False) -> Rows:
+        """Rows of the whole lab with those of the shard, the others 0 or as in `found`, which is changed."""
+        if found is None:
+            found = np.zeros((self.size[nodes], *part.shape[1:]), part.dtype)
+        found[self.nodes if nodes else self.ports] = part
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,14 +455,16 @@ class QueueState:
     gates: npt.NDArray[Any]
     agent: npt.NDArray[Any]
     switches: npt.NDArray[Any]
+    shard: ShardRows | None = None
 
     @classmethod
     def of(cls, live: LabQueues) -> Self:
         """Copy the maps now."""
-        copies = [each.copy() for each in (live.cells, live.ingress, live.gates, live.agent, live.switches)]
-        for each in copies:
+        maps = (live.cells, live.ingress, live.gates, live.agent, live.switches)
+        cells, ingress, gates, agent, switches = (each.copy() for each in maps)
+        for each in (cells, ingress, gates, agent, switches):
             each.flags.writeable = False
-        return cls(time.monotonic_ns(), *copies)
+        return cls(time.monotonic_ns(), cells, ingress, gates, agent, switches, ShardRows.of(live.fabric))
 
     def of_ports(self, ids: Rows) -> Self:
         """The same with the rows of these ports only, in this order."""
@@ -434,23 +473,22 @@ class QueueState:
         return replace(self, **found)
 
     def joined(self, others: Sequence[Self]) -> Self:
-        """One state of those of all shards: a row is 0 in all of them but that of its port.
+        """One state of those of all shards.
 
         All shards were read at the same moment, so times are translated to the clock of the first by taken_ns; they are
         as exact as that moment is the same, which is some milliseconds.
         """
-        found = {}
+        found: dict[str, Any] = {"shard": None}
         for name in ("cells", "ingress", "gates", "agent", "switches"):
-            sums = getattr(self, name).copy()
-            for each in others:
-                part = getattr(each, name)
-                for column in sums.dtype.names:
-                    counts = part[column]
-                    if column in _TIMES:
-                        counts = np.where(counts > 0, counts.astype(np.int64) + self.taken_ns - each.taken_ns, 0)
-                    sums[column] += counts.astype(sums[column].dtype)
-            sums.flags.writeable = False
-            found[name] = sums
+            for each in (self, *others):
+                part = getattr(each, name).copy()
+                for column in _TIMES.intersection(part.dtype.names):
+                    times = part[column]
+                    part[column] = np.where(times > 0, times.astype(np.int64) + self.taken_ns - each.taken_ns, 0)
+                if each.shard is not None:
+                    part = each.shard.whole(part, found.get(name), nodes=name == "switches")
+                found[name] = part
+            found[name].flags.writeable = False
         return replace(self, **found)
 
 

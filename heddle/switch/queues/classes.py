@@ -2,10 +2,11 @@
 
 In:  a Fabric and its `queues` (`queues set` may have changed those of a switch).
 Out: port ids; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
-Port ids come from the fabric alone, so they are the same in every program and process: from 1, in the order of its
-nodes and of their ports, with room behind each switch (Wiring.places). The shared maps use them as index. The ports of
-one node have consecutive ids, and mostly consecutive interface indexes: so they share filters, whose classid is the
-difference (port_of in bpf/port.h).
+Port ids come from the fabric alone, so they are the same in every program and process of a kernel: from 1, in the order
+of its nodes and of their ports, with room behind each switch (Wiring.places). The shared maps use them as index. The
+ports of one node have consecutive ids, and mostly consecutive interface indexes: so they share filters, whose classid
+is the difference (port_of in bpf/port.h). Each shard has ids of its own; over tunnels a port has its number in the
+whole fabric.
 """
 
 from __future__ import annotations
@@ -30,21 +31,32 @@ PortRef = tuple[str, str]  # node, port
 
 
 def port_ids(fabric: Fabric) -> Mapping[PortRef, int]:
-    """(node, port) -> its id. InputError when a lab has more ports than there are ids."""
-    found = {(port.node, port.name): number for number, port in numbered_ports(fabric)}
-    if found and max(found.values()) > MOST_PORTS:
-        why = f"has {len(found)} ports; the maximum is {MOST_PORTS}"
-        raise InputError(Problem("", fabric.name, why, f"use fewer {fabric.box}s, hosts or NICs"))
-    return found
+    """(node, port) -> its id, for the ports of this kernel."""
+    return {(port.node, port.name): number for number, port in numbered_ports(fabric)}
 
 
 def numbered_ports(fabric: Fabric) -> Iterator[tuple[int, Port]]:
-    """Every port with its id, in ascending order."""
+    """Every port of this kernel with its id, in ascending order."""
     places = fabric.places
-    rows = (zip(places[node.name].ids, node.ports, strict=True) for node in fabric.nodes)
+    rows = (zip(places[node.name].ids, node.ports, strict=True) for node in fabric.nodes_here)
     return (
         iter(sorted(chain.from_iterable(rows), key=itemgetter(0))) if fabric.kept_places else chain.from_iterable(rows)
     )
+
+
+def far_ids(fabric: Fabric) -> Mapping[PortRef, int]:
+    """The same for ports of other shards at the ends of cut links: their ids follow. Empty on one machine."""
+    here = fabric.shard
+    cut = (port for _, port in numbered_ports(fabric) if here is not None and port.peer_node not in here)
+    return {(port.peer_node, port.peer_port): number for number, port in enumerate(cut, fabric.space[1])}
+
+
+def check_ids(fabric: Fabric, what: str = "") -> None:
+    """InputError when a kernel has more ports than there are ids. what: the shard."""
+    if (highest := fabric.space[1] - 1 + len(far_ids(fabric))) > MOST_PORTS:
+        why = f"has {highest} ports; the maximum of one kernel is {MOST_PORTS}"
+        hint = "use more --shards" if what else f"use fewer {fabric.box}s, hosts or NICs, or --runtime kubernetes"
+        raise InputError(Problem("", what or fabric.name, why, hint))
 
 
 def classid(port_id: int) -> str:
@@ -131,7 +143,7 @@ Policies = Mapping[PortRef, tuple[ClassPolicy, ...]]  # a policy for each of the
 def policies_of(
     fabric: Fabric, queues: QueuePolicy | None = None, own: Mapping[str, QueuePolicy] | None = None
 ) -> Policies:
-    """(node, port) -> the policy of each of its eight classes, for every port of every switch and host.
+    """(node, port) -> the policy of each of its eight classes, for every port of every switch and host of this kernel.
 
     queues: those of the file when None. own: nodes with other ones, at ports of the network with ranks.
     InputError names the switches whose buffer is smaller than the sum of its reserves and headroom.
@@ -141,7 +153,7 @@ def policies_of(
     found: dict[PortRef, tuple[ClassPolicy, ...]] = {}
     known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
-    for node in fabric.nodes:
+    for node in fabric.nodes_here:
         policies = {**usual, BACKEND: (own or {}).get(node.name, usual[BACKEND])}
         # A switch is in one network, so its ports share a buffer of one policy.
         policy = policies[node.ports[0].network if node.ports else BACKEND]

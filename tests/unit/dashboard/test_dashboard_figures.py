@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -70,7 +70,8 @@ def reading(
         }
         nodes[node.name] = NodeSnapshot(node.name, down=mine, sessions=None if node.name in silent else states)
     slow = Snapshot(fabric.name, LabPart.CARRIER | LabPart.SESSIONS, nodes)
-    return LiveReading(1000 + at_s, QueueState(round(at_s * 1e9), **maps), np.zeros(len(ids) + 1, bool), slow)
+    queues = QueueState(round(at_s * 1e9), **cast(Any, maps))
+    return LiveReading(1000 + at_s, queues, np.zeros(len(ids) + 1, bool), slow)
 
 
 def figures(
