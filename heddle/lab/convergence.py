@@ -98,13 +98,12 @@ def foreign_routes(fabric: Fabric, fibs: Mapping[str, Fib]) -> list[ForeignRoute
     So does a route that discards packets.
     """
     edges = set(fabric.prefixes.values())
-    own = {node.name: ip_network(node.loopback) for node in fabric.switches if node.loopback is not None}
-    announced = {*own.values()} if fabric.policy.routing.loopbacks else set()
+    announced = fabric.switches if fabric.policy.routing.loopbacks else ()
+    loopbacks = {ip_network(node.loopback) for node in announced if node.loopback is not None}
     return [
         route
         for name, fib in fibs.items()
         for node in [fabric.by_name[name]]
-        for loopbacks in [{*announced, *([own[name]] if name in own else [])}]
         for route in _unknown(node, fib, {*fabric.expected_next_hops[name], *loopbacks, *(edges - {node.prefix})})
     ]
 

@@ -149,7 +149,7 @@ class RoutingPolicy:
     daemons: Literal["own", "shared"] = key(
         "own",
         "`shared`: one zebra and one bgpd route a group of switches, each in a VRF of its own. A large fabric starts"
-        " sooner and needs half the memory; a fault of a daemon is one of its group. Runtime `netns` only",
+        " sooner and needs less memory; a fault of a daemon is one of its group. Runtime `netns` only",
     )
 
     @property

@@ -154,7 +154,10 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
     assert set(now.drops) == {port.ref for node in tiny.fabric.switches for port in node.ports}
     assert not (now.down or now.foreign_roots or now.silent or now.drained)
     assert {state for peers in now.sessions.values() for state in (peers or {}).values()} == {"Established"}
-    assert len(now.queues.switches) >= len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
+    assert (
+        len(now.queues.switches) == tiny.fabric.space[0] > len(tiny.fabric.nodes)
+        and not now.queues.cells.flags.writeable
+    )
 
 
 @pytest.mark.deep
