@@ -33,8 +33,15 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """A fabric with `routing.control: static` needs no FRR."""
     needed = () if typed["dry_run"] else packages.for_runtime(typed["runtime"])
     if typed["fabric"] and any(part.name == "frr" for part in packages.missing(needed)):
-        from heddle.fabric.fabricfile import load_fabric
-
+        try:
+            from heddle.fabric.fabricfile import load_fabric
+        except ImportError:  # before the Python packages are set up: a file cannot be read, but may say so
+            file = Path(typed["fabric"])
+            text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+            said = [*(typed["set_"] or ()), text]
+            if any("static" in each for each in said):
+                raise
+            return needed
         with suppress(HeddleError):  # the verb itself reports it
             if not load_fabric(typed["fabric"], overrides=typed["set_"]).fabric.policy.routing.by_bgp:
                 return packages.LAB

@@ -35,6 +35,7 @@ _CAPABILITIES: Final = {
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
 _MULTIPATH: Final = 16  # the default of FRR's configure.ac
+NO_VRFS: Final = (10,)  # the first release of FRR whose daemons several switches cannot share
 STATUS: Final = Path("/proc/self/status")
 
 
@@ -46,7 +47,7 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
         *_kernel(fabric),
         *_limits(fabric, _THREADS_A_SWITCH * daemons),
     ]
-    problems += _multipath(fabric) if daemons else []
+    problems += [*_multipath(fabric), *_shared(fabric)] if daemons else []
     if problems:
         raise MachineError(*problems)
 
@@ -124,6 +125,15 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
         )
 
 
+def _shared(fabric: Fabric) -> Iterator[Problem]:
+    """FRR 10.3 was seen to keep all sessions of shared daemons in Idle; 8.4 was not. mgmtd reads interfaces there."""
+    release = frr_release()
+    if fabric.policy.routing.daemons == "shared" and release is not None and release >= NO_VRFS:
+        shown = ".".join(map(str, release))
+        why = f"does not work with FRR {shown}, whose mgmtd configures interfaces: no session comes up"
+        yield Problem("frr", "routing.daemons: shared", why, "add --set routing.daemons=own, or use FRR 8 or 9")
+
+
 def _kernel(fabric: Fabric) -> Iterator[Problem]:
     if sysctls_read_only(SYSCTLS):
         why = "is read-only here, and nodes need sysctls of their own"
@@ -144,7 +154,7 @@ def _kernel(fabric: Fabric) -> Iterator[Problem]:
 def _limits(fabric: Fabric, threads_a_switch: int) -> Iterator[Problem]:
     """Limits that all namespaces of the machine share.
 
-    FRR's inotify watch is not one of them: zebra opens one only for VRFs in namespaces, which Heddle does not use.
+    FRR's inotify watch is not one of them: zebra opens one only for VRFs in namespaces, so with shared daemons.
     """
     from heddle.host import limits  # predictions ask only for the release of FRR
 

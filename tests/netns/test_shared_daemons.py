@@ -13,6 +13,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
+from heddle.host.preflight import NO_VRFS, frr_release
 from heddle.kernel.fib import NextHop
 from heddle.lab import lifecycle as life
 from heddle.lab.faults.orders import clear, set_kind
@@ -26,6 +27,9 @@ from tests.conftest import Up
 from tests.machine import until
 from tests.netns.live import failed
 
+pytestmark = pytest.mark.skipif(
+    (frr_release() or ()) >= NO_VRFS, reason="routing.daemons: shared does not work with this release of FRR"
+)
 SHARED: Final = "routing.daemons=shared"
 UNEVEN: Final = ("racks=3", "ctsw=2", "hosts_per_rack=1", "routing.ucmp=true", "routing.loopbacks=true")
 
