@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,16 +34,17 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
     if typed["fabric"] and any(part.name == "frr" for part in packages.missing(needed)):
         try:
             from heddle.fabric.fabricfile import load_fabric
+
+            by_bgp = load_fabric(typed["fabric"], overrides=typed["set_"]).fabric.policy.routing.by_bgp
+        except HeddleError:  # the verb itself reports it
+            return needed
         except ImportError:  # before the Python packages are set up: a file cannot be read, but may say so
             file = Path(typed["fabric"])
             text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-            said = [*(typed["set_"] or ()), text]
-            if any("static" in each for each in said):
+            if any("static" in each for each in (*(typed["set_"] or ()), text)):
                 raise
             return needed
-        with suppress(HeddleError):  # the verb itself reports it
-            if not load_fabric(typed["fabric"], overrides=typed["set_"]).fabric.policy.routing.by_bgp:
-                return packages.LAB
+        return needed if by_bgp else packages.LAB
     return needed
 
 
