@@ -29,9 +29,6 @@ class ControlPlane:
     daemons: ClassVar[type[Daemons]] = Daemons
     drained: ClassVar[str] = f"its own prefix has the community {GRACEFUL_SHUTDOWN}"
 
-    def check(self, lab: Lab) -> None:
-        """Before `up` creates anything. InputError for a lab that cannot have this."""
-
     def follow(self, lab: Lab) -> list[str]:
         """Install the routes that links and drains give now; returns the switches that had others."""
         return []

@@ -164,7 +164,7 @@ def _created(
     ring = deadlock_warning(lab.fabric)
     for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA), *ring):
         observer.warn(line)
-    control_of(lab.fabric).check(lab)
+    control_of(lab.fabric)  # InputError when its plugin is not here
     if engine.here:
         preflight(lab.fabric, daemons=engine.daemons_here and lab.fabric.policy.routing.by_bgp)
         switch.check(lab.fabric)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from heddle.base import owners
-from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.problems import MachineError, Problem
 from heddle.fabric.nexthops import Group, edges_of
 from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
@@ -30,6 +30,7 @@ from heddle.lab.daemons import BgpPeer, Daemons
 from heddle.lab.linkstate import State
 from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import concat, spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,22 +82,12 @@ class Static(ControlPlane):
     daemons = _NoDaemons
     drained = "its neighbours have no route through it as transit"
 
-    def check(self, lab: Lab) -> None:
-        if not lab.runtime.here:
-            why = f"does not run in shards (runtime {lab.runtime.name})"
-            hint = "use routing.control=bgp, or --runtime netns on this machine"
-            raise InputError(Problem("", "routing.control: static", why, hint))
-
     def follow(self, lab: Lab) -> list[str]:
         with owners.lock(lab.name, "routes", seconds=_LOCK_S):
-            now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS)
-            state, fabric = State.of(lab.fabric, now), lab.fabric
-            lost = {*state.dead}
-            groups = fabric.groups_without(lost, state.drained) if lost or state.drained else fabric.next_hop_groups
-            handles = lab.handles()
-            return [
-                n.name for n in fabric.switches if _installed(fabric, n, groups[n.name], now, handles[n.name].netns)
-            ]
+            now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED)
+            # A link between switches is down where an end is set down: the carrier of a cut link follows later.
+            dead = [ref for ref in State.of(lab.fabric, now).dead if now.down.get(ref, True)]
+            return _follow(lab, dead, now.drained)
 
     def drain(self, lab: Lab, switch: str, *, on: bool) -> None:
         done = in_network(lab, switch, ["ip", "link", "set", "dev", "lo", "alias", _ALIAS * on])
@@ -105,6 +96,15 @@ class Static(ControlPlane):
 
 
 STATIC: Final = Static()
+
+
+@spread(concat)
+def _follow(lab: Lab, dead: Collection[str], drained: Collection[str]) -> list[str]:
+    """Install the routes of the switches of a shard, or of all; returns those that had others."""
+    now, fabric, handles = lab.snapshot(LabPart.CARRIER | LabPart.FIBS), lab.fabric, lab.handles()
+    groups = fabric.groups_without(dead, drained) if dead or drained else fabric.next_hop_groups
+    own = [node for node in fabric.switches if node.name in handles]
+    return [n.name for n in own if _installed(fabric, n, groups[n.name], now, handles[n.name].netns)]
 
 
 def _installed(fabric: Fabric, node: Node, groups: Sequence[Group], now: Snapshot, netns: Path) -> bool:
@@ -122,7 +122,7 @@ def _installed(fabric: Fabric, node: Node, groups: Sequence[Group], now: Snapsho
         new = [
             (index[port.name], gateway_of(fabric, port), _mac(fabric, port))
             for port in node.ports
-            if port.address is None and port.name in index and port.ref not in now.down
+            if port.address is None and port.name in index and not now.down.get(port.ref)
         ]
         new = [entry for entry in new if entry not in entries]
         if not (late or gone or new):

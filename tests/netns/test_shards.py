@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,11 +52,14 @@ from heddle_plugins.engineering.diagnosis.case import Case
 from heddle_plugins.engineering.diagnosis.diagnosis import judged, probe_paths
 from heddle_plugins.packets.craft import craft
 from tests import localshards
+from tests.conftest import Borrow
 from tests.machine import commands, patience, until
+from tests.netns.control.test_static import STATIC, differences
 from tests.netns.live import failed
 
 LOSSLESS = 3
 LINKS = ("link.host=20mbit", "link.fabric=40mbit")
+OTHER_ROUTE = "via 169.254.0.1 dev eth1 onlink proto static metric 20"
 PAUSING = ("queues.pfc.xoff=20KB", "queues.pfc.xon=12KB", *LINKS)
 
 
@@ -267,6 +271,27 @@ def test_zone_over_shards_takes_the_paths_that_it_takes_on_one_machine(
 
 def test_every_check_passes_over_shards(lab: Lab) -> None:
     assert failed(lab) == {}
+
+
+@pytest.mark.deep
+def test_static_routes_of_shards_are_those_of_one_machine(
+    cluster: localshards.LocalCluster, borrow: Borrow, name: str
+) -> None:
+    one = borrow("tiny", STATIC)
+    shards = lifecycle.up(load_fabric("tiny", name=name, overrides=[STATIC]), runtime=localshards.NAME).lab
+    assert not differences(one, shards) and failed(shards) == {}
+    _, paths = ran(shards)
+    assert paths.agree and not paths.lost
+    with ExitStack() as outages_of:
+        for outage, where in ((outages.link_down, cut_port(shards, "rtsw2")), (outages.drain, "ctsw1")):
+            for lab in (one, shards):
+                outages_of.enter_context(outage(lab, where))
+            assert not differences(one, shards), where
+    prefix = shards.fabric.prefixes[1]
+    shards.output("rtsw1", ["ip", "route", "replace", str(prefix), *OTHER_ROUTE.split()])
+    assert differences(one, shards) == [f"rtsw1 {prefix}"]
+    done = lifecycle.repair_lab(name).repaired
+    assert done is not None and done.done == ("rtsw1: routes installed again",) and not differences(one, shards)
 
 
 @pytest.mark.deep
