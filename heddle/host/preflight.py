@@ -35,7 +35,6 @@ _CAPABILITIES: Final = {
     "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
 _MULTIPATH: Final = 16  # the default of FRR's configure.ac
-NO_VRFS: Final = (10,)  # the first release of FRR whose daemons several switches cannot share
 STATUS: Final = Path("/proc/self/status")
 
 
@@ -47,7 +46,7 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
         *_kernel(fabric),
         *_limits(fabric, _THREADS_A_SWITCH * daemons),
     ]
-    problems += [*_multipath(fabric), *_shared(fabric)] if daemons else []
+    problems += [*_multipath(fabric)] if daemons else []
     if problems:
         raise MachineError(*problems)
 
@@ -123,15 +122,6 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
         yield Problem(
             "frr", "zebra", why, f"use fewer uplinks ({above}), or an FRR built with --enable-multipath={most}"
         )
-
-
-def _shared(fabric: Fabric) -> Iterator[Problem]:
-    """FRR 10.3 was seen to keep all sessions of shared daemons in Idle; 8.4 was not. mgmtd reads interfaces there."""
-    release = frr_release()
-    if fabric.policy.routing.daemons == "shared" and release is not None and release >= NO_VRFS:
-        shown = ".".join(map(str, release))
-        why = f"does not work with FRR {shown}, whose mgmtd configures interfaces: no session comes up"
-        yield Problem("frr", "routing.daemons: shared", why, "add --set routing.daemons=own, or use FRR 8 or 9")
 
 
 def _kernel(fabric: Fabric) -> Iterator[Problem]:

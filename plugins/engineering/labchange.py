@@ -203,6 +203,15 @@ class _Change:
             with LabQueues.pinned(old.fabric) as live:
                 set_faults(old.fabric, LineSpaces(self.handles), live, lines)
         stays = [port for port in ends if port.node not in gone]
+        # When a port is deleted, zebra 10.3 sends its last router advertisement, with its MAC, over another port: the
+        # switch there would send all packets to that MAC.
+        self._enter(
+            old,
+            {
+                name: [f"interface {port.name} / ipv6 nd suppress-ra" for port in stays if port.node == name]
+                for name in sorted({port.node for port in stays if old.fabric.by_name[port.node].role is Role.SWITCH})
+            },
+        )
         for port in stays:  # the other end goes with it, also while a process still has its namespace
             self._ip(port.node, [f"link del dev {port.name}"])
         grace()

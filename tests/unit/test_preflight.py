@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import build
 from heddle.host import limits
 from heddle.host import preflight as room
@@ -198,15 +197,3 @@ def test_a_port_that_may_deliver_out_of_order_is_found_by_its_settings(answers: 
         return fault(port, Delivery[delivery], {0, 1})
 
     answers(wrong)
-
-
-def test_shared_daemons_are_refused_with_an_frr_that_has_no_vrfs_for_them(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = load_fabric("tiny", overrides=["routing.daemons=shared"]).fabric
-    monkeypatch.setattr(room, "frr_release", lambda: (9, 1))
-    preflight(shared)
-    monkeypatch.setattr(room, "frr_release", lambda: (10, 3))
-    preflight(build(small("e-ecmp")))
-    with pytest.raises(MachineError, match=r"routing.daemons: shared.*FRR 10\.3.*no session comes up"):
-        preflight(shared)

@@ -7,14 +7,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from heddle.base import state
-from heddle.base.problems import InputError
+from heddle.base.problems import CheckError, InputError
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
@@ -158,7 +158,8 @@ def test_a_rack_and_a_spine_come_and_go_without_a_loss_between_others(changed: C
 def test_without_a_drain_packets_are_lost(changed: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
     lab = changed("ctsw=3")
     monkeypatch.setattr(labchange._Change, "_drain", lambda self: None)
-    with streaming(lab, "host1", "host2") as stream:
+    # FRR 10.3 advertises a wrong MAC when a port goes that has a session, which `up` reports.
+    with streaming(lab, "host1", "host2") as stream, suppress(CheckError):
         changed("ctsw=2")
     assert stream.lost > 0
 
