@@ -15,6 +15,10 @@ from typing import Final
 
 CLASSES: Final = 8  # priorities of 802.1Q; a PFC frame has a bit and a time for each
 DSCPS: Final = 64
+# DSCP by kind of packet, with the defaults of NIC testers (OTG): data in the lossless class, answers (ACK, NAK, CNP)
+# in the class with the highest priority.
+DSCP_DATA: Final = 24
+DSCP_ANSWER: Final = 48
 HEADER: Final = 14  # bytes of an Ethernet header, part of every depth and threshold
 MAX_QUANTA: Final = 0xFFFF
 QUANTUM_BITS: Final = 512  # 802.1Q, clause 36: times are in units of 512 bit times of the port

@@ -437,4 +437,4 @@ def run_on(
     left = (ctypes.c_uint32 * 5).from_buffer_copy(result.raw[_CB])
     cells = (left[0], left[1], left[2], left[3], left[4])
     priority = ctypes.c_uint32.from_buffer(result, _PRIORITY).value
-    return TestRun(int(options.retval), cells, int(options.duration), after.raw, priority)
+    return TestRun(int(options.retval), cells, int(options.duration), after.raw[: options.data_size_out], priority)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Paths below `queues` that are thresholds, which are in a BPF map. All others are in qdiscs, or in tables for qdiscs.
 LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
-                "alpha")  # fmt: skip
+                "alpha", "trimming.enabled", "trimming.size", "trimming.actions")  # fmt: skip
 
 
 QueueSetting = str | int | float | bool | None | Sequence[int]  # a value of a fabric file's `queues`

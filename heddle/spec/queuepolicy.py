@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from heddle.base.ethernet import CLASSES, DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
+from heddle.base.ethernet import CLASSES, DSCP_ANSWER, DSCP_DATA, DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.units import round_down, shown
 from heddle.spec.key import Complaint, key
 
@@ -26,6 +26,8 @@ _RESERVED: Final[Any] = {"unit": "size", "least": 0, "most": 2**31, "auto": True
 _BUFFER: Final[Any] = {"unit": "size", "least": BUFFERS[0], "most": BUFFERS[1], "auto": True}
 _STORM: Final[Any] = {"unit": "duration", "least": 10**7, "most": 10**11}
 _ONE_CLASS: Final[Any] = {"least": 0, "most": CLASSES - 1}
+_ONE_DSCP: Final[Any] = {"least": 0, "most": DSCPS - 1}
+_OF_HOSTS: Final[Mapping[int, str]] = {DSCP_DATA: "RoCE data", DSCP_ANSWER: "ACKs, NAKs and CNPs"}
 AutoSize = int | Literal["auto"]
 ClassKind = Literal["control", "lossless", "lossy"]
 
@@ -172,6 +174,57 @@ class PfcPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class TrimmingPolicy:
+    """Packet trimming: a switch cuts a UDP packet that the buffer refuses to its headers, and sends those first."""
+
+    queue: int | None = key(
+        None,
+        "class for trimmed packets, which is served after control and before all others; without it nothing is trimmed",
+        **_ONE_CLASS,
+    )
+    enabled: bool = key(True, "whether packets are trimmed; `false` drops them")
+    size: int = key(
+        256, "bytes from the IP header on to which a packet is cut; shorter ones are dropped", unit="size", least=128,
+        most=1024,
+    )  # fmt: skip
+    dscp: int = key(12, "DSCP of trimmed packets", **_ONE_DSCP)
+    last_hop_dscp: int = key(16, "the same if the port to the host trimmed them", name="last-hop-dscp", **_ONE_DSCP)
+    exempt: tuple[int, ...] = key((0,), "DSCPs that are never trimmed", name="except")
+    actions: Mapping[int, Literal["trim", "drop"]] = key(
+        {}, "`trim` or `drop` for single classes: `{0: drop}`. Classes that PFC pauses and control drop, others trim",
+        numbers=_class,
+    )  # fmt: skip
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """Key -> DSCP of trimmed packets."""
+        return {"dscp": self.dscp, "last-hop-dscp": self.last_hop_dscp}
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """DSCPs that are never trimmed."""
+        return frozenset({*self.exempt, *self.marks.values()})
+
+    def rules(self) -> Iterator[Complaint]:
+        """A DSCP has one meaning."""
+        for word, dscp in self.marks.items():
+            path = f"queues.trimming.{word}"
+            if dscp in _OF_HOSTS:
+                yield Complaint(path, f"is the DSCP of {_OF_HOSTS[dscp]}", "use a DSCP that no host sends, as 12")
+            if dscp in self.exempt:
+                why = "is also in except: trimmed packets are never trimmed again"
+                yield Complaint(path, why, "remove it there", given=("queues.trimming.except",))
+        if self.dscp == self.last_hop_dscp:
+            why = "is also queues.trimming.dscp: a receiver could not tell where a packet was trimmed"
+            hint = "use another DSCP, as 16"
+            yield Complaint("queues.trimming.last-hop-dscp", why, hint, given=("queues.trimming.dscp",))
+        for at, dscp in enumerate(self.exempt):
+            if not 0 <= dscp < DSCPS:
+                why = f"has {dscp}, which is not a DSCP"
+                yield Complaint(f"queues.trimming.except.{at}", why, f"DSCPs are 0 to {DSCPS - 1}")
+
+
+@dataclass(frozen=True, slots=True)
 class BufferPolicy:
     """Bytes that the ports of one switch share, one size per level from the leaves up; `auto` if none is given.
 
@@ -239,6 +292,7 @@ class QueuePolicy:
     dscp: Mapping[int, int] = key({}, "DSCPs that map to a class: `{26: 3}`", numbers=_dscp)
     ecn: EcnPolicy = EcnPolicy()
     pfc: PfcPolicy = PfcPolicy()
+    trimming: TrimmingPolicy = TrimmingPolicy()
     buffer: BufferPolicy = key(BufferPolicy(), file=NamedBuffers, one="switch")
     reserve: int = key(
         10_000, "bytes of the buffer reserved for each class of each port", unit="size", least=0, most=2**31
@@ -257,7 +311,18 @@ class QueuePolicy:
     @property
     def numbers(self) -> tuple[int, ...]:
         """Classes in use, ascending."""
-        return tuple(sorted({self.control, self.best_effort, *self.lossless, *self.weights}))
+        return tuple(sorted({self.control, self.best_effort, *self.lossless, *self.weights, *self.trim_queue}))
+
+    @property
+    def trim_queue(self) -> tuple[int, ...]:
+        """The class of trimmed packets, if there is one."""
+        return () if self.trimming.queue is None else (self.trimming.queue,)
+
+    def trims(self, number: int) -> bool:
+        """Whether packets of a class in use are trimmed where the buffer refuses them."""
+        if not (self.trim_queue and self.trimming.enabled) or number in (self.control, *self.trim_queue, *self.paused):
+            return False
+        return self.trimming.actions.get(number, "trim") == "trim"
 
     def kind(self, number: int) -> ClassKind:
         """The kind of a class in use."""
@@ -303,16 +368,18 @@ class QueuePolicy:
         """The class of each of the 64 DSCPs.
 
         DSCPs 8n to 8n+7 belong to class n if that is in use (the upper three bits, as in IP precedence and 802.1p).
-        Otherwise 48 to 63 belong to control, and all others to best effort. `dscp` overrides these rules.
+        Otherwise 48 to 63 belong to control, and all others to best effort. `dscp` overrides these rules. The queue of
+        trimmed packets has their DSCPs only.
         """
-        used = self.numbers
+        used = {*self.numbers} - {*self.trim_queue}
+        marks = {dscp: number for number in self.trim_queue for dscp in self.trimming.marks.values()}
 
         def usual(dscp: int) -> int:
             if dscp // 8 in used:
                 return dscp // 8
             return self.control if dscp // 8 in _NETWORK_CONTROL else self.best_effort
 
-        return tuple(self.dscp.get(each, usual(each)) for each in range(DSCPS))
+        return tuple(marks.get(each, self.dscp.get(each, usual(each))) for each in range(DSCPS))
 
     def rules(self) -> Iterator[Complaint]:
         """Classes exist, have one purpose each, and are in use where a key names them."""
@@ -327,11 +394,40 @@ class QueuePolicy:
             if number not in self.numbers:
                 hint = f"{some}; add class {number} with queues.weights.{number}" if 0 <= number < CLASSES else some
                 yield Complaint(f"queues.dscp.{dscp}", "is not a class in use", hint, given=given)
+        if self.trim_queue:
+            yield from self._wrong_trimming(*self.trim_queue)
         if self.scheduler == "ets" and self.paused:
             which = "class " + ", ".join(str(number) for number in self.lossless)
             why = f"does not work with {which}, which PFC may pause: sch_ets then serves no weighted class at all"
             hint = "remove it: auto selects htb here, and ets for queues.lossless: []; or set queues.pfc.enabled: false"
             yield Complaint("queues.scheduler", why, hint, given=("queues.lossless", "queues.pfc.enabled"))
+
+    def _wrong_trimming(self, queue: int) -> Iterator[Complaint]:
+        others = {self.control: "control", self.best_effort: "best_effort", **dict.fromkeys(self.lossless, "lossless")}
+        others |= dict.fromkeys({*self.weights} - {*others}, "weights")
+        free = next(number for number in (5, 4, 1, 2, 7, 3, 0, 6, None) if number not in others)
+        if queue in others:
+            why = f"is a class of queues.{others[queue]}: trimmed packets need a queue of their own, without pauses"
+            hint = "remove a class" if free is None else f"try {free}"
+            yield Complaint("queues.trimming.queue", why, hint, given=(f"queues.{others[queue]}",))
+        for dscp, number in self.dscp.items():
+            if dscp in self.trimming.marks.values():
+                why = "is the DSCP of trimmed packets, which have their own class"
+                yield Complaint(f"queues.dscp.{dscp}", why, "remove it", given=("queues.trimming",))
+            elif number == queue:
+                why = "is the class of trimmed packets: data would fill it"
+                yield Complaint(f"queues.dscp.{dscp}", why, "use another class", given=("queues.trimming.queue",))
+        for number, action in self.trimming.actions.items():
+            path = f"queues.trimming.actions.{number}"
+            if number not in self.numbers:
+                yield Complaint(path, "is for a class that is not in use", "remove it")
+            elif action == "trim" and number in self.paused:
+                why = f"is for class {number}, which PFC pauses: its packets wait at the sender, none is to be trimmed"
+                hint = "remove it, or set queues.pfc.enabled: false"
+                yield Complaint(path, why, hint, given=("queues.lossless", "queues.pfc.enabled"))
+            elif action == "trim" and number in (self.control, queue):
+                what = "control" if number == self.control else "trimmed packets"
+                yield Complaint(path, f"is for the class of {what}, which is not trimmed", "remove it")
 
     def _wrong_classes(self) -> Iterator[Complaint]:
         for place, number in enumerate(self.lossless):

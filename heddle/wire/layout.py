@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from heddle.base import ethernet
+
 ROCE_PORT: Final = 4791
 ETHERTYPE_IPV4: Final = 0x0800
 ETHERTYPE_IPV6: Final = 0x86DD
@@ -93,10 +95,8 @@ DEFAULT_PKEY: Final = 0xFFFF
 ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class
 ECN_CE: Final = 0x03
 ECT0: Final = 0x02
-# DSCP by kind of packet, with the defaults of NIC testers (OTG): data in the lossless class, answers (ACK, NAK, CNP)
-# in the class with the highest priority. Only data is ECN-capable.
-DSCP_DATA: Final = 24
-DSCP_ANSWER: Final = 48
+DSCP_DATA: Final = ethernet.DSCP_DATA  # only data is ECN-capable
+DSCP_ANSWER: Final = ethernet.DSCP_ANSWER
 TOS_DATA: Final = DSCP_DATA << 2 | ECT0
 TOS_ANSWER: Final = DSCP_ANSWER << 2
 

@@ -21,7 +21,7 @@ HERE: Final = ROOT / "heddle/switch/bpf"
 PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
 VERSION_FILE: Final = HERE / "clang.txt"
 # bpfel: for x86-64 and arm64. -nostdinc: only our headers. The prefix map keeps build paths out of the BTF.
-_FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
+_FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident", "-gno-column-info")
 # v2: every kernel since 4.14. v3 has additions that return the old value: since 5.12, on arm64 since 5.18.
 _CPU: Final = {"queue": "v3"}
 FAULT_FIELDS: Final = {  # of struct fault in queue.h

@@ -70,7 +70,8 @@
 #define DROP_WATCHDOG 3
 #define DROP_DOWN 4
 #define DROP_FAULT 5
-#define CAUSES 6
+#define DROP_TRIM 6
+#define CAUSES 7
 #define MOST_PORTS 65535
 #define LINK_HOST 1
 #define LINK_DOWN 2
@@ -79,6 +80,10 @@
 #define POLICY_AT_DEQUEUE 2
 #define POLICY_PFC 4
 #define POLICY_RED 8
+#define POLICY_LAST_HOP 16
+#define TRIM_SIZE 0x7ffu
+#define TRIM_DSCP 11
+#define TRIM_QUEUE 17
 #define ALPHA_SHIFT 16
 #define WATCHDOG_DROP 1
 #define EVENT_XOFF 1

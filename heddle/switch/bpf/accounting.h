@@ -159,7 +159,7 @@ INLINE int refuse(struct counters *counters, __u32 cause, __u32 bytes)
 	return TC_ACT_SHOT;
 }
 
-INLINE int refuse_for_headroom(struct counters *counters, __u32 bytes)
+INLINE int lack_headroom(struct counters *counters, __u32 bytes)
 {
 	struct ingress *in = counters->in;
 
@@ -167,7 +167,7 @@ INLINE int refuse_for_headroom(struct counters *counters, __u32 bytes)
 	add(&in->drop_bytes, bytes);
 	raise_maximum(&in->headroom_high, excess(in->occupancy + bytes, counters->in_rule->xoff));
 	raise_maximum(&in->lost_high, add(&in->lost, bytes) + bytes);
-	return refuse(counters, DROP_HEADROOM, bytes);
+	return DROP_HEADROOM;
 }
 
 /* An empty switch has nothing charged. After a change of thresholds, or a link that went down with packets, a remainder
@@ -203,7 +203,9 @@ INLINE void share_egress(const struct counters *counters, __u64 was, __u64 depth
 		add(&counters->node->shared_used, shared);
 }
 
-/* Admit and count the packet if there is room; else return TC_ACT_SHOT. ahead: set to the bytes before it. */
+#define ADMITTED CAUSES
+
+/* Admit and count the packet if there is room; else return the cause. ahead: set to the bytes before it. */
 INLINE int charge(struct counters *counters, __u32 number, __u32 bytes, __u64 *ahead)
 {
 	struct cell *cell = counters->cell;
@@ -214,12 +216,12 @@ INLINE int charge(struct counters *counters, __u32 number, __u32 bytes, __u64 *a
 	__u64 used, occupancy = 0;
 
 	if ((node ? node->used : cell->depth) + bytes > rule->buffer)
-		return refuse(counters, DROP_BUFFER, bytes);
+		return DROP_BUFFER;
 	if (node && lossless && in) {
 		if (in->occupancy + bytes > counters->in_rule->xoff + counters->in_rule->headroom)
-			return refuse_for_headroom(counters, bytes);
+			return lack_headroom(counters, bytes);
 	} else if (node && cell->depth + bytes > threshold(rule, node)) {
-		return refuse(counters, DROP_THRESHOLD, bytes);
+		return DROP_THRESHOLD;
 	}
 	if (node) { /* `used` is added first and subtracted last: see reset_remainder() */
 		used = add(&node->used, bytes);
@@ -235,7 +237,7 @@ INLINE int charge(struct counters *counters, __u32 number, __u32 bytes, __u64 *a
 	if (node && !lossless)
 		share_egress(counters, *ahead, *ahead + bytes);
 	if (!node || !in)
-		return TC_ACT_UNSPEC;
+		return ADMITTED;
 	occupancy = add(&in->occupancy, bytes) + bytes;
 	raise_maxima(&in->peak, &in->high_water, occupancy);
 	if (lossless) {
@@ -244,7 +246,7 @@ INLINE int charge(struct counters *counters, __u32 number, __u32 bytes, __u64 *a
 		if (!in->state && occupancy > xoff_now(counters->in_rule, node))
 			pause(in, counters->in_rule, node, counters->in_port, number);
 	}
-	return TC_ACT_UNSPEC;
+	return ADMITTED;
 }
 
 /* Count bytes as having left; return the bytes that remain, or all ones if they were never counted in. */

@@ -20,7 +20,8 @@ struct cell {
 	__u64 marks; /* packets that were marked CE here; those that arrived with CE are in ce_in */
 	/* Packets, by cause. threshold: the class exceeds its dynamic threshold in the shared buffer. headroom: lossless,
 	 * beyond xoff and its headroom. buffer: the whole buffer is full. watchdog: the class is paused forever; also those
-	 * that were released from the closed gate, to be dropped. down: the port has no link. fault: lost on the link. */
+	 * that were released from the closed gate, to be dropped. down: the port has no link. fault: lost on the link.
+	 * trim: of this class, trimmed here, and then the trim queue was full. */
 	__u64 drops[CAUSES];
 	__u64 drop_bytes;
 	__u64 last_out_ns; /* when the last packet left while the class's gate should be closed (CLOCK_MONOTONIC) */
@@ -28,13 +29,18 @@ struct cell {
 	__u64 ce_in; /* admitted packets that already had CE, from an upstream queue; ce_in + marks leave with CE */
 	__u64 copies; /* packets that left and were duplicated on the link: a fault */
 	__u64 fault_bytes; /* of drops of cause fault, which are in drop_bytes too */
-	__u64 spare[4]; /* three cache lines: the fields that every packet changes are in the first one */
+	/* Of this class, trimmed here: all, those that the trim queue took, and the bytes that these lost. Three cache lines:
+	 * the fields that every packet changes are in the first one. */
+	__u64 trims;
+	__u64 trim_sent;
+	__u64 trim_bytes;
 };
 
 struct classes {
 	__u8 of_dscp[64];
 	__u8 control; /* the class of packets other than IP, and of IPv6's neighbour discovery */
 	__u8 pad[7];
+	__u64 whole; /* a bit for each DSCP whose packets are never trimmed */
 };
 
 /* Sized by cells.py. */

@@ -123,7 +123,7 @@ int count(struct __sk_buff *skb)
 	struct flow_key key = {};
 	struct roce flow = {};
 
-	if (!port)
+	if (!port || skb->mark >> 16 == TRIMMED)
 		return TC_ACT_UNSPEC;
 	port->packets += 1;
 	port->bytes += bytes;

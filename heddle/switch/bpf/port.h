@@ -4,6 +4,10 @@
 
 #include "heddle.h"
 
+/* 16 bits of the mark of a packet that `enqueue` has trimmed and queued. It then sends the packet to its port again: only
+ * there the kernel takes its new length for the qdisc (qdisc_pkt_len_init). The programs have counted it. */
+#define TRIMMED 0x5edfu
+
 /* The id of the port that the packet is at: ports of a node share a filter, whose classid is the difference between
  * ids and interface indexes (classes.py). 0 without a classid: in a test run. */
 INLINE __u32 port_of(const struct __sk_buff *skb)

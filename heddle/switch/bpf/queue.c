@@ -11,6 +11,7 @@
 #include "ecn.h"
 #include "pfc.h"
 #include "fault.h"
+#include "trim.h"
 #include "cut.h"
 
 #define IPPROTO_ICMPV6 58
@@ -97,11 +98,13 @@ int enqueue(struct __sk_buff *skb)
 	__u32 port = port_of(skb), zero = 0, bytes = length_of(skb), mark_in = skb->mark, number, local, stamp, ecn;
 	struct link *link = bpf_map_lookup_elem(&links, &port);
 	struct classes *classes = bpf_map_lookup_elem(&dscp, &zero);
+	struct cell *cut_at = 0; /* the class that refused the packet, which was then trimmed */
+	__u32 whole = bytes, verdict;
 	struct agent *by_agent;
 	struct counters counters;
 	__u64 ahead;
 
-	if (!link || !link->peer || !classes)
+	if (!link || !link->peer || !classes || mark_in >> 16 == TRIMMED)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol == htons(ETH_P_KICK)) {
 		skb->priority = KICK_PRIORITY;
@@ -109,17 +112,37 @@ int enqueue(struct __sk_buff *skb)
 	}
 	number = class_of(skb, classes, &ecn) & (CLASSES - 1);
 	local = mark_in >> 16 == MARK ? mark_in & 0xffff : 0;
+again:
 	if (!find_counters(&counters, link, port, number, local) || !counters.rule->kind)
 		return TC_ACT_UNSPEC; /* no policy yet: the lab is being set up, and not every `dequeue` is in place */
 	if (skb->gso_segs)
 		counters.packets = skb->gso_segs;
-	if (link->flags & LINK_DOWN)
-		return refuse(&counters, DROP_DOWN, bytes);
 	by_agent = agent_row(counters.rule, port, number);
-	if (storm_drops(by_agent, counters.rule, port, number))
-		return refuse(&counters, DROP_WATCHDOG, bytes);
-	if (charge(&counters, number, bytes, &ahead) == TC_ACT_SHOT)
-		return TC_ACT_SHOT;
+	if (link->flags & LINK_DOWN)
+		verdict = DROP_DOWN;
+	else if (storm_drops(by_agent, counters.rule, port, number))
+		verdict = DROP_WATCHDOG;
+	else
+		verdict = charge(&counters, number, bytes, &ahead);
+	if (verdict != ADMITTED) {
+		if (cut_at) {
+			counters.cell = cut_at;
+			return refuse(&counters, DROP_TRIM, whole);
+		}
+		if (!counters.rule->trim || (verdict != DROP_BUFFER && verdict != DROP_THRESHOLD) ||
+		    !cut(skb, counters.rule->trim))
+			return refuse(&counters, verdict, bytes);
+		number = counters.rule->trim >> TRIM_QUEUE & (CLASSES - 1);
+		bytes = skb->len;
+		cut_at = counters.cell;
+		add(&cut_at->trims, 1);
+		asm volatile("" : "+r"(cut_at)); /* one copy of this code, not one for trimmed packets */
+		goto again;
+	}
+	if (cut_at) {
+		add(&cut_at->trim_sent, 1);
+		add(&cut_at->trim_bytes, whole - bytes);
+	}
 	if (ecn == ECN_CE)
 		add(&counters.cell->ce_in, counters.packets);
 	skb->priority = by_agent && gate_is_overdue(by_agent) ? counters.rule->fallback : counters.rule->priority;
@@ -129,7 +152,12 @@ int enqueue(struct __sk_buff *skb)
 	bpf_set_hash(skb, stamp);
 	if ((counters.rule->flags & (POLICY_ECN | POLICY_AT_DEQUEUE)) == POLICY_ECN)
 		mark(skb, counters.rule, counters.cell, ahead);
-	return TC_ACT_UNSPEC;
+	if (counters.rule->flags & POLICY_LAST_HOP && !counters.rule->trim)
+		restore(skb);
+	if (!cut_at)
+		return TC_ACT_UNSPEC;
+	skb->mark = TRIMMED << 16;
+	return (int)bpf_redirect(skb->ifindex, 0);
 }
 
 /* A packet leaves the queue of `port`, as its stamp says; `me` is the port at the other end of the link. */

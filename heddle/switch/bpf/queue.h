@@ -106,7 +106,8 @@ struct node {
 struct policy {
 	__u32 kind; /* 0: no class, 1: control, 2: lossless, 3: lossy */
 	__u32 flags; /* POLICY_*; PFC: the class is lossless, and may pause: charged to its ingress port;
-		      * RED: the kernel's RED marks, in the qdisc, and `dequeue` counts its marks */
+		      * RED: the kernel's RED marks, in the qdisc, and `dequeue` counts its marks;
+		      * LAST_HOP: trimmed packets get their original IP length back: there is a host at the other end */
 	__u64 kmin;
 	__u64 kmax;
 	__u64 pmax; /* 2^32: all */
@@ -124,7 +125,8 @@ struct policy {
 	__u32 priority; /* skb->priority: the qdisc's class */
 	__u32 fallback; /* the same for packets that bypass the class's gate, when it was left closed */
 	__u32 frame; /* maximum frame of this port: Xon is sent at the latest when no more than this is left */
-	__u32 spare;
+	__u32 trim; /* 0: packets that the buffer refuses are dropped. Else: they are trimmed to this IP length, with this
+		     * DSCP, into this class: bits from 0, TRIM_DSCP and TRIM_QUEUE on */
 };
 
 /* EVENT_XOFF: ask the peer of `port` to pause `class`. EVENT_XON: ask it to resume. EVENT_PFC: a pause frame arrived by

@@ -38,12 +38,13 @@ REACTION_BINS: Final = 10
 REACTION_STEP_NS: Final = 62_500
 Rows = npt.NDArray[Any]
 
-CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault")  # of cells["drops"], in this order
+CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault", "trim")  # of cells["drops"]
 LOST: Final = "lost"  # the cause of gates["lost"]: packets that no program saw leave
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
 ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
 LINK_HOST, LINK_DOWN, LINK_FAULT = 1, 2, 4  # queue.h
-POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
+POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED, POLICY_LAST_HOP = 1, 2, 4, 8, 16
+TRIM_DSCP, TRIM_QUEUE = 11, 17  # of policies["trim"]: the first bits of DSCP and class; the size is below
 EVENTS_BYTES: Final = 1 << 20
 _PROBABILITY: Final = 1 << 32
 ALPHA: Final = 1 << 16
@@ -56,9 +57,8 @@ def _layout(words: str, **sized: str) -> np.dtype[Any]:
 
 CELL: Final = _layout(
     "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays"
-    " ce_in copies fault_bytes spare",
-    drops="(6,)<u8",
-    spare="(4,)<u8",
+    " ce_in copies fault_bytes trims trim_sent trim_bytes",
+    drops="(7,)<u8",
 )
 INGRESS: Final = _layout(
     "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
@@ -83,8 +83,8 @@ FAULT: Final = np.dtype(
 NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
 POLICY: Final = _layout(
     "kind flags kmin kmax pmax xoff xon headroom reserve alpha shared buffer detect_ns restore_ns"
-    " quanta action priority fallback frame spare",
-    **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
+    " quanta action priority fallback frame trim",
+    **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "trim"), "<u4"),
 )
 CUT: Final = _layout(
     "tunnel ipv6 stub vni remote sent sent_bytes received received_bytes",
@@ -92,7 +92,7 @@ CUT: Final = _layout(
 )  # fmt: skip
 WORD: Final = np.dtype("<u8")  # the kernel rounds values of an array up to 8 bytes
 ACTIVE: Final = np.dtype("<u4")
-DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
+DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1"), ("whole", "<u8")])
 LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "pulse": PULSE, "links": LINK, "switches": NODE,
     "faults": FAULT, "cuts": CUT, "arrivals": WORD,
@@ -218,6 +218,7 @@ class LabQueues:
         """Set the class of each DSCP, and that of packets other than IP."""
         classes = self._views["dscp"]
         classes["of_dscp"][0], classes["control"][0] = queues.class_of_dscp, queues.control
+        classes["whole"][0] = sum(1 << dscp for dscp in queues.trimming.whole)
 
     def set_policies(self, policies: Policies) -> None:
         """Replace the active policies between two packets: no packet sees a mixture, and none is lost.
@@ -266,7 +267,7 @@ class LabQueues:
         """Reset the fields that are only reported: high waters, marks, drops, pauses. Depths depend on the others."""
         reported: Mapping[str, Sequence[str]] = {
             "cells": ("high_water", "peak", "marks", "ce_in", "drops", "drop_bytes", "strays", "copies",
-                      "fault_bytes"),
+                      "fault_bytes", "trims", "trim_sent", "trim_bytes"),
             "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
             "gates": ("pfc_received", "lost"),
             "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",
@@ -387,13 +388,15 @@ def htb_priority(number: int) -> int:
 
 def packed(policies: Sequence[ClassPolicy]) -> Rows:
     """The policies of a port's eight classes, in the layout of the map, without the fields that depend on the port."""
-    names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame", "spare")]
+    names = [name for name in POLICY.names or () if name not in ("priority", "fallback", "frame")]
     rows = np.zeros(CLASSES, np.dtype([(name, POLICY[name]) for name in names]))
     for index, p in enumerate(policies):
         flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc | POLICY_RED * p.red
+        flags |= POLICY_LAST_HOP * p.last_hop
         rows[index] = (
             KINDS[p.kind], flags, p.kmin, p.kmax, round(p.pmax * _PROBABILITY), p.xoff, p.xon, p.headroom, p.reserve,
             round(p.alpha * ALPHA), p.shared, p.buffer, p.detect_ns, p.restore_ns, p.quanta, ACTIONS[p.action],
+            p.trim_size | p.trim_dscp << TRIM_DSCP | p.trim_queue << TRIM_QUEUE,
         )  # fmt: skip
     return rows
 

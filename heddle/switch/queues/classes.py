@@ -113,6 +113,8 @@ class ClassPolicy:
     counts the marks. pfc: the class is lossless and pauses.
     shared, buffer: of the whole switch, the same on all its ports. quanta: of pause frames that this port sends.
     detect_ns: 0 without a watchdog.
+    trim_size: bytes of IP to which a packet is cut that the buffer refuses, with that DSCP, into that class; 0: it is
+    dropped. last_hop: a host is at the other end, so trimmed packets get their original IP length back.
     """
 
     kind: ClassKind | Literal["unused"] = "unused"
@@ -134,6 +136,10 @@ class ClassPolicy:
     alpha: float = 1.0
     shared: int = 0
     buffer: int = 0
+    trim_size: int = 0
+    trim_dscp: int = 0
+    trim_queue: int = 0
+    last_hop: bool = False
 
 
 UNUSED: Final = ClassPolicy()
@@ -151,7 +157,7 @@ def policies_of(
     usual = {name: policy.queues for name, policy in fabric.policy.others.items()}
     usual[BACKEND] = queues or fabric.policy.queues
     found: dict[PortRef, tuple[ClassPolicy, ...]] = {}
-    known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
+    known: dict[tuple[int, Budget | None, int, int, bool], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes_here:
         policies = {**usual, BACKEND: (own or {}).get(node.name, usual[BACKEND])}
@@ -164,9 +170,11 @@ def policies_of(
             problems.append(Problem(node.name, "queues.buffer", why, hint))
         for port in node.ports:
             policy = policies[port.network]
-            key = (id(policy), budget, port.rate_bps, port.mtu)
+            last = bool(policy.trim_queue) and fabric.by_name[port.peer_node].role is Role.HOST
+            key = (id(policy), budget, port.rate_bps, port.mtu, last)
             if key not in known:
-                known[key] = _policies(policy, budget, port.rate_bps, port.mtu)
+                made = _policies(policy, budget, port.rate_bps, port.mtu)
+                known[key] = tuple(_trimming(policy, n, each, last=last) for n, each in enumerate(made))
             found[node.name, port.name] = known[key]
     if problems:
         raise InputError(*problems)
@@ -205,6 +213,17 @@ def _policies(queues: QueuePolicy, budget: Budget | None, rate_bps: int, mtu: in
     else:
         kinds = {number: _policy(queues, number, budget, rate_bps, mtu) for number in queues.numbers}
     return tuple(kinds.get(number, UNUSED) for number in range(CLASSES))
+
+
+def _trimming(queues: QueuePolicy, number: int, policy: ClassPolicy, *, last: bool) -> ClassPolicy:
+    """The policy of a class with what is trimmed. last: at a port to a host. Ports of hosts, without shares, do not."""
+    if not queues.trim_queue or not policy.shared:
+        return policy
+    trimming, found = queues.trimming, replace(policy, last_hop=last)
+    if not queues.trims(number) or policy.kind == "unused":
+        return found
+    dscp = trimming.last_hop_dscp if last else trimming.dscp
+    return replace(found, trim_size=trimming.size, trim_dscp=dscp, trim_queue=queues.trim_queue[0])
 
 
 def _of_host(policy: ClassPolicy) -> ClassPolicy:

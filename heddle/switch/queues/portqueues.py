@@ -133,7 +133,7 @@ def rate_line(port: Port, queues: QueuePolicy, rate_bps: int, word: str = "chang
 
 
 def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:
-    """Strict priority for control, then deficit round robin, by HTB itself.
+    """Strict priority for control, then for trimmed packets, then deficit round robin, by HTB itself.
 
     A leaf has almost no rate of its own (8 bit/s, the minimum) and borrows all its bandwidth from 1:1. Among borrowers
     HTB serves the lowest prio first, and those of equal prio in turns of `quantum` bytes. A quantum is a multiple of
@@ -159,7 +159,9 @@ def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:
 
 def _htb_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
     frame = port.mtu + HEADER
-    return (frame, 0) if number == queues.control else (queues.weight(number) * frame, 1)
+    if number in (queues.control, *queues.trim_queue):
+        return frame, int(number != queues.control)
+    return queues.weight(number) * frame, 1 + len(queues.trim_queue)
 
 
 def _htb_priorities(queues: QueuePolicy) -> tuple[int, ...]:
@@ -169,8 +171,9 @@ def _htb_priorities(queues: QueuePolicy) -> tuple[int, ...]:
 
 
 def bands(queues: QueuePolicy) -> tuple[int, ...]:
-    """Classes in the order of their bands of ETS: control, which is strict, then the others, which share the rest."""
-    return (queues.control, *(number for number in queues.numbers if number != queues.control))
+    """Classes in the order of their bands of ETS: the strict ones, then the others, which share the rest."""
+    strict = (queues.control, *queues.trim_queue)
+    return (*strict, *(number for number in queues.numbers if number not in strict))
 
 
 def is_ets_band(class_id: int) -> bool:
@@ -185,8 +188,9 @@ def read_ets_turn(options: bytes) -> tuple[int, int]:
 
 
 def _ets_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
-    """Rank 0 for the strict band, which has no turns, and 1 for the others."""
-    return (0, 0) if number == queues.control else (queues.weight(number) * (port.mtu + HEADER), 1)
+    """Rank 0 for strict bands, which have no turns, and 1 for the others."""
+    strict = number in (queues.control, *queues.trim_queue)
+    return (0, 0) if strict else (queues.weight(number) * (port.mtu + HEADER), 1)
 
 
 def _ets_lines(port: Port, queues: QueuePolicy) -> list[str]:
@@ -194,10 +198,10 @@ def _ets_lines(port: Port, queues: QueuePolicy) -> list[str]:
 
     Packets that no program has classified are best effort.
     """
-    order, name = bands(queues), port.name
-    quanta = " ".join(str(_ets_turn(port, queues, number)[0]) for number in order[1:])
+    order, name, strict = bands(queues), port.name, 1 + len(queues.trim_queue)
+    quanta = " ".join(str(_ets_turn(port, queues, number)[0]) for number in order[strict:])
     others = " ".join([str(order.index(queues.best_effort))] * _PRIORITIES)
-    ets = f"ets bands {len(order)} strict 1 quanta {quanta} priomap {others}"
+    ets = f"ets bands {len(order)} strict {strict} quanta {quanta} priomap {others}"
     return [
         *_shaper_lines(port, queues, default="1"),
         f"qdisc add dev {name} parent {RATE_CLASS} handle {_ETS_MAJOR}: {ets}",

@@ -1,0 +1,143 @@
+"""Packet trimming in real queues: what arrives at a host, how much of the line data has, and what is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from heddle.base.process import run
+from heddle.fabric.wiring import Port
+from heddle.switch.queues.cells import LabQueues
+from tests.machine import until
+from tests.netns.sockets import checksum, packet_socket, taking
+from tests.netns.static_fabric import StaticLab, address, static_fabric
+
+QUEUE, TRIMMED, LAST_HOP = 5, 12, 16
+WHOLE, SHORT = 4110, 270  # bytes of a frame: 4 KB of IP, 256 bytes of IP
+BUFFER: Final = 300_000
+ECT0: Final = 2
+DATA: Final = 4 << 2 | ECT0
+QUEUES: Final = {"lossless": [], "buffer": BUFFER, "trimming": {"queue": QUEUE}}
+_TCPDUMP: Final = struct.Struct("=IHHiIII")  # the header of a file, as tcpdump writes it
+
+
+@dataclass(frozen=True)
+class Trimming:
+    """A lab whose hosts all send to the last one."""
+
+    lab: StaticLab
+    queues: LabQueues
+    frames: list[bytes] = field(default_factory=list)
+
+    def frame(self, sender: int, number: int) -> bytes:
+        """A numbered RoCEv2 packet of 4 KB, from a host (an index) to the last one."""
+        hosts = self.lab.fabric.hosts
+        src, dst = hosts[sender], hosts[-1]
+        gateway = self.lab.fabric.by_name[src.ports[0].peer_node].port(src.ports[0].peer_port)
+        start = bytes.fromhex((gateway.mac + src.ports[0].mac).replace(":", ""))
+        size = WHOLE - 14
+        if self.lab.fabric.policy.ip_version == 4:
+            ends = socket.inet_aton(address(src)) + socket.inet_aton(address(dst))
+            head = struct.pack("!BBHHHBBH8s", 0x45, DATA, size, 0, 0x4000, 64, 17, 0, ends)
+            head = b"\x08\x00" + head[:10] + struct.pack("!H", checksum(head)) + head[12:]
+        else:
+            ends = b"".join(socket.inet_pton(socket.AF_INET6, address(each)) for each in (src, dst))
+            head = b"\x86\xdd" + struct.pack("!IHBB32s", 6 << 28 | DATA << 20, size - 40, 17, 64, ends)
+        udp = struct.pack("!4H", 49152 + sender, 4791, WHOLE - 12 - len(head), 0)
+        bth = struct.pack("!BBHII", 0x07, 0, 0xFFFF, 77, number)
+        made = start + head + udp + bth
+        return made + bytes(WHOLE - len(made))
+
+    def counts(self, *names: str) -> dict[str, int]:
+        """Sums over all ports, of class 0."""
+        own = self.queues.cells[0::8]
+        return {name: int(own[name].sum()) for name in names}
+
+    def at_rest(self) -> None:
+        """Until nothing waits anywhere."""
+        until(lambda: not self.queues.cells["depth"].any())
+        assert not self.queues.switches["used"].any() and not self.queues.switches["shared_used"].any()
+        assert not self.queues.cells["strays"].any() and not self.queues.ingress["occupancy"].any()
+
+    def sent(self, senders: Sequence[int], count: int) -> None:
+        """So many packets of each sender at the rate of its NIC, and then silence."""
+        built = [[self.frame(sender, number) for number in range(count)] for sender in senders]
+
+        def one(port: Port, mine: Sequence[bytes]) -> None:
+            with packet_socket(self.lab.handle(port.node).netns, port.name, send=256 << 10) as wire:
+                for each in mine:
+                    wire.send(each)
+
+        ports = [self.lab.fabric.hosts[sender].ports[0] for sender in senders]
+        threads = [threading.Thread(target=one, args=each) for each in zip(ports, built, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.at_rest()
+
+
+@contextlib.contextmanager
+def trimming(**keys: Any) -> Iterator[Trimming]:
+    with (
+        static_fabric("flow", weights=(1,), queues=QUEUES, link={"host": "50mbit", "fabric": "50mbit"}, **keys) as lab,
+        LabQueues.pinned(lab.fabric) as queues,
+    ):
+        found, target = Trimming(lab, queues), lab.fabric.hosts[-1].ports[0]
+
+        def take(frame: bytes, origin: Any) -> None:
+            if origin[2] != socket.PACKET_OUTGOING and b"\x12\xb7" in frame[34:60]:
+                found.frames.append(frame)
+
+        kind = 0x0800 if lab.fabric.policy.ip_version == 4 else 0x86DD
+        wire = packet_socket(lab.handle(target.node).netns, target.name, kind, receive=64 << 20)
+        with taking(wire, take):
+            yield found
+
+
+def tshark(frames: Sequence[bytes], path: Path, *fields: str) -> list[list[str]]:
+    """The fields that tshark reads in each frame."""
+    rows = b"".join(struct.pack("=4I", 0, 0, len(each), len(each)) + each for each in frames)
+    path.write_bytes(_TCPDUMP.pack(0xA1B2C3D4, 2, 4, 0, 0, 65535, 1) + rows)
+    wanted = [word for each in fields for word in ("-e", each)]
+    checked = ("-o", "ip.check_checksum:TRUE")
+    said = run(["tshark", "-n", *checked, "-r", str(path), "-T", "fields", "-E", "separator=|", *wanted]).out
+    return [line.split("|") for line in said.splitlines()]
+
+
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize(("racks", "mark"), [(1, LAST_HOP), (2, TRIMMED)])
+def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int, family: str, tmp_path: Path) -> None:
+    """Senders of one rack fill the port to the host, or that to the CTSW. Each packet arrives once, in one form."""
+    count, hosts = 300, 3
+    with trimming(racks=racks, hosts_per_rack=hosts, family=family) as found:
+        found.sent(range(hosts - (racks == 1)), count)
+        senders = hosts - (racks == 1)
+        frames = found.frames
+        trims = found.counts("trims", "trim_sent", "trim_bytes", "drops")
+    whole = [each for each in frames if len(each) == WHOLE]
+    short = [each for each in frames if len(each) == SHORT]
+    at = 20 if family == "ipv4" else 40
+    numbers = sorted(struct.unpack_from("!H14xI", each, 14 + at) for each in frames)
+    assert len(whole) + len(short) == len(frames) == senders * count
+    assert numbers == sorted((49152 + sender, n) for sender in range(senders) for n in range(count)), "each once"
+    cut = len(short) * (WHOLE - SHORT)
+    assert trims == {"trims": len(short), "trim_sent": len(short), "trim_bytes": cut, "drops": 0}
+    # While the senders sent, the line carried as much as one of them sends; the rest waited in the buffer.
+    assert 0.98 * count * WHOLE <= senders * count * WHOLE - cut <= count * WHOLE + BUFFER
+    if family == "ipv4":
+        words = ("frame.len", "ip.len", "udp.length", "ip.dsfield.dscp", "ip.dsfield.ecn", "ip.checksum.status")
+        rows = tshark(short, tmp_path / "frames", *words)
+        assert {tuple(row) for row in rows} == {(str(SHORT), "4096", "4076", str(mark), "2", "1")}
+    else:
+        words = ("frame.len", "ipv6.plen", "udp.length", "ipv6.tclass.dscp", "ipv6.tclass.ecn")
+        rows = tshark(short, tmp_path / "frames", *words)
+        assert {tuple(row) for row in rows} == {(str(SHORT), "4056", "4056", str(mark), "2")}
