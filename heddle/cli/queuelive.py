@@ -23,7 +23,7 @@ _FEWEST: Final = 3
 _GAP: Final = 2  # characters between two columns
 _NOTHING: Final = ("-", "ok")  # cells without an event
 # Columns (indexes in PORTS) that a narrow terminal leaves out, in this order: history first, current state last.
-_DISPENSABLE: Final = (10, 11, 7, 5, 3, 4, 6, 1, 8)
+_DISPENSABLE: Final = (11, 10, 12, 7, 5, 3, 4, 6, 1, 8)
 
 
 class Screen:
@@ -91,12 +91,12 @@ def page(
     columns = _columns(cells, width)
     for at in columns:
         name = PORTS[at]
-        table.add_column(name, no_wrap=True, justify="left" if name in ("port", "class", "drops") else "right")
+        table.add_column(name, no_wrap=True, justify="left" if name in ("port", "class", "trims", "drops") else "right")
     for row, words in zip(shown, cells, strict=True):
         styles = _styles(row)
         table.add_row(*(Text(words[at], style=styles[at]) for at in columns))
     more = len(rows) - len(shown)
-    hid = len(PORTS) - len(columns)
+    hid = len(PORTS) - len(columns) - (not any(row.trims for row in shown))
     wider = f"too narrow for {hid} column{'' if hid == 1 else 's'}" if hid else ""
     said = [f"{more} rows do not fit" if more else "", f"{hidden} quiet" if hidden else "", wider]
     rest = Text(", ".join(each for each in said if each), style="dim", no_wrap=True, overflow="ellipsis")
@@ -107,12 +107,13 @@ def page(
 def _columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
     """Indexes in PORTS of the columns that fit into `width` characters."""
     widths = [max(map(len, column)) for column in zip(PORTS, *cells, strict=True)]
-    kept = list(range(len(PORTS)))
+    kept = [at for at, name in enumerate(PORTS) if name != "trims" or any(words[at] != "-" for words in cells)]
     empty = [at for at in _DISPENSABLE if all(words[at] in _NOTHING for words in cells)]
     for at in (*empty, *(each for each in _DISPENSABLE if each not in empty)):
         if sum(widths[each] + _GAP for each in kept) - _GAP <= width:
             break
-        kept.remove(at)
+        if at in kept:
+            kept.remove(at)
     return kept
 
 
@@ -125,6 +126,7 @@ def _styles(row: QueueRow) -> tuple[str, ...]:
         "CE in": "" if row.ce_in else "dim",
         "paused": "bold magenta" if row.paused else "magenta" if row.paused_ms else "dim",
         "watchdog": "dim" if row.watchdog == "ok" else "bold red",
+        "trims": "yellow" if row.trims else "dim",
         "drops": "red" if row.dropped else "dim",
     }
     return tuple(styles.get(name, "") for name in PORTS)

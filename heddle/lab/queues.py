@@ -18,7 +18,7 @@ import numpy.typing as npt
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.units import parse_duration
 from heddle.fabric.model import Fabric
-from heddle.fabric.wiring import Port
+from heddle.fabric.wiring import Node, Port
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, only, spread
 from heddle.spec.queuepolicy import PfcPolicy
@@ -43,7 +43,8 @@ class QueueRow:
     marks: packets marked CE here. ce_in: admitted packets that arrived with CE, from an earlier queue. paused_ms: total
     time that the gate was closed, including an active pause. occupancy: bytes that arrived by this port and have not
     left the switch. headroom_high: maximum of them above Xoff, including `short`: bytes dropped in one pause because
-    the headroom was full. watchdog: empty where there is none, as at hosts.
+    the headroom was full. watchdog: empty where there is none, as at hosts. trims: packets of this class that were
+    trimmed here; trim_sent: those that the trim queue took. The others are drops of cause `trim`.
     """
 
     port: str
@@ -68,21 +69,28 @@ class QueueRow:
     paused_ms: float
     watchdog: str
     storms: int
-    quiet: bool  # no packet ever waited here, and none was marked, dropped or paused
+    quiet: bool  # no packet ever waited here, and none was marked, dropped, trimmed or paused
+    trims: int = 0
+    trim_sent: int = 0
 
     @property
     def dropped(self) -> int:
         """Packets, of all causes."""
         return sum(self.drops.values())
 
+    @property
+    def trim_drops(self) -> int:
+        """Trimmed packets for which the trim queue had no room: trims - trim_sent."""
+        return self.drops.get("trim", 0)
+
     def to_json(self) -> dict[str, Any]:
         data = {_JSON_KEYS.get(key, key): value for key, value in asdict(self).items() if key not in ("short", "quiet")}
-        return {**data, "drops": self.dropped}
+        return {**data, "drops": self.dropped, "trim_drops": self.trim_drops}
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchRow:
-    """A switch's buffer in bytes: its size, what is in use, and the maximum so far."""
+    """A switch's buffer in bytes: its size, what is in use, and the maximum so far. trim...: sums over its queues."""
 
     switch: str
     buffer: int
@@ -91,6 +99,9 @@ class SwitchRow:
     high_water: int
     shared_used: int
     headroom_used: int
+    trims: int = 0
+    trim_sent: int = 0
+    trim_drops: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -261,7 +272,7 @@ def result_of(
     ports = numbered_ports(fabric)
     rows = tuple(each for number, port in ports for each in rows_of_port(queues, number, port, policies))
     switches = tuple(
-        _switch_row(queues, fabric.places[node.name].index, node.name, policies[node.name, node.ports[0].name])
+        _switch_row(queues, fabric, node, policies[node.name, node.ports[0].name])
         for node in fabric.nodes
         if node in fabric.switches and node.ports
     )
@@ -297,6 +308,7 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
     # The first dropped packet is in `highest` and in `short`. The headroom may have been smaller at that time.
     short, highest = int(inward["lost_high"]), int(inward["headroom_high"])
     counted = int(cell["marks"]) + sum(drops.values()) + int(gate["pfc_received"]) + int(agent["pfc_sent"])
+    counted += int(cell["trims"])
     waited = int(cell["high_water"]) > _WAITING * (port.mtu + HEADER)
     return QueueRow(
         port=port.ref,
@@ -322,15 +334,20 @@ def _queue_row(queues: QueueState, number: int, port: Port, traffic_class: int, 
         watchdog=WATCHDOG[int(agent["watchdog"])] if policy.detect_ns else "",
         storms=int(agent["storms"]),
         quiet=not (counted or waited or paused_ns or int(agent["storms"]) or int(agent["watchdog"])),
+        trims=int(cell["trims"]),
+        trim_sent=int(cell["trim_sent"]),
     )
 
 
-def _switch_row(queues: QueueState, index: int, name: str, policies: Sequence[ClassPolicy]) -> SwitchRow:
-    found = queues.switches[index]
+def _switch_row(queues: QueueState, fabric: Fabric, node: Node, policies: Sequence[ClassPolicy]) -> SwitchRow:
+    place = fabric.places[node.name]
+    found = queues.switches[place.index]
+    cells = queues.cells.reshape(-1, CLASSES)[list(place.ids)]
     any_policy = next(policy for policy in policies if policy.kind != "unused")
     return SwitchRow(
-        name, any_policy.buffer, any_policy.shared, int(found["used"]), int(found["high_water"]),
+        node.name, any_policy.buffer, any_policy.shared, int(found["used"]), int(found["high_water"]),
         int(found["shared_used"]), int(found["headroom_used"]),
+        int(cells["trims"].sum()), int(cells["trim_sent"].sum()), int(cells["drops"][..., CAUSES.index("trim")].sum()),
     )  # fmt: skip
 
 

@@ -186,6 +186,7 @@ FIGURES: Final[Registry[Figure]] = Registry("figure", {
                       text="of an iteration in which a rank does not compute, mean over ranks that compute"),
     "marks": Figure(unit="packets", text="that got the mark CE", title="marks", seen=QUEUES, run=_queues("marks")),
     "drops": Figure(unit="packets", text="that queues dropped", title="drops", seen=QUEUES, run=_queues("dropped")),
+    "trims": Figure(unit="packets", text="that switches trimmed", title="trims", seen=QUEUES, run=_queues("trims")),
     "lost": Figure(unit="packets", text="lost anywhere, also by faults and sockets", seen=QUEUES,
                    run=lambda job: None if job.lost is None else sum(job.lost.values())),
     "pauses": Figure(unit="frames", text="pause frames of switches", title="pause frames", seen=PAUSES,

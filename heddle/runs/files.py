@@ -13,7 +13,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -146,10 +146,13 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]
             raise
 
 
-def read_arrays(path: Path, version: int, layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_arrays(
+    path: Path, version: int, layout: Layout, newer: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What write_arrays wrote: `about` and the arrays of the layout, which are finite.
 
-    version: the value that `format` of `about` must have. The caller reads inside `undamaged`.
+    version: the value that `format` of `about` must have. newer: arrays that older files do not have.
+    The caller reads inside `undamaged`.
     """
     with zipfile.ZipFile(io.BytesIO(read_regular(path, _MOST_BYTES))) as file:
         if sum(each.file_size for each in file.infolist()) > _MOST_BYTES:
@@ -157,7 +160,11 @@ def read_arrays(path: Path, version: int, layout: Layout) -> tuple[dict[str, Any
         about = _parsed(str(_array(file, "about_json", "U", 0)))
         if about["format"] != version:
             raise UnreadableError(f"{path.name} has another format than this Heddle reads")
-        return about, {name: _array(file, name, *kind) for name, kind in layout.items()}
+        return about, {
+            name: _array(file, name, *kind)
+            for name, kind in layout.items()
+            if name not in newer or f"{name}.npy" in file.namelist()
+        }
 
 
 def _array(archive: zipfile.ZipFile, name: str, kind: str, dimensions: int) -> npt.NDArray[np.generic]:

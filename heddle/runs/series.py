@@ -32,8 +32,9 @@ from heddle.switch.queues.cells import LabQueues, ShardRows
 # LEVELS: the value at a bucket's end. PEAKS: the maximum in it. COUNTS: the increase in it.
 LEVELS: Final = ("depth", "occupancy")
 PEAKS: Final = ("peak", "occupancy_peak")
-COUNTS: Final = ("out_bytes", "marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
+COUNTS: Final = ("out_bytes", "marks", "drops", "pfc_sent", "pfc_received", "paused_ns", "trims")
 COLUMNS: Final = (*LEVELS, *PEAKS, *COUNTS)
+_NEWER: Final = frozenset({"trims"})  # older series do not have it
 
 
 class LiveQueues(Protocol):
@@ -60,7 +61,7 @@ class Words:
     """The maps as words of 8 bytes, and the words to read. Few large numpy operations are faster than many small."""
 
     _READ: Final = {
-        "cells": ("depth", "peak", "out_bytes", "marks", "drops"),
+        "cells": ("depth", "peak", "out_bytes", "marks", "drops", "trims"),
         "ingress": ("occupancy", "peak"),
         "gates": ("pfc_received", "last_ns"),
         "agent": ("pfc_sent", "paused_ns", "closed_since_ns"),
@@ -228,7 +229,7 @@ class Series:
 
     ends_s: the end of each bucket in seconds since the first packet could be sent. rows: indices of the maps, port id *
     8 + class. columns: depth, occupancy, peak and occupancy_peak in bytes; out_bytes, marks, drops, pfc_sent,
-    pfc_received and paused_ns: increase in that bucket.
+    pfc_received, paused_ns and trims: increase in that bucket.
     """
 
     ends_s: F64
@@ -276,7 +277,9 @@ class Series:
     def of_arrays(cls, data: Any) -> Series:
         """From the output of `arrays`, or its .npz file; KeyError or ValueError for other data."""
         ends, rows, about = (np.asarray(data[name]) for name in ("ends_s", "rows", "about"))
-        columns = {name: np.asarray(data[name], np.int64) for name in COLUMNS}
+        none = np.zeros((len(rows), len(ends)), np.int64)
+        found = {name: none if name in _NEWER and name not in data else data[name] for name in COLUMNS}
+        columns = {name: np.asarray(values, np.int64) for name, values in found.items()}
         if about.shape != (3,) or any(each.shape != (len(rows), len(ends)) for each in columns.values()):
             raise ValueError("its arrays do not fit together")
         asked, readings, cost = (float(each) for each in about)
@@ -516,7 +519,7 @@ def read_series(directory: Path) -> Recorded:
     if not path.exists():
         raise UnreadableError(f"{SERIES} is missing, so its queues were not recorded")
     with undamaged(SERIES):
-        about, arrays = read_arrays(path, _FORMAT, _ARRAYS)
+        about, arrays = read_arrays(path, _FORMAT, _ARRAYS, _NEWER)
         series = Series.of_arrays(arrays)
         if (np.diff(series.ends_s, prepend=0.0) < 0).any():
             raise ValueError("its times do not rise")

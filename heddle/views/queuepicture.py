@@ -199,7 +199,7 @@ def lanes_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
         lengths = np.maximum(recorded.series.ends_s - recorded.series.starts_s, 1e-9)
         paused = np.clip(columns["paused_ns"][row] / 1e9 / lengths, 0, 1)
         found = {"paused": (PAUSED, paused), "marks": (MARKED, columns["marks"][row])}
-        found["drops"] = (DROPPED, columns["drops"][row])
+        found |= {"trims": (HELD, columns["trims"][row]), "drops": (DROPPED, columns["drops"][row])}
     else:
         found = {"pauses": (PAUSES, columns["pfc_sent"][row])}
     return {name: (colour, values.astype(np.float64)) for name, (colour, values) in found.items() if values.any()}

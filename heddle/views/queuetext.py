@@ -24,14 +24,17 @@ PORTS: Final = (
     "pauses out/in",
     "paused",
     "watchdog",
+    "trims",
     "drops",
 )
-SWITCHES: Final = ("switch", "buffer", "in use", "max", "shared in use", "shared pool", "headroom in use")
+SWITCHES: Final = ("switch", "buffer", "in use", "max", "shared in use", "shared pool", "headroom in use", "trims")
+_RARE: Final = "trims"  # the column of both that is left out where it is empty
 _NONE: Final = "-"
 _LEGEND: Final = (
     "depth: bytes in the egress queue; ingress: bytes that came in by this port and are still in the switch;\n"
     "max: the largest value since `up` or the last reset"
 )
+_TRIMS: Final = "trims: packets of the class that were trimmed here; dropped: those that did not fit in the trim queue"
 _CE: Final = "marks: packets that this queue set to CE; CE in: packets that an earlier queue had set to CE"
 
 
@@ -41,13 +44,26 @@ def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequen
     if rows:
         legend = [_LEGEND, *([_CE] if any(row.ce_in for row in rows) else [])]
         # Zero is a dash, so that other values are easy to see.
-        parts = [table(PORTS, [port_cells(row) for row in rows]), "\n".join(legend)]
+        legend += [_TRIMS] if any(row.trims for row in rows) else []
+        parts = [_table(PORTS, [port_cells(row) for row in rows]), "\n".join(legend)]
     if hidden or not rows:
         parts.append(_hidden(hidden, bool(rows)))
     if switches:
-        parts.append(table(SWITCHES, [_switch_cells(each) for each in switches]))
+        parts.append(_table(SWITCHES, [_switch_cells(each) for each in switches]))
     parts.append("\n".join([*headroom_lines(result), *agent_lines(result), *set_lines(result.settings)]))
     return "\n\n".join(part for part in parts if part)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rare = heads.index(_RARE)
+    kept = [at for at in range(len(heads)) if at != rare or any(row[rare] != _NONE for row in rows)]
+    return table([heads[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def _trims(row: QueueRow | SwitchRow) -> str:
+    """`1,200`, or `1,200 (31 dropped)`."""
+    dropped = f" ({row.trim_drops:,} dropped)" if row.trim_drops else ""
+    return f"{row.trims:,}{dropped}" if row.trims else _NONE
 
 
 def port_cells(row: QueueRow) -> tuple[str, ...]:
@@ -59,7 +75,7 @@ def port_cells(row: QueueRow) -> tuple[str, ...]:
         row.port, f"{row.traffic_class} {row.kind}", amount(row.depth), amount(row.high_water),
         amount(row.occupancy), amount(row.occupancy_high), f"{row.marks:,}" if row.marks else _NONE,
         f"{row.ce_in:,}" if row.ce_in else _NONE, pauses,
-        _paused(row), (row.watchdog or _NONE) + storms, drops or _NONE,
+        _paused(row), (row.watchdog or _NONE) + storms, _trims(row), drops or _NONE,
     )  # fmt: skip
 
 
@@ -72,7 +88,7 @@ def _switch_cells(row: SwitchRow) -> tuple[str, ...]:
     share = f" ({row.high_water / row.buffer:.0%})" if row.buffer and row.high_water >= row.buffer / 100 else ""
     return (
         row.switch, amount(row.buffer), amount(row.used), amount(row.high_water) + share,
-        amount(row.shared_used), amount(row.shared), amount(row.headroom_used),
+        amount(row.shared_used), amount(row.shared), amount(row.headroom_used), _trims(row),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.spread import spread
 from heddle.lab.thresholds import wanted_policies
-from heddle.switch.queues.cells import LINK_DOWN, LabQueues, QueueState
+from heddle.switch.queues.cells import CAUSES, LINK_DOWN, LabQueues, QueueState
 from heddle.switch.queues.classes import numbered_ports
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class LiveReading:
         cells, ingress, gates, agent = self.queues.cells, self.queues.ingress, self.queues.gates, self.queues.agent
         closed = agent["closed_since_ns"].astype(np.int64)
         waiting = np.where(closed > 0, np.maximum(0, self.queues.taken_ns - closed), 0)
-        found = {name: cells[name] for name in ("depth", "high_water", "marks")}
+        found = {name: cells[name] for name in ("depth", "high_water", "marks", "trims", "trim_sent")}
+        found["trim_drops"] = cells["drops"][..., CAUSES.index("trim")]
         found |= {"packets": cells["out_packets"], "bytes": cells["out_bytes"], "held": ingress["occupancy"]}
         found |= {"pfc_sent": agent["pfc_sent"], "pfc_received": gates["pfc_received"], "storms": agent["storms"]}
         found |= {"dropped": cells["drops"].sum(axis=1) + gates["lost"], "paused": closed > 0}

@@ -36,7 +36,7 @@ _OPTIONS: Final = (
     "chunk", "posting", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
 _FIGURES: Final = (  # of runs/figures.py, at the largest size
-    "busbw", "wrong", "marks", "drops", "pauses", "paused_ms", "paused_hosts", "storms", "deepest",
+    "busbw", "wrong", "marks", "trims", "drops", "pauses", "paused_ms", "paused_hosts", "storms", "deepest",
 )  # fmt: skip
 _RESULTS: Final = (
     *_FIGURES, "time_us", "damaged", "reliable", "fabric", "deepest_at", "cnps", "cts", "cts_wait_us",
@@ -49,7 +49,7 @@ FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "bgp": ("state", "up", "remote_as", "local_as", "peer_as", "as_wrong", "shut", "reset"),
     "lab": ("sessions", "sessions_expected", "missing", "links_down", "drained", "converged"),
     "hashing": ("mode", "switches", "resilient", "gap_ms", "seeds"),
-    "queues": ("marks", "drops", "pauses_sent", "pauses_received", "paused_ms", "storms", "deepest", "depth"),
+    "queues": ("marks", "trims", "drops", "pauses_sent", "pauses_received", "paused_ms", "storms", "deepest", "depth"),
     "answer": ("answer",),
 }
 # Looks whose facts are not in a list: keys of a fabric file (live or as started), and what a function returns.
@@ -258,6 +258,7 @@ def _queues(where: UnitLab, step: StepSpec) -> Seen:
     ]
     facts: dict[str, Fact] = {
         "marks": sum(row.marks for row in rows),
+        "trims": sum(row.trims for row in rows),
         "drops": sum(row.dropped for row in rows),
         "pauses_sent": sum(row.pfc_sent for row in rows),
         "pauses_received": sum(row.pfc_received for row in rows),

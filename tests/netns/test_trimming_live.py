@@ -131,6 +131,7 @@ def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int
     assert numbers == sorted((49152 + sender, n) for sender in range(senders) for n in range(count)), "each once"
     cut = len(short) * (WHOLE - SHORT)
     assert trims == {"trims": len(short), "trim_sent": len(short), "trim_bytes": cut, "drops": 0}
+    words: tuple[str, ...]
     # While the senders sent, the line carried as much as one of them sends; the rest waited in the buffer.
     assert 0.98 * count * WHOLE <= senders * count * WHOLE - cut <= count * WHOLE + BUFFER
     if family == "ipv4":

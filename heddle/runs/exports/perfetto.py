@@ -106,6 +106,7 @@ def _ports(recorded: Recorded) -> Iterator[Event]:
             ("depth, most of a bucket", "bytes", columns["peak"]),
             ("sent", "Mb/s", columns["out_bytes"] * 8 / lengths / 1e6),
             ("marked", "packets", columns["marks"]),
+            ("trimmed", "packets", columns["trims"]),
             ("dropped", "packets", columns["drops"]),
             ("pause frames sent", "frames", columns["pfc_sent"]),
             ("gate closed", "% of the time", np.minimum(1.0, columns["paused_ns"] / 1e9 / lengths) * 100),

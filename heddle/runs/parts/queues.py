@@ -34,7 +34,8 @@ class QueueUse(RunPart):
     ports whose gate was closed at some time; paused_hosts: those of hosts among them; paused_ms: the sum of their
     pauses. deepest: maximum bytes of any egress queue of a switch; deepest_at: its port and class. Queues of hosts do
     not count: they hold what sockets send, which is no congestion. bucket_ms: of the series that is kept.
-    classes: those that carried data, of all jobs; own: that of this job's data. Older runs have neither.
+    classes: those that carried data, of all jobs; own: that of this job's data. trims: packets that switches trimmed;
+    those that the trim queue then dropped are drops of cause `trim`. Older runs have none of these.
     """
 
     marks: int
@@ -49,6 +50,7 @@ class QueueUse(RunPart):
     bucket_ms: float
     classes: tuple[ClassUse, ...] = ()
     own: int | None = None
+    trims: int = 0
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Self:
@@ -100,6 +102,7 @@ class QueueUse(RunPart):
             deepest=int(peaks[at]) if at >= 0 else 0,
             deepest_at=deepest_at,
             bucket_ms=round(series.bucket_s * 1e3, 3),
+            trims=int(column["trims"].sum()),
         )
 
     @property
@@ -114,6 +117,7 @@ class QueueUse(RunPart):
             "paused_ms": self.paused_ms, "storms": self.storms,
             "deepest": self.deepest, "deepest_at": self.deepest_at, "bucket_ms": self.bucket_ms,
             "class": self.own, "classes": [asdict(each) for each in self.classes],
+            **({"trims": self.trims, "trim_drops": self.drops.get("trim", 0)} if self.trims else {}),
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -123,6 +127,7 @@ class QueueUse(RunPart):
         causes = ", ".join(self.drops)
         counts = [
             f"{self.marks:,} marked" if self.marks else "",
+            f"{self.trims:,} trimmed" if self.trims else "",
             f"{self.dropped:,} dropped ({causes})" if causes else "",
         ]
         lines = ["; ".join([deepest, ", ".join(each for each in counts if each) or "nothing marked or dropped"])]

@@ -399,17 +399,18 @@ def _queue_table(recorded: Recorded) -> Table:
     rows = []
     for at, label in enumerate(recorded.labels):
         total = {
-            name: int(columns[name][at].sum()) for name in ("marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
+            name: int(columns[name][at].sum())
+            for name in ("marks", "trims", "drops", "pfc_sent", "pfc_received", "paused_ns")
         }
         deepest, held = int(columns["peak"][at].max(initial=0)), int(columns["occupancy_peak"][at].max(initial=0))
         rows.append((deepest, (
             label.port, str(label.traffic_class), label.kind, format_bytes(deepest), format_bytes(held),
-            counted(total["marks"]), counted(total["drops"]), counted(total["pfc_sent"]),
+            counted(total["marks"]), counted(total["trims"]), counted(total["drops"]), counted(total["pfc_sent"]),
             counted(total["pfc_received"]), f"{total['paused_ns'] / 1e6:,.1f}",
         )))  # fmt: skip
     rows.sort(key=lambda row: -row[0])
     heads = (
-        "port", ">class", "kind", ">deepest egress queue", ">most in ingress buffer", ">marks", ">drops",
+        "port", ">class", "kind", ">deepest egress queue", ">most in ingress buffer", ">marks", ">trims", ">drops",
         ">pauses sent", ">pauses received", ">paused (ms)",
     )  # fmt: skip
     return Table("Every port and class that was used, the deepest first", heads, tuple(row for _, row in rows))

@@ -83,7 +83,7 @@ export function port(found, scale, change, show) {
   row.append(link, other);
   const state = found.down ? "down" : "up";
   const figures = { queue: (r) => bytes(r.depth), highest: (r) => bytes(r.high_water), packets: (r) => r.packets, bytes: (r) => r.bytes,
-    marks: (r) => r.marks, drops: (r) => r.drops, "pauses in": (r) => r.pfc_received, "pauses out": (r) => r.pfc_sent,
+    marks: (r) => r.marks, trims: (r) => r.trims, drops: (r) => r.drops, "pauses in": (r) => r.pfc_received, "pauses out": (r) => r.pfc_sent,
     "paused ms": (r) => r.paused ? "now" : r.paused_ms };
   const rows = Object.entries(figures).map(([name, of]) => [name, ...found.rows.map(of)]); // a column for each class: few fit every width
   const queues = element("table", "", { id: "port-queues" });

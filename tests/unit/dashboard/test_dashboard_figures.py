@@ -116,7 +116,7 @@ def test_use_counts_and_levels_of_ports(fabric: Fabric, ports: tuple[Port, ...])
         ("agent", "ctsw1:eth2", 3, "closed_since_ns"): 10**9,
     })  # fmt: skip
     flags = PortFlag.PAUSED | PortFlag.MARKED | PortFlag.DROPPED | PortFlag.PAUSES
-    wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 6, "pauses": 1, "flags": flags}
+    wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 7, "pauses": 1, "flags": flags}
     assert figures(fabric, ports, before, after) == {"ctsw1:eth2": wanted}
     assert after.columns["paused_ns"][row([port.ref for port in ports].index("ctsw1:eth2") + 1, 3)] == 10**9
     # Both ends of a link that is down are down.
