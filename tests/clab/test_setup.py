@@ -72,7 +72,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
         assert check.fix
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_the_making_of_a_base_ends_all_of_it(number: signal.Signals) -> None:
     if packages.missing(packages.IMAGE):

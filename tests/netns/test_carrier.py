@@ -186,7 +186,7 @@ def test_a_port_has_a_carrier_while_the_other_shard_is_heard_and_no_longer(carri
     assert carrier.start().returncode == 0, "it works already"
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier(carrier: CarrierBench) -> None:
     other = carrier.other
     other.quiet = False

@@ -120,7 +120,7 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(net: Lab, without: Settled
     assert f"#{name:<9s}: {use.cnps_sent:,} CNPs sent" in result.table()
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_the_default_profile_has_a_tenth_of_the_pauses_from_the_first_packet_on(net: Lab) -> None:
     """The switches' own counts of pause frames, of whole short runs. On a busy machine one more attempt is allowed."""
     counts = []

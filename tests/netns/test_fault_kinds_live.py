@@ -244,7 +244,7 @@ def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
     assert fault(tiny, "clear")["ended"] == ["rtsw1:eth4: fault of packets"]
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: Lab) -> None:
     usual = rate(tiny, "rtsw1:eth1")
     texts = ("rtsw1:eth1,slow-link,rate=50%,from=50ms", "rtsw1:eth2,bgp-down", "host3,pfc-storm,time=1s,from=600s")

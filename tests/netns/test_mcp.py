@@ -87,7 +87,7 @@ def test_an_assistant_reads_a_lab_and_gets_the_documents_and_problems_of_the_ver
     assert History.of(tiny).ids() == before
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_run_is_a_tool_where_it_is_allowed_and_two_runs_are_compared_and_written_as_a_report(tiny: Lab) -> None:
     a = str(printed("run", "--lab", tiny.name, "--size", "16K", "--iters", "1", "--qps", "1")["run_id"])
 

@@ -100,7 +100,7 @@ def test_of_two_that_begin_at_once_one_wins_and_the_other_is_told_the_process(
     assert leftovers(name) == []
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing_runs(
     name: str, ours: Place, theirs: Place, leftovers: Leftovers
 ) -> None:

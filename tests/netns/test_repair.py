@@ -221,7 +221,7 @@ def test_commands_that_were_entered_in_frr_are_undone_and_named(whole: Lab, up: 
     assert again.repaired is not None and again.repaired.done == ()
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_drain_and_a_session_shut_by_a_fault_are_no_commands_by_hand(whole: Lab, up: Up) -> None:
     """Both outlast a restart of FRR for another command."""
     with outages.drain(whole, "ctsw2"):
@@ -239,7 +239,7 @@ def test_a_drain_and_a_session_shut_by_a_fault_are_no_commands_by_hand(whole: La
         clear(whole, ["ctsw1:eth1"])
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None:
     whole.output("ctsw2", ["sh", "-c", "kill -STOP $(cat /run/frr/bgpd.pid)"])
     missing = status(whole.name)[0].missing_sessions

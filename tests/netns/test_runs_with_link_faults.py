@@ -276,7 +276,7 @@ def test_a_link_that_goes_down_in_a_run_comes_back_and_no_path_is_proven_that_ch
     assert proven_after.proof is not None and proven_after.proof.agree, "the lab is as before"
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_flap_and_a_loss_in_parts_of_a_run_and_a_fault_that_never_comes(tiny: Lab) -> None:
     texts = (
         "rtsw1:eth1,down,from=100ms,to=200ms,every=600ms",

@@ -44,7 +44,7 @@ def lab_of(tour: Terminal) -> str:
     return found[1]
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_q_ends_the_tour_and_takes_its_lab_down(typing: Terminal, leftovers: Leftovers) -> None:
     typing.until("q ends the tour:")
     assert "up demo --name tour" in typing.said
@@ -148,7 +148,7 @@ def test_three_acts_are_right_and_proven_and_leave_nothing(
     assert leftovers(name) == []
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_reader_that_goes_away_leaves_no_lab(
     lab_name: Callable[[], str], leftovers: Callable[[str], list[str]]
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_worker_that_ends_by_a_signal_ends_the_run(tiny: Lab, sent: signal.Sig
     error_has(error, rf"rank [13] on host\d:eth1: {WAITS}$")
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "max_seconds", LIMIT_S)
     error = ended(tiny, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")

@@ -47,7 +47,7 @@ def up(name: str, *overrides: str, port: int | None = None) -> Lab:
     return lifecycle.up(fabric, runtime=localshards.NAME, options=options).lab
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_up_names_a_tunnel_whose_port_is_dropped_and_another_port_works(
     cluster: localshards.LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:

@@ -51,6 +51,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[None]:
         subprocess.run(["umount", str(path)], check=True)
 
 
+@pytest.mark.long("10 seconds and more")
 def test_a_panic_is_shown_with_the_end_of_the_console(
     alone: Machine, small_image: SmallImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ def test_a_lab_without_a_finished_run_is_watched_for_a_second(tiny: Lab) -> None
     assert found.to_json()["run_id"] is None
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_routes_that_a_run_lost_for_a_moment_are_a_fault_and_not_the_machine(tiny: Lab) -> None:
     """A route of a host is unreachable for a moment: packets are sent again, and the states around the run agree."""
     incident = incidents.lost_route(tiny, random.Random(1))
@@ -140,7 +140,7 @@ def test_what_validate_fails_on_is_named_beside_an_established_fault(tiny: Lab) 
     assert "reachability" in named_by
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None:
     for each in History.of(tiny).ids():
         History.of(tiny).remove([each])

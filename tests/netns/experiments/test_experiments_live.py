@@ -85,7 +85,7 @@ def test_a_published_result_is_in_its_bands_with_proven_paths() -> None:
     assert not result.failed and all(row.proven and row.state in ("in band", "sign only") for row in result.rows)
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "long.yml"
     file.write_text(

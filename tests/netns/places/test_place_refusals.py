@@ -158,6 +158,7 @@ def alone(server: SshServer, prepared: str) -> str:
 
 
 @pytest.mark.needs("mount")
+@pytest.mark.long("10 seconds and more")
 def test_a_server_without_disk_space_python_or_commands_is_reported(
     server: SshServer, connect: Callable[..., None], refused: Refused
 ) -> None:

@@ -180,7 +180,7 @@ def test_mistake(heddle_lab):
 
 
 @pytest.mark.needs("tcpdump")
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_a_failed_test_keeps_lab_and_capture_and_prints_how_to_inspect_them(
     place: UserPlace, leftovers: Leftovers
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: U
     assert not [each for each in claims() if each.pid == session.pid]
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     place: UserPlace, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

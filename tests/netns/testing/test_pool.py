@@ -46,7 +46,7 @@ def pool(notes: list[str]) -> Iterator[Pool]:
     made.close()
 
 
-@pytest.mark.deep
+@pytest.mark.long("10 seconds and more")
 def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, leftovers: Leftovers) -> None:
     one = pool.take(ONE, user="first")
     two = pool.take(SAME, user="second")
