@@ -131,14 +131,16 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
     """
     from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
     from heddle.endpoints.nic.qpend import PathUse
+    from heddle.endpoints.transports.rc import TRIM_COLUMNS
 
-    no_cts = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
+    # Only the first QP of a connection carries CTS, and the compiled loop takes no trimmed packets.
+    absent = {column.key: 0 for column in (*ADMISSION_COLUMNS, *TRIM_COLUMNS)}
     ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
     columns = columns_of(plan, transport)
     rows = []
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
-        counted = {**no_cts, **sender.counters, **receiver.counters}
+        counted = {**absent, **sender.counters, **receiver.counters}
         ce, counters = receiver.ce, {column.key: counted[column.key] for column in columns}
         planned, used = {flow.sport: flow for flow in qp.flows}, {use.sport: use for use in sender.sent}
         taken = Counter({use.sport: use.packets for use in receiver.received})

@@ -101,7 +101,7 @@ class Control:
 
     values: all parameters, in hardware units. settings: those that the user set, in words. ecn_factor: the switches'
     ECN thresholds are multiplied by it. windowed: it measures the delay of each acknowledgement. compiled: the compiled
-    loop has it.
+    loop has it. selective: it learns from the answer to each packet, where the transport has one.
     """
 
     name: str
@@ -111,6 +111,7 @@ class Control:
     ecn_factor: int
     windowed: bool
     compiled: bool
+    selective: bool = False
 
 
 def described(values: Mapping[str, float], tunables: Sequence[Tunable]) -> str:

@@ -43,6 +43,8 @@ DETH_BYTES: Final = 8
 IMM_BYTES: Final = 4
 AETH_BYTES: Final = 4
 CNP_BYTES: Final = 16  # reserved, zero
+SETH_BYTES: Final = 28  # of a SACK; its layout and that of a NACK is in sack.py
+NETH_BYTES: Final = 20  # of a NACK
 ICRC_BYTES: Final = 4
 
 IP_AT: Final = ETH_BYTES
@@ -97,6 +99,9 @@ ECN_CE: Final = 0x03
 ECT0: Final = 0x02
 DSCP_DATA: Final = ethernet.DSCP_DATA  # only data is ECN-capable
 DSCP_ANSWER: Final = ethernet.DSCP_ANSWER
+DSCP_REPEATED: Final = 8  # packets that selective repeat sends again, in a fabric that trims
+DSCP_TRIMMED: Final = 12  # what a switch has cut to its first bytes; the defaults of queues.trimming
+DSCP_TRIMMED_LAST: Final = 16  # the same, by the last switch of the path
 TOS_DATA: Final = DSCP_DATA << 2 | ECT0
 TOS_ANSWER: Final = DSCP_ANSWER << 2
 
@@ -130,6 +135,9 @@ UD_SEND_ONLY: Final = UD + SEND_ONLY
 UD_SEND_ONLY_IMM: Final = UD + SEND_ONLY_IMM
 CNP: Final = 0x81  # the value that NICs send; IB_OPCODE_CNP of Linux ib_pack.h, 0x80, is the base of the group
 
+SACK: Final = 0xDC  # as MRC numbers them (sack.py)
+NACK: Final = 0xDD
+
 # Opcode -> its name in ib_pack.h and scapy.contrib.roce, and the extended headers that follow the BTH, in order.
 _RC_OPCODES: Final[Mapping[int, tuple[str, tuple[str, ...]]]] = {
     SEND_FIRST: ("SEND_FIRST", ()),
@@ -161,6 +169,8 @@ _OPCODES: Final[Mapping[int, tuple[str, tuple[str, ...]]]] = {
     UD_SEND_ONLY: ("UD_SEND_ONLY", ("deth",)),
     UD_SEND_ONLY_IMM: ("UD_SEND_ONLY_WITH_IMMEDIATE", ("deth", "imm")),
     CNP: ("CNP", ("cnp",)),
+    SACK: ("SACK", ("seth",)),
+    NACK: ("NACK", ("neth",)),
 }
 OPCODE_NAMES: Final[Mapping[int, str]] = {opcode: name for opcode, (name, _) in _OPCODES.items()}
 EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {opcode: extensions for opcode, (_, extensions) in _OPCODES.items()}
@@ -172,11 +182,15 @@ EXTENSION_BYTES: Final[Mapping[str, int]] = {
     "atomic_ack": ATOMIC_ACK_BYTES,
     "deth": DETH_BYTES,
     "cnp": CNP_BYTES,
+    "seth": SETH_BYTES,
+    "neth": NETH_BYTES,
 }
 EXTRA_BYTES: Final[Mapping[int, int]] = {
     opcode: sum(EXTENSION_BYTES[name] for name in names) for opcode, names in EXTENSIONS.items()
 }
-HEADERS_ONLY: Final = frozenset({READ_REQUEST, ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, CNP})  # never with payload
+HEADERS_ONLY: Final = frozenset(
+    {READ_REQUEST, ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, CNP, SACK, NACK}
+)  # never with payload
 
 # AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h).
 # A plain ACK contains the credit count; 31 means no credit limit.

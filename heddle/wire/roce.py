@@ -1,4 +1,4 @@
-"""RoCEv2 as scapy layers, to build, read and teach it: BTH, RETH, ImmDt, AETH, DETH, atomics, CNP, and the ICRC.
+"""RoCEv2 as scapy layers, to build, read and teach it: BTH, RETH, ImmDt, AETH, DETH, atomics, CNP, SACK, NACK, ICRC.
 
     from scapy.all import IP, UDP, Ether
     from heddle.wire.roce import BTH, RETH, icrc_ok
@@ -22,8 +22,10 @@ from scapy.fields import (
     BitEnumField,
     BitField,
     ByteEnumField,
+    ByteField,
     Field,
     IntField,
+    ShortField,
     XBitField,
     XByteField,
     XIntField,
@@ -37,6 +39,7 @@ from scapy.packet import Packet, bind_top_down
 
 from heddle.wire import layout as wire
 from heddle.wire.layout import icrc
+from heddle.wire.sack import REASONS
 
 OPCODES: Final[dict[int, str]] = dict(wire.OPCODE_NAMES)
 _AETH_KINDS: Final = {0: "ACK", 1: "RNR_NAK", 3: "NAK"}
@@ -220,6 +223,50 @@ class CNP(_Header):
     fields_desc: ClassVar[list[Any]] = [XLongField("reserved1", 0), XLongField("reserved2", 0)]
 
 
+class SETH(_Header):
+    """Selective acknowledgement: what has arrived beyond the cumulative PSN (sack.py)."""
+
+    name = "SETH"
+    fields_desc: ClassVar[list[Any]] = [
+        BitField("kind", 0, 4),
+        BitField("next", 0, 5),
+        BitField("flags", 0, 7),
+        ShortField("ack_psn_off", 0),  # signed, as sack_off
+        XIntField("entropy", 0),
+        XShortField("spdcid", 0),
+        XShortField("dpdcid", 0),
+        XByteField("resv8", 0),
+        XBitField("cack_psn", 0, 24),
+        BitField("cc_type", 0, 4),
+        BitField("cc_flags", 0, 4),
+        ByteField("mpr", 0),
+        ShortField("sack_off", 0),
+        XLongField("bitmap", 0),
+    ]
+
+
+class NETH(_Header):
+    """Negative acknowledgement: a packet that did not arrive whole, and why (sack.py)."""
+
+    name = "NETH"
+    fields_desc: ClassVar[list[Any]] = [
+        BitField("kind", 0, 4),
+        BitField("next", 0, 5),
+        BitField("resv7", 0, 7),
+        ByteEnumField("reason", 1, dict(REASONS)),
+        XByteField("vendor", 0),
+        XIntField("entropy", 0),
+        XShortField("spdcid", 0),
+        XShortField("dpdcid", 0),
+        XByteField("resv8", 0),
+        XBitField("nack_psn", 0, 24),
+        BitField("cc_type", 0, 4),
+        BitField("cc_flags", 0, 4),
+        XByteField("resv8b", 0),
+        XShortField("tx_ts", 0),
+    ]
+
+
 def cnp(dqpn: int) -> Any:
     """A congestion notification for a QP: a receiver sends it after a packet with congestion experienced (CE)."""
     return BTH(dqpn=dqpn) / CNP()
@@ -252,6 +299,8 @@ EXTENDED: Final[dict[str, type[_Header]]] = {
     "atomic_ack": AtomicAckETH,
     "deth": DETH,
     "cnp": CNP,
+    "seth": SETH,
+    "neth": NETH,
 }
 
 # First entry for the port, so that scapy.contrib.roce, loaded before or after, does not take precedence.
@@ -260,3 +309,5 @@ bind_top_down(UDP, BTH, dport=wire.ROCE_PORT, chksum=0)
 bind_top_down(BTH, AETH, opcode=wire.ACK)
 bind_top_down(BTH, DETH, opcode=wire.UD_SEND_ONLY)
 bind_top_down(BTH, CNP, opcode=wire.CNP, becn=1)
+bind_top_down(BTH, SETH, opcode=wire.SACK)
+bind_top_down(BTH, NETH, opcode=wire.NACK)

@@ -218,7 +218,7 @@ def _check_carried(setting: FieldSetting, opcodes: Sequence[int], problems: Prob
         return
     carriers = [
         name for opcode, name in wire.OPCODE_NAMES.items()
-        if name.startswith(("RC_", "UD_", "CNP"))
+        if name.startswith(("RC_", "UD_", "CNP", "SACK", "NACK"))
         and _headers([opcode]) & {*setting.layers}
     ]  # fmt: skip
     names = " and ".join(dict.fromkeys(map(opcode_name, opcodes)))
@@ -295,7 +295,7 @@ LAYERS: Final[Mapping[str, type[Packet]]] = {
 ICRC_RIGHT: Final = "right"  # of an ICRC
 ICRC_WRONG: Final = "wrong"
 _WIDE: Final = 240  # characters of a header's line
-_ANSWERS: Final = frozenset({wire.ACK, wire.ATOMIC_ACK, wire.CNP})
+_ANSWERS: Final = frozenset({wire.ACK, wire.ATOMIC_ACK, wire.CNP, wire.SACK, wire.NACK})
 
 
 @dataclass(frozen=True, slots=True)

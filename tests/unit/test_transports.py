@@ -181,14 +181,15 @@ def test_rows_of_rc_keep_their_keys() -> None:
     row = FlowRow(Sent(flow, 10, 41580), 2, counters)
     assert list(row.to_json()) == [
         "src", "dst", "src_rank", "dst_rank", "src_ip", "dst_ip", "sport", "dport", "qpn", "first_hop", "packets",
-        "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "ce", "received", "damaged",
+        "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "trimmed", "nacks", "ce",
+        "received", "damaged",
     ]  # fmt: skip
 
 
 def test_rc_gets_its_parameters_from_the_plan_and_its_timers_a_grid() -> None:
     assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
         "mtu": 4096, "window": 3, "ack_every": 2, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
-        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
+        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n", "repeat_tos": -1,
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
     # Timers of rc run out on a grid, never early, and before twice the timeout.

@@ -61,7 +61,8 @@ class Controlled:
 
     def receiver(self, end: QpEnd, qp: QpInfo) -> QpEnd:
         """The receiving end, which reports marks."""
-        return ratecontrol.NotifyingReceiver(end, self.congestion.cnp, qp)
+        silent = end.reports_marks and _selective(type(self.congestion))
+        return ratecontrol.NotifyingReceiver(end, self.congestion.cnp, qp, silent)
 
 
 def find_control(name: str) -> type[ratecontrol.Congestion] | None:
@@ -70,6 +71,11 @@ def find_control(name: str) -> type[ratecontrol.Congestion] | None:
         hint = did_you_mean(name, [NO_CONTROL, *CONTROLLERS])
         raise InputError(Problem("", f"--cc {name}", "is not a congestion control", hint))
     return None if name == NO_CONTROL else CONTROLLERS[name]
+
+
+def _selective(kind: type[ratecontrol.Congestion]) -> bool:
+    """Whether its controls are selective. Not a name of the protocol, which controllers of plugins already follow."""
+    return getattr(kind, "selective", False)
 
 
 def with_control(plan: Plan) -> Plan:
@@ -84,7 +90,8 @@ def with_control(plan: Plan) -> Plan:
     tunables = [replace(each, default=profile.values.get(each.name, each.default)) for each in kind.tunables]
     values = values_of(name, tunables, chosen.congestion_set, line_mbps)
     settings, factor = described(values, tunables), profile.ecn_factor
-    return replace(plan, control=Control(name, values, settings, profile.name, factor, kind.windowed, kind.compiled))
+    learns = kind.windowed, kind.compiled, _selective(kind)
+    return replace(plan, control=Control(name, values, settings, profile.name, factor, *learns))
 
 
 def congestion_of(plan: Plan) -> Controlled | None:

@@ -22,13 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, Protocol, Self
+from typing import Annotated, ClassVar, Final, Protocol, Self, runtime_checkable
 
 from heddle.base.declared import Declared, Wrong
 from heddle.endpoints.nic.frames import Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, QpEnd, QpInfo, WrappedEnd
 from heddle.traffic.tunables import SETTING, Tunable, pairs, settings_from
 from heddle.wire import layout as wire
+from heddle.wire.sack import TRIMMED_LAST, Nack, Sack
 
 FAR_NS: Final = 1 << 62  # later than any time: no timer runs
 FINEST_NS: Final = 1_000_000
@@ -74,6 +75,23 @@ class SendControl(Protocol):
 
     def expire(self, now_ns: int) -> None:
         """Apply all timers up to now."""
+
+
+@runtime_checkable
+class SelectiveControl(SendControl, Protocol):
+    """A control that learns from single packets, where the transport answers them by SACK and NACK.
+
+    It does not let requested packets pass its window, but for those that a timeout or a NAK has declared lost.
+    """
+
+    def answered(self, packets: int, delay_ns: int | None, marked: bool, in_flight: int, now_ns: int) -> None:
+        """A SACK has arrived, of a packet that was marked or not, which acknowledges so many packets.
+
+        in_flight: packets that are not acknowledged, and will not be retransmitted.
+        """
+
+    def trimmed(self, last_hop: bool, in_flight: int, now_ns: int) -> None:
+        """A NACK has arrived: a switch has trimmed a packet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +141,15 @@ class Notifier:
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
-    """The emulated hardware: line rate in Mb/s, bytes of a full frame, the longest round trip in us."""
+    """The emulated hardware: line rate in Mb/s, bytes of a full frame, the longest round trip in us.
+
+    trims: switches trim its packets.
+    """
 
     line_mbps: float
     frame_bytes: int
     rtt_us: float
+    trims: bool = False
 
     @property
     def frame_us(self) -> float:
@@ -280,6 +302,14 @@ class SendTimes:
         once = [at for each in done if (at := self._sent.pop(each)) is not None]
         return len(done), now_ns - once[-1] if once and len(once) == len(done) else None
 
+    def select(self, sack: Sack, now_ns: int) -> tuple[int, int | None]:
+        """Remove all packets that a SACK reports; return their number, and the delay of the one that it answers."""
+        at = self._sent.get(sack.cack + sack.ack & wire.PSN_MASK)
+        packets, _ = self.acknowledge(sack.cack, now_ns)
+        for offset in sack.psns():
+            packets += self._sent.pop(sack.cack + offset & wire.PSN_MASK, 0) != 0
+        return packets, None if at is None else now_ns - at
+
 
 class Shaper:
     """A rate and the queue pairs that share it. frame_bits: of a full frame. steps: of the record of the rate.
@@ -329,7 +359,10 @@ class Shaper:
 class PacedSender(WrappedEnd):
     """A sending end whose packets leave at the rate of its shaper and within the window of its congestion control."""
 
-    __slots__ = ("_at", "_cnps", "_control", "_due", "_psn_at", "_shaper", "_since", "_times", "_turn", "_waits")
+    __slots__ = (
+        "_at", "_cnps", "_control", "_due", "_psn_at", "_selective", "_shaper", "_since", "_times", "_turn", "_urgent",
+        "_waits",
+    )  # fmt: skip
 
     def __init__(self, end: QpEnd, shaper: Shaper, qp: QpInfo) -> None:
         super().__init__(end)
@@ -337,6 +370,8 @@ class PacedSender(WrappedEnd):
         shaper.users += 1
         self._times = SendTimes(qp.psn) if self._control.window != math.inf else None
         self._psn_at = qp.flow.layout.psn_word_at
+        self._selective = self._control if isinstance(self._control, SelectiveControl) else None
+        self._urgent = 0  # requested packets that may pass the window of a selective control
         self._cnps = 0
         self._turn = -1  # its turn at the shaper; -1: none
         self._waits = False  # for the time of its turn
@@ -376,6 +411,7 @@ class PacedSender(WrappedEnd):
     def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int) -> None:
         """Account for the frames in these slots."""
         size, shaper = int(batch.lengths[slot : slot + count].sum()), self._shaper
+        self._urgent = max(0, self._urgent - count)  # they go first
         if self._times is not None:
             for each in range(slot, slot + count):
                 word = wire.WORD.unpack_from(batch.mem, batch.starts[each] + self._psn_at)[0]
@@ -411,7 +447,10 @@ class PacedSender(WrappedEnd):
     def _room(self) -> float:
         if self._times is None:
             return math.inf
-        return max(max(1, int(self._control.window)) - self._end.in_flight, self._end.requested)
+        requested = self._end.requested
+        if self._selective is not None:
+            requested = min(requested, self._urgent)
+        return max(max(1, int(self._control.window)) - self._end.in_flight, requested)
 
     def receive(self, got: Received, index: int, now: float) -> bool:
         opcode, now_ns = got.kinds[index].opcode, to_ns(now)
@@ -421,9 +460,13 @@ class PacedSender(WrappedEnd):
             self._changed(now_ns)
             return True
         taken = self._end.receive(got, index, now)
-        if self._times is not None and opcode == wire.ACK and taken:
+        if self._times is not None and taken and opcode in (wire.SACK, wire.NACK):
+            self._single(got, index, now_ns)
+            self._changed(now_ns)
+        elif self._times is not None and opcode == wire.ACK and taken:
             syndrome, _ = got.aeth(index)
             if syndrome == wire.NAK_SEQUENCE:
+                self._urgent += 1
                 self._control.lost(False, now_ns)
             elif not syndrome & wire.SYNDROME_KIND:
                 packets, delay_ns = self._times.acknowledge(got.psns[index], now_ns)
@@ -431,6 +474,22 @@ class PacedSender(WrappedEnd):
                     self._control.acknowledged(packets, delay_ns, now_ns)
             self._changed(now_ns)
         return taken
+
+    def _single(self, got: Received, index: int, now_ns: int) -> None:
+        """The answer to a single packet: a control that has no ear for it takes it for an ACK, or for a NAK."""
+        assert self._times is not None  # noqa: S101
+        control, selective, answer = self._control, self._selective, got.extension(index)
+        if got.kinds[index].opcode == wire.SACK:
+            sack = Sack.unpack(answer)
+            packets, delay_ns = self._times.select(sack, now_ns)
+            if packets and selective is not None:
+                selective.answered(packets, delay_ns, sack.marked, self._end.in_flight, now_ns)
+            elif packets:
+                control.acknowledged(packets, delay_ns, now_ns)
+        elif selective is not None:
+            selective.trimmed(Nack.unpack(answer).reason == TRIMMED_LAST, self._end.in_flight, now_ns)
+        else:
+            control.lost(False, now_ns)
 
     def _changed(self, now_ns: int) -> None:
         """The rate may have changed."""
@@ -445,6 +504,7 @@ class PacedSender(WrappedEnd):
             before = self._end.in_flight
             self._end.expire(now)
             if self._end.in_flight < before:  # it was the timer of an answer
+                self._urgent = self._end.requested
                 self._control.lost(True, now_ns)
         self._control.expire(now_ns)
         self._changed(now_ns)
@@ -458,12 +518,13 @@ class PacedSender(WrappedEnd):
 
 
 class NotifyingReceiver(WrappedEnd):
-    """A receiving end that answers marked packets with CNPs."""
+    """A receiving end that answers marked packets with CNPs. silent: it sends none, as its SACKs report marks."""
 
-    __slots__ = ("_cnps", "_flow", "_notifier")
+    __slots__ = ("_cnps", "_flow", "_notifier", "_silent")
 
-    def __init__(self, end: QpEnd, rule: CnpRule, qp: QpInfo) -> None:
+    def __init__(self, end: QpEnd, rule: CnpRule, qp: QpInfo, silent: bool = False) -> None:
         super().__init__(end)
+        self._silent = silent
         self._notifier = Notifier(rule.gap_ns)
         self._flow = qp.flow.with_dscp(rule.dscp)
         self._cnps = 0
@@ -486,7 +547,7 @@ class NotifyingReceiver(WrappedEnd):
 
     def receive(self, got: Received, index: int, now: float) -> bool:
         taken = self._end.receive(got, index, now)
-        if taken and got.kinds[index].ce:
+        if taken and got.kinds[index].ce and not self._silent:
             self._notifier.marked(to_ns(now))
         return taken
 

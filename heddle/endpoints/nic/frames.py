@@ -15,7 +15,7 @@ Reading: a FrameBuffer that recvmmsg filled, and the lengths that it returned, b
 and whether it is sound. The bytes from the Ethernet type to the P_Key are the same in all packets of a flow and kind.
 So they are parsed only once, to a Kind with the state of the ICRC after them, and then looked up. Received data never
 raises: a frame that is truncated, oversized, garbage, a fragment, of another IP version or of an unknown opcode is
-marked bad.
+marked bad. A frame that a switch has trimmed is bad, too, but its BTH can be read: it is found before the ICRC is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import ipaddress
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.wire import layout as wire
+from heddle.wire import sack
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RESIDUE, RETH_BYTES, prefix_state
 
 LINE_BYTES: Final = 64
@@ -340,6 +341,14 @@ class SendBatch(FrameBuffer):
             slot, flow, wire.ACK, psn, extension=wire.WORD.pack(syndrome << 24 | msn & wire.PSN_MASK)
         )
 
+    def put_sack(self, slot: int, flow: FlowHeader, answer: sack.Sack) -> int:
+        """Write a SACK; the PSN of its BTH is the cumulative one."""
+        return self.put_packet(slot, flow, wire.SACK, answer.cack, extension=answer.pack())
+
+    def put_nack(self, slot: int, flow: FlowHeader, answer: sack.Nack) -> int:
+        """Write a NACK, with the PSN of the packet in its BTH, too."""
+        return self.put_packet(slot, flow, wire.NACK, answer.psn, extension=answer.pack())
+
     def put_cnp(self, slot: int, flow: FlowHeader) -> int:
         """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
         return self.put_packet(slot, flow, wire.CNP, 0, extension=bytes(wire.CNP_BYTES))
@@ -374,6 +383,7 @@ class Kind:
     state:       of the ICRC, after BTH byte 4.
     src:         address as an integer, of 32 or 128 bits.
     payload_at:  offset from the frame's first byte; payload_bytes is without padding.
+    trimmed:     the reason for a NACK, as the DSCP says (wire/sack.py); 0: no DSCP of trimmed packets.
     *_at:        offset of an extended header, or _NO_HEADER.
     """
 
@@ -386,6 +396,7 @@ class Kind:
     sport: int = 0
     tos: int = 0
     ce: bool = False
+    trimmed: int = 0
     reth_at: int = _NO_HEADER
     imm_at: int = _NO_HEADER
     aeth_at: int = _NO_HEADER
@@ -394,7 +405,11 @@ class Kind:
 NO_KIND: Final = Kind()
 
 
-def read_kind(key: bytes) -> Kind:
+# DSCP of a trimmed packet -> the reason for its NACK.
+TRIMMED: Final[Mapping[int, int]] = {wire.DSCP_TRIMMED: sack.TRIMMED, wire.DSCP_TRIMMED_LAST: sack.TRIMMED_LAST}
+
+
+def read_kind(key: bytes, trimmed: Mapping[int, int] = TRIMMED) -> Kind:
     """Parse the bytes from the Ethernet type to the P_Key; NO_KIND when they do not belong to a RoCEv2 packet."""
     fields = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
     if fields is None:
@@ -414,7 +429,8 @@ def read_kind(key: bytes) -> Kind:
     ce = tos & wire.ECN_MASK == wire.ECN_CE
     offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
     headers = (_NO_HEADER if offset is None else ext_at + offset for offset in offsets)
-    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, sport, tos, ce, *headers)
+    reason = trimmed.get(tos >> 2, 0)
+    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, sport, tos, ce, reason, *headers)
 
 
 def _read_ipv4(key: bytes) -> _Fields | None:
@@ -455,9 +471,11 @@ class Received:
     oks:     the same without the ICRC.
     kinds:   the parsed headers before the QP number.
     dqpns, psns, ackreqs: the rest of the BTH.
+    trimmed: frame -> its bytes, for those that a switch has cut to their first bytes. They have all headers and no
+    ICRC, so a wrong bit in their BTH goes unnoticed: use them only for what another packet will prove.
     """
 
-    __slots__ = ("ackreqs", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
+    __slots__ = ("ackreqs", "buffer", "dqpns", "kinds", "oks", "psns", "sounds", "trimmed")
 
     def __init__(self, buffer: FrameBuffer) -> None:
         self.buffer = buffer
@@ -467,6 +485,7 @@ class Received:
         self.dqpns: list[int] = []
         self.psns: list[int] = []
         self.ackreqs: list[bool] = []
+        self.trimmed: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -492,6 +511,11 @@ class Received:
         word: int = wire.WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
         return word >> 24, word & wire.PSN_MASK
 
+    def extension(self, i: int) -> memoryview:
+        """The extended headers of frame i, as bytes; a view. ValueError when the frame is not ok."""
+        kind, end = self.kinds[i], self._at(i, self.kinds[i].payload_at, "header")
+        return self.buffer.mem[end - wire.EXTRA_BYTES[kind.opcode] : end]
+
     def _at(self, i: int, offset: int, name: str) -> int:
         """The offset in the buffer of an extended header of frame i."""
         if offset < 0 or not self.oks[i]:
@@ -500,11 +524,14 @@ class Received:
 
 
 class Parser:
-    """Parses batches of one version of IP, and caches the kinds of packets, up to a limit. One per receiver."""
+    """Parses batches of one version of IP, and caches the kinds of packets, up to a limit. One per receiver.
 
-    def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4) -> None:
+    trimmed: DSCPs of trimmed packets, with the reasons for their NACKs.
+    """
+
+    def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4, trimmed: Mapping[int, int] = TRIMMED) -> None:
         layout = wire.LAYOUTS[version]
-        self._layout = layout
+        self._layout, self._trimmed = layout, trimmed
         # The key, the QPN word, the PSN word.
         self._head = struct.Struct(f">{layout.dqpn_word_at - _KEY_AT}sII")
         self._most = kinds
@@ -528,6 +555,8 @@ class Parser:
             kind = known(key) or self._learn(key)
             expected = kind.frame_bytes
             ok = (size == expected or expected < size == wire.MIN_ETHERNET) and 0 < expected <= room
+            if kind.trimmed and kind.payload_at <= size < expected:
+                received.trimmed[len(received.oks)] = size
             received.oks.append(ok)
             received.sounds.append(ok and crc32(mem[start + crc_at : start + expected], kind.state) == RESIDUE)
             received.kinds.append(kind)
@@ -537,7 +566,7 @@ class Parser:
         return received
 
     def _learn(self, key: bytes) -> Kind:
-        kind = read_kind(key)
+        kind = read_kind(key, self._trimmed)
         if kind is not NO_KIND:  # garbage must not evict valid kinds
             if len(self._kinds) >= self._most:
                 self._kinds.clear()

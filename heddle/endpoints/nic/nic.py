@@ -277,7 +277,8 @@ class Nic:
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
             qp = self.qps.get(qpn)
             ours = qp is not None and kind.src == qp.peer_ip
-            if not sound or qp is None or not ours:
+            size = kind.frame_bytes if sound else got.trimmed.get(i, 0)
+            if not size or qp is None or not ours:
                 if sound:
                     self.counters.stray += 1
                 elif got.oks[i]:
@@ -288,10 +289,11 @@ class Nic:
                     qp.damaged[kind.sport] += 1
                 continue
             if qp.delay and not late:
-                self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
+                self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, size))))
                 continue
-            if not qp.end.receive(got, i, now):
-                self.counters.stray += 1
+            if not (qp.end.receive if sound else qp.end.trimmed)(got, i, now):
+                self.counters.stray += sound
+                self.counters.malformed += not sound
                 continue
             touched[qpn] = qp
             qp.taken[kind.sport] += 1

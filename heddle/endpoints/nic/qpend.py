@@ -113,6 +113,11 @@ class QpEnd:
         return 0
 
     @property
+    def reports_marks(self) -> bool:
+        """Whether its answers report the marks of single packets. Who reads them needs no CNPs."""
+        return False
+
+    @property
     def error(self) -> str:
         """The reason why this end has failed, which ends the run. Empty while it works."""
         return ""
@@ -134,6 +139,13 @@ class QpEnd:
 
     def receive(self, got: Received, index: int, now: float) -> bool:
         """Take frame `index`, which is sound and from the peer; False when this end does not accept such a frame."""
+        return False
+
+    def trimmed(self, got: Received, index: int, now: float) -> bool:
+        """Take frame `index`, from the peer, which a switch has cut behind its headers; False when it is of no use.
+
+        It has no ICRC: nothing in it may change data, or what this end takes as arrived.
+        """
         return False
 
     def expire(self, now: float) -> None:

@@ -13,6 +13,8 @@ go-back-0 is the recovery of early RoCE adapters: with long messages and little 
 al., "RDMA over Commodity Ethernet at Scale", SIGCOMM 2016, section 4.1). selective-repeat is that of newer adapters and
 of IRN (Mittal et al., "Revisiting Network Support for RDMA", SIGCOMM 2018). Packets are kept for at most one window.
 All three send the same packets. In selective-repeat a NAK does not acknowledge earlier packets.
+selective-repeat also answers a packet that a switch has trimmed: a NACK (wire/sack.py) asks for it at once. What it
+sends again may have a traffic class of its own, so that a switch can prefer it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from heddle.base.declared import Declared
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import Received, SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo, passes_on
 from heddle.endpoints.transports.protocol import FastConnection, Transport
 from heddle.endpoints.transports.rcstate import (
@@ -42,6 +44,7 @@ from heddle.endpoints.transports.rcstate import (
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK, psn_after
+from heddle.wire.sack import Nack, Sack
 
 _NAKS: Final = 16  # maximum number of packets to request at once after a timeout
 _ASK_AGAIN: Final = 4  # a missing packet is requested again after this part of the sender's timeout at the earliest
@@ -102,11 +105,12 @@ class RestartResponder(Responder):
 class SelectiveRequester(Requester):
     """selective-repeat: sends each packet once, and again only the requested ones."""
 
-    __slots__ = ("_again",)
+    __slots__ = ("_again", "_held")
 
     def __init__(self, params: RcParams, psn: int) -> None:
         super().__init__(params, psn)
         self._again: dict[int, None] = {}  # PSNs to retransmit, in order
+        self._held: set[int] = set()  # PSNs beyond `una` that the receiver has, as a SACK says
 
     @property
     def ready(self) -> int:
@@ -116,6 +120,10 @@ class SelectiveRequester(Requester):
     def requested(self) -> int:
         """Packets to retransmit; a timeout counts as a request, too."""
         return len(self._again)
+
+    @property
+    def in_flight(self) -> int:
+        return super().in_flight - len(self._held)
 
     def take(self, limit: int, now: float) -> list[Burst]:
         """Up to `limit` packets to send now, requested ones first."""
@@ -130,22 +138,44 @@ class SelectiveRequester(Requester):
         self.counters.sent += 1
         self.counters.retransmitted += 1
         posted = next(p for p in self._queue if p.first <= psn < p.first + p.packets)
-        return Burst(posted.message, psn - posted.first, 1, psn & PSN_MASK, posted.packets)
+        return Burst(posted.message, psn - posted.first, 1, psn & PSN_MASK, posted.packets, repeated=True)
 
     def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
         """Handle an ACK of all packets up to `psn`, or a NAK that requests the packet `psn`."""
         if syndrome != NAK_SEQUENCE:
             super().acknowledge(psn, syndrome, now)
             self._again = {each: None for each in self._again if each >= self.una}
+            self._held = {each for each in self._held if each >= self.una}
             return
         at = self._unwrap(psn)
         self.counters.naks += 1
-        if self.una <= at < self.next:
-            self._again[at] = None
+        self._request(at)
+
+    def _request(self, psn: int) -> bool:
+        found = self.una <= psn < self.next and psn not in self._held
+        if found:
+            self._again[psn] = None
+        return found
+
+    def selected(self, sack: Sack, now: float) -> None:
+        """Handle a SACK: what it has beyond its cumulative PSN is neither in flight nor sent again."""
+        self.acknowledge(sack.cack, wire.ACK_NO_LIMIT, now)
+        last = self._unwrap(sack.cack)
+        for offset in sack.psns():
+            if self.una <= last + offset < self.next:
+                self._held.add(last + offset)
+                self._again.pop(last + offset, None)
+
+    def trimmed(self, nack: Nack, now: float) -> None:
+        """Handle a NACK: send the packet again, unless it is acknowledged. The timer restarts: the receiver lives."""
+        self.counters.nacks += 1
+        if self._request(self._unwrap(nack.psn)):
+            self.deadline = now + self.params.timeout_s
 
     def _retry(self, now: float) -> None:
         """After a timeout, retransmit the oldest packet and the latest one, which reveals all gaps."""
-        self._again |= dict.fromkeys((self.una, self.next - 1))
+        self._request(self.una)
+        self._request(self.next - 1)
         self.deadline = now + self.params.timeout_s
 
 
@@ -155,7 +185,7 @@ class SelectiveResponder(Responder):
     The kept packets are accepted in order when the missing ones have arrived, so WRITEs need no address in each packet.
     """
 
-    __slots__ = ("_asked_at", "_beyond", "_kept", "_requests")
+    __slots__ = ("_asked_at", "_beyond", "_kept", "_nacks", "_repeats", "_requests")
 
     def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
         super().__init__(params, psn, memory)
@@ -163,10 +193,13 @@ class SelectiveResponder(Responder):
         self._beyond = self._psn  # one past the latest PSN that has arrived
         self._requests: deque[int] = deque()  # missing PSNs whose NAKs follow the one in `reply`
         self._asked_at = 0.0  # the time of the latest requests
+        self._nacks: deque[Nack] = deque()  # to send before all other answers
+        self._repeats: set[int] = set()  # PSNs that NACKs have requested
 
     def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
         psn = packet.psn
         ahead = psn_after(psn, self._psn)
+        self._repeats.discard(psn)
         if psn in self._kept:
             self.counters.duplicates += 1
             self.ack_due = True
@@ -187,11 +220,35 @@ class SelectiveResponder(Responder):
         if self.reply == (psn, NAK_SEQUENCE):
             self._next_request()
         if psn_after(psn, self._beyond) >= 0:
-            self._request(range(self._beyond, self._beyond + (psn - self._beyond & PSN_MASK)), now)
+            gap = (self._beyond + i & PSN_MASK for i in range(psn - self._beyond & PSN_MASK))
+            self._request([each for each in gap if each not in self._repeats], now)
             self._beyond = psn + 1 & PSN_MASK
 
+    @property
+    def nack(self) -> Nack | None:
+        """The NACK to send before all other answers."""
+        return self._nacks[0] if self._nacks else None
+
+    def trimmed(self, psn: int, entropy: int, reason: int) -> bool:
+        """Answer a packet that arrived without its payload: by a NACK, or by an ACK if the payload is here.
+
+        Trimmed packets overtake others, so the ones before it are not missing yet. False for one beyond the window.
+        """
+        ahead = psn_after(psn, self._psn)
+        if ahead >= self.params.window:
+            return False
+        if ahead < 0 or psn in self._kept:
+            self.ack_due = True
+            return True
+        self._nacks.append(Nack(psn, reason, entropy))
+        self._repeats.add(psn)
+        return True
+
     def answered(self) -> None:
-        """Reset the pending answer. After a NAK, the next NAK is pending, and an ACK if one was."""
+        """Reset the pending answer. After a NACK or a NAK, the others and an ACK are still pending."""
+        if self._nacks:
+            self._nacks.popleft()
+            return
         if self.reply is not None and self.reply[1] == NAK_SEQUENCE:
             self._next_request()
         else:
@@ -222,7 +279,7 @@ class SelectiveResponder(Responder):
     def _request(self, psns: Sequence[int], now: float) -> None:
         for psn in psns:
             self.counters.naks += 1
-            self._requests.append(psn & PSN_MASK)
+            self._requests.append(psn)
         if psns:
             self._asked_at = now
         if self.reply is None:
@@ -272,6 +329,15 @@ COLUMNS: Final = (
     Column("out_of_order", "packets", "out of order", "order"),
     Column("duplicates", "packets", "duplicate"),
 )
+TRIM_COLUMNS: Final = (
+    Column("trimmed", "packets", "arrived trimmed"),
+    Column("nacks", "packets", "NACKs received"),
+)
+
+
+def repeat_header(flow: FlowHeader, params: RcParams) -> FlowHeader:
+    """The header of packets that are sent again: `flow`, or with a traffic class of their own."""
+    return flow if params.repeat_tos < 0 else flow.with_tos(params.repeat_tos)
 
 
 def timer_after(exact: float, timeout_s: float) -> float:
@@ -287,10 +353,11 @@ def timer_after(exact: float, timeout_s: float) -> float:
 class RcSender(QpEnd):
     """A requester and its frames."""
 
-    __slots__ = ("_flow", "_requester")
+    __slots__ = ("_flow", "_repeats", "_requester")
 
     def __init__(self, params: RcParams, qp: QpInfo) -> None:
         self._flow = qp.flow
+        self._repeats = repeat_header(qp.flow, params)
         self._requester = requester_of(params, qp.psn)
 
     @property
@@ -302,11 +369,11 @@ class RcSender(QpEnd):
         return timer_after(self._requester.deadline, self._requester.params.timeout_s)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        requester, flow, at = self._requester, self._flow, slot
+        requester, at = self._requester, slot
         for burst in requester.take(limit, now):
             message = burst.message
             batch.put_write(
-                at, flow, burst.psn, message.payload,
+                at, self._repeats if burst.repeated else self._flow, burst.psn, message.payload,
                 reth=(message.va, message.rkey, len(message.payload)), imm=message.imm,
                 index=burst.start, count=burst.packets, ack_every=requester.params.ack_every,
             )  # fmt: skip
@@ -314,7 +381,15 @@ class RcSender(QpEnd):
         return at - slot
 
     def receive(self, got: Received, index: int, now: float) -> bool:
-        if got.kinds[index].opcode != wire.ACK:
+        opcode, requester = got.kinds[index].opcode, self._requester
+        if opcode in (wire.NACK, wire.SACK) and isinstance(requester, SelectiveRequester):
+            answer = got.extension(index)
+            if opcode == wire.SACK:
+                requester.selected(Sack.unpack(answer), now)
+            else:
+                requester.trimmed(Nack.unpack(answer), now)
+            return True
+        if opcode != wire.ACK:
             return False
         syndrome, _ = got.aeth(index)
         self._requester.acknowledge(got.psns[index], syndrome, now)
@@ -322,22 +397,27 @@ class RcSender(QpEnd):
 
     def counters(self) -> Mapping[str, int]:
         seen = self._requester.counters
-        return {"retransmitted": seen.retransmitted, "naks": seen.naks, "timeouts": seen.timeouts}
+        found = {"retransmitted": seen.retransmitted, "naks": seen.naks, "timeouts": seen.timeouts}
+        return {**found, "nacks": seen.nacks}
 
 
 @passes_on("_responder", "expire")
 class RcReceiver(QpEnd):
-    """A responder and its frames: one ACK for several packets, or the NAK of a gap."""
+    """A responder and its frames: one ACK for several packets, the NAK of a gap, the NACK of a trimmed packet."""
 
-    __slots__ = ("_flow", "_responder")
+    __slots__ = ("_flow", "_responder", "_trimmed")
 
     def __init__(self, params: RcParams, qp: QpInfo, memory: Access) -> None:
-        self._flow = qp.flow
+        self._flow, self._trimmed = qp.flow, 0
         self._responder = responder_of(params, qp.psn, memory)
 
     @property
     def answering(self) -> bool:
-        return self._responder.ack_due or self._responder.reply is not None
+        return self._responder.ack_due or self._responder.reply is not None or self._nack is not None
+
+    @property
+    def _nack(self) -> Nack | None:
+        return self._responder.nack if isinstance(self._responder, SelectiveResponder) else None
 
     @property
     def deadline(self) -> float:
@@ -346,7 +426,10 @@ class RcReceiver(QpEnd):
     def answer(self, batch: SendBatch, slot: int) -> None:
         responder = self._responder
         psn, syndrome = responder.reply or (responder.acked, wire.ACK_NO_LIMIT)
-        batch.put_ack(slot, self._flow, psn, syndrome, responder.msn)
+        if (nack := self._nack) is not None:
+            batch.put_nack(slot, self._flow, nack)
+        else:
+            batch.put_ack(slot, self._flow, psn, syndrome, responder.msn)
         responder.answered()
 
     def receive(self, got: Received, index: int, now: float) -> bool:
@@ -356,13 +439,21 @@ class RcReceiver(QpEnd):
         self._responder.receive(write.packet(got, index), got.payload(index), now)
         return True
 
+    def trimmed(self, got: Received, index: int, now: float) -> bool:
+        kind, responder = got.kinds[index], self._responder
+        if kind.opcode not in WRITES or not isinstance(responder, SelectiveResponder):
+            return False
+        taken = responder.trimmed(got.psns[index], kind.sport, kind.trimmed)
+        self._trimmed += taken
+        return taken
+
     @property
     def standing(self) -> str:
         return last_good(self._responder.acked + 1)
 
     def counters(self) -> Mapping[str, int]:
         seen = self._responder.counters
-        return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates}
+        return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates, "trimmed": self._trimmed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +495,7 @@ class Rc(Transport):
 
     params: RcParams
 
-    columns: ClassVar[tuple[Column, ...]] = COLUMNS
+    columns: ClassVar[tuple[Column, ...]] = (*COLUMNS, *TRIM_COLUMNS)
     options: ClassVar[type[Any] | None] = RcOptions
 
     @classmethod

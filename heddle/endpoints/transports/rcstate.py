@@ -29,6 +29,7 @@ class RcParams:
     ack_delay_s: the longest time that it otherwise delays the ACK, so that one ACK answers several packets (IBTA
     vol. 1, section 9.7.5.1.2, allows a responder to coalesce acknowledgements).
     recovery: from loss; this module has go-back-n, and rc.py the others.
+    repeat_tos: traffic class of what selective repeat sends again; -1: that of the data.
     """
 
     mtu: int = 4096
@@ -38,6 +39,7 @@ class RcParams:
     retries: int = 7
     ack_delay_s: float = 0.0
     recovery: Recovery = "go-back-n"
+    repeat_tos: int = -1
 
 
 def last_good(psn: int) -> str:
@@ -67,7 +69,7 @@ class _Posted:
 class Burst(NamedTuple):
     """Consecutive packets of one message: `packets` of them from packet `start` on, the first with PSN `psn` (24 bits).
 
-    of: number of packets of the whole message.
+    of: number of packets of the whole message. repeated: requested one by one.
     """
 
     message: Message
@@ -75,6 +77,7 @@ class Burst(NamedTuple):
     packets: int
     psn: int
     of: int
+    repeated: bool = False
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class RequesterCounters:
     retransmitted: int = 0
     naks: int = 0
     timeouts: int = 0
+    nacks: int = 0
 
 
 class Requester:

@@ -58,7 +58,7 @@ def test_every_field_takes_its_largest_value_and_no_larger_one(name: str) -> Non
     bits = bits_of(layer, field)
     headers = {"RETH": "RC_RDMA_WRITE_ONLY", "ImmDt": "RC_SEND_ONLY_WITH_IMMEDIATE", "AETH": "RC_ACKNOWLEDGE",
                "DETH": "UD_SEND_ONLY", "AtomicETH": "RC_FETCH_ADD", "AtomicAckETH": "RC_ATOMIC_ACKNOWLEDGE",
-               "CNP": "CNP"}  # fmt: skip
+               "CNP": "CNP", "SETH": "SACK", "NETH": "NACK"}  # fmt: skip
     if bits is None or name in ("IPv6.version", "IP.version", "IP.ihl", "IP.proto", "IPv6.nh"):
         return  # without a number, or without an ICRC
     ends, opcode = ENDS6 if layer == "IPv6" else ENDS, headers.get(layer, "RC_RDMA_WRITE_ONLY")

@@ -1,0 +1,1 @@
+"""Congestion controls beside those of the core."""
