@@ -230,7 +230,7 @@ class Nscc:
     cnp: CnpRule
 
     coalesced: ClassVar[bool] = False
-    about: ClassVar[str] = "a window that follows marks, delay and trimmed packets"
+    about: ClassVar[str] = "UEC's window"
     options: ClassVar[type[ControlOptions]] = NsccOptions
     windowed: ClassVar[bool] = True
     compiled: ClassVar[bool] = False

@@ -261,7 +261,7 @@ class Dcqcn:
     rule: DcqcnRule
     cnp: CnpRule
 
-    about: ClassVar[str] = "receivers report ECN marks by CNPs, senders reduce their rate"
+    about: ClassVar[str] = "receivers report marks by CNPs, senders slow down"
     options: ClassVar[type[ControlOptions]] = DcqcnOptions
     windowed: ClassVar[bool] = False
     compiled: ClassVar[bool] = True
