@@ -250,7 +250,8 @@ def test_data_are_right_whatever_is_trimmed_lost_doubled_or_late(name: str) -> N
 
 def mutated(frame: bytes, version: int, dice: random.Random, whole: bool) -> bytes:
     """A trimmed frame that is damaged, too short, cut again, or whole with the DSCP of a trimmed one."""
-    size = dice.choice((256, dice.randrange(20, 300), len(frame) if whole else 256, dice.randrange(20, 60)))
+    size = dice.choice((256, dice.randrange(20, 300), len(frame), dice.randrange(20, 60)))
+    size = size if whole else min(size, len(frame) - wire.IP_AT - 1)
     made = bytearray(trimmed(frame, version, dice.choice((12, 12, 16, dice.randrange(64))), size))
     if dice.random() < 0.1:  # cut again
         made = bytearray(trimmed(bytes(made), version, 12, dice.randrange(20, 256)))
