@@ -89,23 +89,34 @@ class Evidence:
         """`rtsw1:eth2` -> packets dropped by its queues over the run."""
         return {port: count - self.before.drops.get(port, 0) for port, count in self.after.drops.items()}
 
-    def class_drops(self, port: str, number: int) -> int | None:
-        """Packets of one class lost by a port's queue or its link over the run; None if only the sum of classes is
-        known.
-        """
+    def class_drops(self, port: str, *numbers: int) -> int | None:
+        """Packets of some classes lost by a port's queue or link over the run; None if only the sum of all is known."""
         node = port.partition(":")[0]
         if node not in self.before.nodes:
-            return self.tally(port, number).lost  # of a host
+            return self.tally(port, *numbers).lost  # of a host
         if not self.drops.get(port, 0):
             return 0
         if any(state.nodes[node].class_drops is None for state in (self.before, self.after)):
             return None
         before, after = (state.class_drops.get(port, {}) for state in (self.before, self.after))
-        return after.get(number, 0) - before.get(number, 0)
+        return sum(after.get(number, 0) - before.get(number, 0) for number in numbers)
 
-    def tally(self, port: str, number: int) -> Tally:
-        """What a port's queue and link did to packets of one class over the run."""
-        return self.tallies.get(port, {}).get(number, Tally())
+    def tally(self, port: str, *numbers: int) -> Tally:
+        """What a port's queue and link did to packets of some classes over the run."""
+        rows = self.tallies.get(port, {})
+        return sum((rows.get(number, Tally()) for number in numbers), Tally())
+
+    def with_trims(self, number: int, queue: Sequence[int]) -> tuple[int, ...]:
+        """The classes in which packets of one class were over the run. queue: the class of trimmed packets."""
+        trimmed = any(number in rows and rows[number].trimmed for rows in self.tallies.values())
+        return (number, *queue) if trimmed else (number,)
+
+    def heads(self, port: str, *numbers: int) -> int:
+        """Trimmed packets that a port sent. numbers: as of with_trims."""
+        if len(numbers) < 2:
+            return 0
+        queue = self.tally(port, numbers[1])
+        return queue.offered - queue.lost + self.tally(port, numbers[0]).trimmed
 
     def all_drops(self, port: str) -> int:
         """The packets lost there of all classes."""

@@ -135,7 +135,9 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[0] += row.packets
                 cell[1] += row.bytes
                 cell[2] += 1
-    numbers = sorted({fabric.policy.queues.class_of_dscp[sent.flow.dscp] for sent in evidence.sent})
+    queues = fabric.policy.queues
+    classes = {queues.class_of_dscp[sent.flow.dscp] for sent in evidence.sent}
+    numbers = sorted({each for number in classes for each in evidence.with_trims(number, queues.trim_queue)})
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
     nics, states = nics_of(fabric, [sent.flow for sent in evidence.sent]), _states(fabric, evidence.before)
     around = _around(fabric, nics)
@@ -144,9 +146,9 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
         packets, size, count = used.get(port.ref, (0, 0, 0))
         total = totals.get(port.ref)
         others = (total.packets - packets, total.bytes - size) if total else (0, 0)
-        # Counted before the queue, so what the queue dropped was counted and not sent.
-        for dropped in (evidence.tally(port.ref, number) for number in numbers):
-            packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
+        # Counted before the queue, so what the queue dropped or cut off was counted and not sent.
+        gone = evidence.tally(port.ref, *numbers)
+        packets, size = max(0, packets - gone.refused), max(0, size - gone.refused_bytes - gone.trimmed_bytes)
         counts = (packets, size, count, *others)
         links.append(_link(fabric, port, around, counts, evidence.seconds, states.get(port.ref, "")))
     return links

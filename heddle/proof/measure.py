@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from heddle.fabric.model import Fabric
 from heddle.predict.walk import element, ports_of
 from heddle.proof.evidence import Evidence
 from heddle.switch.counters import FlowCount, SwitchCounters
+from heddle.switch.queues.cells import Tally
 from heddle.traffic.flow import Flow, FlowKey, Sent
 
 
@@ -85,6 +86,12 @@ class Passage:
     def copied(self) -> int:
         """Packets that are too many: at least so many arrived twice."""
         return max(0, self.packets_out - self.packets_in)
+
+    @property
+    def cut(self) -> int:
+        """Bytes that are missing though all packets are there: trimmed."""
+        whole = self.bytes_out is None or self.packets_in != self.packets_out
+        return 0 if whole else max(0, self.bytes_in - (self.bytes_out or 0))
 
 
 def peers_of(fabric: Fabric) -> dict[str, str]:
@@ -212,6 +219,8 @@ def _count_why(sent: Sent, seen: Measured, behind: Behind, peers: Mapping[str, s
                 reasons.insert(0, f"the NIC took {out} packets, {name} counted {passage.packets_in}")
             return "; ".join(reasons)
         if passage.packets_in == out and passage.bytes_out not in (None, passage.bytes_in):
+            if passage.cut and not at_first and behind.trims(passage):
+                continue  # their heads went on
             if behind.mixed.issuperset(passage.ports) and not reasons:
                 continue  # one packet was lost and another came twice
             if at_first:
@@ -225,35 +234,50 @@ class Behind:
     """What happened to the packets of the proven flows behind each port. lost, copied: port -> packets.
 
     unexplained: port -> the reason that counters of queues and links do not explain it. mixed: ports whose links both
-    lost and copied packets of the flows' class.
+    lost and copied packets of the flows' class. numbers: that class, and the trim queue if it was trimmed.
+    cuts: port -> bytes that were cut off packets there, as far as the queue's counters explain them.
+    unused: port -> trimmed packets that it sent to a NIC which cannot use them, and did not report them; not in `lost`.
     """
 
     lost: Mapping[str, int]
     copied: Mapping[str, int]
     unexplained: Mapping[str, str]
     mixed: frozenset[str]
+    numbers: tuple[int, ...] = ()
+    cuts: Mapping[str, int] = field(default_factory=dict)
+    unused: Mapping[str, int] = field(default_factory=dict)
+
+    def trims(self, passage: Passage) -> bool:
+        """Whether the queues of a passage's ports cut what is missing after them."""
+        return passage.cut <= sum(self.cuts.get(port, 0) for port in passage.ports)
 
     @classmethod
     def by_class(
-        cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], classes: Sequence[int]
+        cls,
+        evidence: Evidence,
+        measured: Sequence[Measured],
+        peers: Mapping[str, str],
+        classes: Sequence[int],
+        queue: Sequence[int] = (),
     ) -> dict[int, Behind]:
-        """The same for the flows of each class, by its number. classes: of each flow."""
+        """The same for the flows of each class, by its number. classes: of each flow. queue: of trimmed packets."""
         found = {}
         for number in sorted({*classes}):
             rows = [at for at, each in enumerate(classes) if each == number]
             back = tuple(evidence.answered[at] for at in rows) if evidence.answered else ()
             part = replace(evidence, sent=tuple(evidence.sent[at] for at in rows), answered=back)
-            found[number] = cls.of(part, [measured[at] for at in rows], peers, number)
+            numbers = evidence.with_trims(number, queue)
+            found[number] = cls.of(part, [measured[at] for at in rows], peers, *numbers)
         return found
 
     @classmethod
-    def of(cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], number: int) -> Behind:
-        """From the counters of a run. number: the class of the flows.
+    def of(cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], *numbers: int) -> Behind:
+        """From the counters of a run. numbers: the class of the flows, and that of trimmed ones.
 
         If a flow reached a switch over several ports, what it lost or got twice is assigned to those whose queues or
         links lost or copied packets of its class.
         """
-        lost, copied, ours = Counter[str](), Counter[str](), Counter[str]()
+        lost, copied, ours, cuts = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
         shared: list[Passage] = []
         for sent, seen in zip(evidence.sent, measured, strict=True):
             ours[peers[sent.flow.first_hop]] += sent.packets
@@ -265,17 +289,39 @@ class Behind:
                 else:
                     lost[passage.ports[0]] += passage.lost
                     copied[passage.ports[0]] += passage.copied
+                    cuts[passage.ports[0]] += passage.cut
         for passage in shared:
             ports = passage.ports
-            _share(lost, passage.lost, {port: evidence.class_drops(port, number) or 0 for port in ports})
-            _share(copied, passage.copied, {port: evidence.tally(port, number).copies for port in ports})
+            tallies = {port: evidence.tally(port, *numbers) for port in ports}
+            _share(lost, passage.lost, {port: evidence.class_drops(port, *numbers) or 0 for port in ports})
+            _share(copied, passage.copied, {port: each.copies for port, each in tallies.items()})
+            _share(cuts, passage.cut, {port: each.trimmed_bytes for port, each in tallies.items()})
+        unused: dict[str, int] = {}
+        for port in {seen.steps[-1][0].port for seen in measured if seen.steps and seen.received is not None}:
+            heads, drops = evidence.heads(port, *numbers), evidence.class_drops(port, *numbers) or 0
+            if heads and lost[port] == drops + heads:
+                lost[port] -= heads
+                unused[port] = heads
         others = OtherChanges.of(evidence, peers)
         why = {
-            port: _unexplained(port, (lost[port], copied[port]), ours[port], evidence, number, others)
+            port: _unexplained(port, (lost[port], copied[port]), ours[port], evidence, numbers, others)
             for port in lost | copied
         }
-        mixed = [port for port in evidence.tallies if evidence.tally(port, number).mixed]
-        return cls(+lost, +copied, {port: each for port, each in why.items() if each}, frozenset(mixed))
+        mixed = [port for port in evidence.tallies if evidence.tally(port, *numbers).mixed]
+        explained = {
+            port: cut for port, cut in (+cuts).items()
+            if _cut_there(cut, evidence.tally(port, *numbers), ours[port], lost[port] + copied[port])
+        }  # fmt: skip
+        wrong = {port: each for port, each in why.items() if each}
+        return cls(+lost, +copied, wrong, frozenset(mixed), numbers, explained, unused)
+
+
+def _cut_there(cut: int, tally: Tally, counted: int, changed: int) -> bool:
+    """Whether a port's queue cut so many bytes off the flows' packets: not more than it cut in all, and just as many if
+    its class had only their packets, none of which was lost or copied. counted: as below.
+    """
+    alone = tally.offered == counted and not changed
+    return cut == tally.trimmed_bytes if alone else cut <= tally.trimmed_bytes
 
 
 def _share(change: Counter[str], left: int, known: Mapping[str, int]) -> None:
@@ -288,18 +334,20 @@ def _share(change: Counter[str], left: int, known: Mapping[str, int]) -> None:
 
 
 def _unexplained(
-    port: str, ours: tuple[int, int], counted: int, evidence: Evidence, number: int, others: OtherChanges
+    port: str, ours: tuple[int, int], counted: int, evidence: Evidence, numbers: Sequence[int], others: OtherChanges
 ) -> str:
     """The reason that the counters of a port's queue and link do not explain what flows lost behind it, or got twice.
 
-    ours: lost and copied packets of the flows. counted: all of their packets at the port. number: their class.
+    ours: lost and copied packets of the flows. counted: all of their packets at the port. numbers: their class, and the
+    trim queue if it was trimmed.
     Drops and copies are counted by port and class, not by flow. They explain a change only if each of them must be of
     these flows. There are three cases. The class had no other packets at that port; or no other RoCEv2 flow lost any
     there or got any twice: then drops less copies of the class are those of these flows. Or drops less copies of all
     classes are those of all RoCEv2 flows. Otherwise some were of other traffic, and it is not known which. The
     machine's backlog drops have no port, class or flow.
     """
-    (lost, copied), drops, tally = ours, evidence.class_drops(port, number), evidence.tally(port, number)
+    (lost, copied), drops, tally = ours, evidence.class_drops(port, *numbers), evidence.tally(port, *numbers)
+    number = " and ".join(map(str, numbers))
     if not lost and not copied:
         return ""
     if copied > tally.copies:

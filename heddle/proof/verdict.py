@@ -137,6 +137,7 @@ def source_words(sources: Sequence[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class PathsResult:
     """The result of `./inv paths`. lost: port -> packets of proven flows that were lost between it and the next port.
+    trimmed: port -> packets of the flows' classes that were trimmed there, and went on.
 
     per_leaf: by the switches whose uplinks count; leaf_word: the shape's word for them.
     sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
@@ -161,6 +162,7 @@ class PathsResult:
     rule: HashingRule = field(default_factory=HashingRule)
     wrong: int = 0
     separation: Separation | None = None
+    trimmed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def uplinks(self) -> UplinkSet:
@@ -231,6 +233,7 @@ class PathsResult:
             "oracle_choices": dict(self.choices),
             "entropy": self.entropy.to_json(),
             "lost": dict(self.lost),
+            **({"trimmed": dict(self.trimmed)} if self.trimmed else {}),
             "notes": list(self.notes),
             "sources": list(self.sources),
             "selftest": self.selftest.to_json() if self.selftest else None,
@@ -252,7 +255,8 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
     classes = [fabric.policy.queues.class_of_dscp[flow.dscp] for flow in wanted]
-    behind = Behind.by_class(evidence, measured, peers, classes)
+    queue = fabric.policy.queues.trim_queue
+    behind = Behind.by_class(evidence, measured, peers, classes, queue)
     addresses = _host_addresses(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (behind[number], peers), addresses)
@@ -269,7 +273,8 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
     rule = _rule([*evidence.before.hashing.values(), *evidence.after.hashing.values()])
     apart = separation(fabric, evidence.counters) if len(fabric.networks) > 1 else None
-    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule, separation=apart)
+    return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule, separation=apart,
+                   trimmed=_trimmed(evidence, behind))  # fmt: skip
 
 
 def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
@@ -383,13 +388,18 @@ def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mappin
     if idle := sum(not sent.packets for sent in evidence.sent):
         notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
     notes += (*moved, *evidence.requested, *evidence.unplanned)
+    if trimmed := _trimmed(evidence, behind):
+        ports = some_of([f"{port} ({count})" for port, count in trimmed.items()])
+        notes.append(f"{sum(trimmed.values())} packets were trimmed and went on as heads: at {ports}")
+    if unused := sum(sum(each.unused.values()) for each in behind.values()):
+        notes.append(f"{unused} trimmed packets reached NICs whose transport cannot use them")
     for number, changes in behind.items():
         for port, count in sorted(changes.lost.items()):
-            drops = evidence.class_drops(port, number)
+            drops = evidence.class_drops(port, *changes.numbers)
             dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"
             notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
         for port, count in sorted(changes.copied.items()):
-            copies = evidence.tally(port, number).copies
+            copies = evidence.tally(port, *changes.numbers).copies
             notes.append(f"{count} packets came twice after {port}; its link copied {copies} of class {number}")
     if evidence.backlog_drops:
         notes.append(
@@ -399,6 +409,12 @@ def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mappin
     if misses:
         notes.append(f"{misses} packets were not counted: a counter map was full")
     return tuple(notes)
+
+
+def _trimmed(evidence: Evidence, classes: Iterable[int]) -> dict[str, int]:
+    """Port -> packets of these classes that were trimmed there and went on."""
+    found = {port: sum(rows[n].trimmed for n in classes if n in rows) for port, rows in evidence.tallies.items()}
+    return {port: count for port, count in found.items() if count}
 
 
 def other_routes(

@@ -109,7 +109,10 @@ def delivery_text(result: PathsResult) -> str:
         return (
             f"the receiving NICs got {found.received:,} packets, with copies; the last ports counted {found.counted:,}"
         )
-    return f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted"
+    heads = f", of which switches trimmed {sum(result.trimmed.values()):,}" if result.trimmed else ""
+    return (
+        f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted{heads}"
+    )
 
 
 def choices_text(result: PathsResult) -> str:

@@ -18,6 +18,7 @@ from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.proof.verdict import PathsResult, prove
+from heddle.spec.queuepolicy import QueuePolicy, TrimmingPolicy
 from heddle.spec.routingpolicy import HashOptions, Udf
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
@@ -488,3 +489,46 @@ def test_the_page_explains_columns_that_are_printed() -> None:
     named = {name for row in re.findall(r"^\| (`.*?) \|", part, re.MULTILINE) for name in re.findall(r"\w+", row)}
     (heading,) = re.findall(r"^uplink .*", paths_text(judge(SENT, evidence(SENT))), re.MULTILINE)
     assert len(named) == 4 and named <= {*heading.split()}
+
+
+TRIMS = replace(FABRIC, policy=replace(FABRIC.policy, queues=QueuePolicy(trimming=TrimmingPolicy(queue=5))))
+
+
+def trimmed(cut: int, row: Tally, received: int | None = None, queue: int = 0, at: str = FIRST) -> Evidence:
+    """Evidence where bytes are missing behind the flow's first port. row: of `at`; queue: packets that came cut."""
+    found = evidence(SENT, (10, 10, 10))
+    tables = {
+        name: replace(table, flows=tuple(replace(each, bytes=each.bytes - cut) for each in table.flows))
+        for name, table in found.counters.items()
+        if not FIRST.startswith(f"{name}:")
+    }
+    taken = () if received is None else (received,)
+    return replace(with_counters(found, tables), tallies={at: {DATA_CLASS: row, 5: Tally(queue)}}, received=taken)
+
+
+LAST = "rtsw2:eth3"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        # offered, lost, copies, refused and its bytes, trimmed and its bytes
+        (trimmed(300, Tally(10, 0, 0, 0, 0, 4, 300)), ""),
+        (trimmed(300, Tally(10, 0, 0, 0, 0, 4, 304)), "1000 bytes became 700"),
+        (trimmed(300, Tally(12, 0, 0, 0, 0, 4, 304)), ""),  # of others in that class
+        (trimmed(300, Tally(12, 0, 0, 0, 0, 4, 299)), "1000 bytes became 700"),
+        (trimmed(300, Tally(10)), "1000 bytes became 700"),
+        # A NIC that takes trimmed packets, and one that does not: the port to it sent 4.
+        (trimmed(0, Tally(10, 0, 0, 0, 0, 4, 300), 10, at=LAST), ""),
+        (trimmed(0, Tally(10, 0, 0, 0, 0, 4, 300), 6, at=LAST), ""),
+        (trimmed(0, Tally(10, 0, 0, 0, 0, 3, 300), 6, 1, at=LAST), ""),
+        (trimmed(0, Tally(10, 0, 0, 0, 0, 3, 300), 6, at=LAST), "4 packets vanished after rtsw2:eth3"),
+        (trimmed(0, Tally(10, 0, 0, 0, 0, 4, 300), 8, at=LAST), "2 packets vanished after rtsw2:eth3"),
+    ],
+)
+def test_a_trimmed_packet_is_neither_lost_nor_another_one(found: Evidence, why: str) -> None:
+    result = prove(TRIMS, found)
+    assert result.agree == (not why) and why in result.flows[0].why
+    assert not result.lost or why
+    said = Evidence.from_json(json.loads(json.dumps(found.to_json())))
+    assert said == found and prove(TRIMS, said).trimmed == result.trimmed

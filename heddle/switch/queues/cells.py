@@ -515,7 +515,9 @@ class Tally:
     """One class of a port: packets, since the lab came up or over a run.
 
     offered: that came to its queue. lost: dropped there, for any cause, or on the link. copies: that the link delivered
-    twice, for a fault. refused, refused_bytes: of `lost`, what never reached the link.
+    twice, for a fault. refused, refused_bytes: of `lost`, what never reached the link. trimmed, trimmed_bytes: packets
+    of this class that went on in the trim queue, and the bytes that they lost. That queue's own row has what becomes of
+    them; `offered` is by the class in which a packet came to the port.
     """
 
     offered: int = 0
@@ -523,6 +525,11 @@ class Tally:
     copies: int = 0
     refused: int = 0
     refused_bytes: int = 0
+    trimmed: int = 0
+    trimmed_bytes: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def mixed(self) -> bool:
@@ -541,13 +548,16 @@ def tallies(live: LabQueues) -> Tallies:
     """The tallies of all ports of switches and hosts."""
     cells, ports = live.cells, dict(numbered_ports(live.fabric))
     lost, faults = cells["drops"].sum(axis=1), cells["drops"][:, CAUSES.index("fault")]
-    refused = lost - faults
+    refused, trimmed = lost - faults, cells["trim_sent"]
+    offered = cells["in_packets"] + refused + trimmed
+    for number in live.fabric.policy.queues.trim_queue:
+        offered[number::CLASSES] -= trimmed.reshape(-1, CLASSES).sum(axis=1)
     columns = (
-        cells["in_packets"] + refused, lost + live.gates["lost"], cells["copies"], refused,
-        cells["drop_bytes"] - cells["fault_bytes"],
+        offered, lost + live.gates["lost"], cells["copies"], refused,
+        cells["drop_bytes"] - cells["fault_bytes"], trimmed, cells["trim_bytes"],
     )  # fmt: skip
     found: dict[str, dict[int, Tally]] = {}
-    for at in np.flatnonzero(columns[0]).tolist():
+    for at in np.flatnonzero(columns[0] | columns[1]).tolist():
         number, traffic_class = divmod(at, CLASSES)
         if number in ports:
             found.setdefault(ports[number].ref, {})[traffic_class] = Tally(*(int(each[at]) for each in columns))
