@@ -76,7 +76,8 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
 @verb(
     group="Heddle",
     help={
-        "what": "steps (of up), up, down, run, te, fault, experiment, launch, agents, shards, races, damage",
+        "what": "steps (of up), change (steps of up of an edited fabric), up, down, run, te, fault, experiment, "
+        "launch, agents, shards, races, damage",
         "minutes": Option("how long; all kinds as often as wanted take about an hour", value="N"),
         "seed": Option("repeat the sequence of this seed", value="N"),
         "from": Option("begin with this round of the sequence", value="N"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError, Problem
-from heddle.base.process import Journal, end_all, run
+from heddle.base.process import Journal, dying_with_us, end_all, run
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_size
 from heddle.host.capacity import memory_kills
@@ -89,7 +89,7 @@ def keep_carriers(lab: Lab) -> None:
         "tunnel": TUNNEL, "beat": BEAT, "frame": frame,
     }  # fmt: skip
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", sys.executable, "-P", "-m", "heddle.shards.carrier"]
-    run(argv, stdin=json.dumps(config), called="the carrier of cut links")
+    run(dying_with_us(argv, "KILL"), stdin=json.dumps(config), called="the carrier of cut links")
 
 
 def _process(lab: Lab) -> int | None:

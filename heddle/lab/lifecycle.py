@@ -129,8 +129,8 @@ def up(
     if the lab is already running, repair its faults; without it, faults raise CheckError with the repair command.
     change: if the lab runs with another fabric, apply the difference to it; without it, that is an InputError.
     Raises MachineError when this machine cannot run it, InputError when another lab has that name; both leave nothing
-    behind. CheckError when it does not converge: the lab is left for inspection. With `rollback` it is taken down, if
-    this call created it.
+    behind of a lab that this call creates. CheckError when it does not converge: the lab is left for inspection. With
+    `rollback` it is taken down, if this call created it.
     """
     observer = observer or Silent()
     engine = get_runtime(runtime)
@@ -141,18 +141,16 @@ def up(
         check_free(lab.name)  # again: with the lock, the owner stays the same
         running = _running(lab, options, observer, clock, source if change else None)
         if running is None:
-            lab = _created(lab, options, source, observer, timeout, clock, rollback=rollback)
             done = Repaired() if repair else None
-        else:
-            owners.claim_lab(lab.name)
-            lab, done = running, _resumed(running, observer, timeout, clock, repairing=repair)
-        return _result(lab, clock, done, observer, created=running is None)
+            return _created(lab, options, source, observer, timeout, clock, done, rollback=rollback)
+        owners.claim_lab(lab.name)
+        return _result(running, clock, _resumed(running, observer, timeout, clock, repairing=repair), observer)
 
 
 def _created(
-    lab: Lab, options: RenderOptions, source: str, observer: Observer, timeout: float | None, clock: StepClock, *,
-    rollback: bool,
-) -> Lab:  # fmt: skip
+    lab: Lab, options: RenderOptions, source: str, observer: Observer, timeout: float | None, clock: StepClock,
+    done: Repaired | None, *, rollback: bool,
+) -> UpResult:  # fmt: skip
     """`up` of a lab that does not run."""
     engine = lab.runtime
     check_daemons(lab.fabric, engine)
@@ -182,13 +180,13 @@ def _created(
         if lab.blueprint.rendered and lab.fabric.policy.routing.by_bgp:
             with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
                 record_loaded(lab)
+        return _result(lab, clock, done, observer, created=True)
     except BaseException as error:  # Ctrl-C above all
         if rollback or not isinstance(error, CheckError):
             _undo(lab, error, observer)
             raise
         left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
         raise CheckError(*error.problems, left) from None
-    return lab
 
 
 def check_daemons(fabric: Fabric, engine: Runtime) -> None:

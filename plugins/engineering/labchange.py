@@ -20,7 +20,7 @@ from heddle.base import owners, state
 from heddle.base.ethernet import CLASSES
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem
-from heddle.base.process import Journal, run
+from heddle.base.process import Journal, dying_with_us, run
 from heddle.base.tables import some_of
 from heddle.base.userfiles import give_to_caller
 from heddle.fabric.model import Fabric, Role
@@ -220,7 +220,9 @@ class _Change:
         end_processes(old.name, spaces)
         if spaces:
             text = "".join(f"netns del {path.name}\n" for path in spaces)
-            run(["ip", "-force", "-batch", "-"], stdin=text, journal=self.journal)
+            argv = ["ip", "-force", "-batch", "-"]
+            self.journal.note(argv, text)
+            run(dying_with_us(argv, "KILL"), stdin=text)  # it must not remove what the next `up` makes
         for name in gone:
             for directory in (RUN_DIR / old.name / name, BPF_DIR / old.name / name):
                 remove_directories(directory)

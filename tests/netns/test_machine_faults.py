@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from heddle.kernel.netlink import RouteSocket
+from heddle.lab import health
 from tests.typed import typed
 
 Leftovers = Callable[[str], list[str]]
@@ -75,7 +76,10 @@ def sentence(name: str, *words: str, why: str) -> int:
 
 
 def up_and_down(name: str, why: str, leftovers: Leftovers, broken: Any) -> None:
-    """`up` while something is broken leaves nothing, or a lab with which the next `up` goes on."""
+    """`up` while something is broken leaves nothing, or a lab with which the next `up` goes on.
+
+    It leaves one where its own removal failed, too.
+    """
     with broken:
         code = sentence(name, "up", *SMALL, "--name", "NAME", why=why)
     sentence(name, "status", why=f"after {why}")
@@ -95,6 +99,20 @@ def test_netlink_that_fails_in_the_middle_of_up_leaves_nothing(
     assert whole > 10
     for at in range(1, whole + 1, EVERY) if long_form else (1, whole // 3, whole * 2 // 3):
         up_and_down(name, f"message {at} of {whole} refused", leftovers, netlink.failing(at))
+
+
+def test_a_lab_whose_last_reading_fails_is_removed(
+    name: str, netlink: Netlink, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = health.settled
+
+    def failing(*words: Any) -> Any:
+        with netlink.failing(1):
+            return settled(*words)
+
+    monkeypatch.setattr(health, "settled", failing)
+    assert sentence(name, "up", *SMALL, "--name", "NAME", why="its last reading refused") == 3
+    assert leftovers(name) == []
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["short", "whole"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from heddle.base import owners
 from heddle.base.events import Silent
 from heddle.base.process import run
 from tests.soak import soak
-from tests.soak.kinds import STEPS
+from tests.soak.kinds import CHANGE, STEPS
+from tests.soak.leaks import Leaks
 
 SYSCTL = Path("/proc/sys/net/ipv4/igmp_max_msf")
 
@@ -24,6 +28,7 @@ SYSCTL = Path("/proc/sys/net/ipv4/igmp_max_msf")
         pytest.param({"run": 1, "races": 1}, marks=pytest.mark.deep),
         pytest.param({STEPS: 2, "damage": 2, "races": 5, "te": 2, "fault": 2}, marks=pytest.mark.long),
         pytest.param({"down": 2, "experiment": 2, "launch": 2, "agents": 2, "shards": 2}, marks=pytest.mark.long),
+        pytest.param({CHANGE: 4}, marks=pytest.mark.long),
     ],
     ids="-".join,
 )
@@ -31,6 +36,39 @@ def test_nothing_is_left_of_what_was_killed(times: dict[str, int]) -> None:
     result = soak(60, Silent(), seed=int(time.time()), times=times)
     assert result.ok, result.text()
     assert dict(result.times) == times and result.sent > 100
+
+
+GROWS = """
+import sys
+kept = []
+for line in sys.stdin:
+    kept.append(b"x" * int(line))
+    print(len(kept), flush=True)
+"""
+
+
+def test_a_process_that_grows_by_4_mb_an_hour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes; a sample comes each minute of a clock that is ahead."""
+    leaks, now, pipe = Leaks(), time.monotonic(), subprocess.PIPE
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", GROWS], stdin=pipe, stdout=pipe, text=True))
+            for _ in range(2)
+        ]
+        for minute in range(60):
+            for process, size in zip(both, (0, 70_000), strict=True):
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(f"{size}\n")
+                process.stdin.flush()
+                process.stdout.readline()
+            monkeypatch.setattr(time, "monotonic", lambda at=now + 60 * minute: at)
+            leaks.sample({name: process.pid for name, process in zip(("still", "grows"), both, strict=True)})
+            monkeypatch.undo()
+        for process in both:
+            process.kill()
+    found = {each.what: each for each in leaks.slopes()}
+    assert found["still"].verdict == "ok" and found["grows"].verdict == "LEAK", found
+    assert found["grows"].value == pytest.approx(60 * 70_000 / 2**20, rel=0.1)
 
 
 @pytest.mark.deep

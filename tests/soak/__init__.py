@@ -16,23 +16,24 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from os import getpid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.tables import table
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
 from heddle.switch.pfc import control as pfc
 from tests import localshards
-from tests.soak.kinds import KINDS, STEPS, Round, Steps, schedule
+from tests.machine import until
+from tests.soak.kinds import COUNTED, KINDS, Round, schedule
 from tests.soak.leaks import Leaks, Slope
 from tests.soak.neighbour import Neighbour
-from tests.soak.victim import FABRIC, BadEndError, Victim, sysctls
+from tests.soak.victim import FABRIC, PATIENT, BadEndError, Victim, sysctls
 
 _SHORTEST: Final = 0.1
 _ATTEMPTS: Final = 3  # of a kill that comes too late
@@ -101,8 +102,9 @@ class _Soak:
             blow = do(self.victim, random.Random(f"{seed} {number}"))
             what, lab, hit = blow.text, blow.lab, blow.hit
             self.times[kind] += hit
-        except (BadEndError, HeddleError, AssertionError) as error:
+        except Exception as error:  # whatever it is, the rounds go on
             found.append(f"{type(error).__name__}: {error}")
+        self.victim.end()
         try:
             self.victim.run("down", lab)
         except BadEndError as error:
@@ -132,7 +134,7 @@ def soak(
     InputError for a kind that does not exist. Needs root.
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    known = [STEPS, *KINDS]
+    known = [*COUNTED, *KINDS]
     for kind in kinds:
         if kind not in known:
             raise InputError(Problem("", f"soak {kind}", "is not a kind of round", did_you_mean(kind, known)))
@@ -142,29 +144,40 @@ def soak(
     began = time.monotonic()
     with ExitStack() as stack:
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-soak-")))
-        before, victim, leaks, steps = sysctls(), Victim(top / "victim"), Leaks(), Steps()
+        before, victim, leaks = sysctls(), Victim(top / "victim"), Leaks()
         beside = stack.enter_context(_beside(top / "beside", watched=times is None))
         stack.enter_context(contextmanager(localshards.registered)(victim.scratch / "shards"))
         running = _Soak(victim, beside.traffic, sysctls())
-        if STEPS in (kinds or times or known):
-            running.round(STEPS, steps, 0, seed)  # counts them
-        every = {STEPS: steps.count, **{name: often for name, (_, often) in KINDS.items()}}
+        every, steps = {name: often for name, (_, often) in KINDS.items()}, {}
+        for name in [each for each in COUNTED if each in (kinds or times or known)]:
+            steps[name] = COUNTED[name]()
+            observer.say(f"round 0: {name} are counted")
+            running.round(name, steps[name], 0, seed)
+            every[name] = steps[name].count
         wanted = dict(times) if times is not None else {name: every[name] for name in kinds or known}
+        for each in running.failures:
+            observer.warn(each)
+        names = beside.processes().keys()
         last, sampled = sum(wanted.values()) if times is not None else None, 0.0
         for number, kind in enumerate(schedule(seed, wanted), 1):
             if (last is not None and number > last) or time.monotonic() - began > minutes * 60:
                 break
-            do = steps.next() if kind == STEPS else KINDS[kind][0]
+            do = steps[kind].next() if kind in steps else KINDS[kind][0]
             if number < first:
                 continue
             observer.say(f"round {number}: {kind}")
             failed = len(running.failures)
             # The first time of a command shows how long it takes, so that it can be killed before its end.
             any(running.round(kind, do, number, seed) for _ in range(_ATTEMPTS))
+            with suppress(AssertionError):  # agent and keeper replace each other
+                until(lambda: beside.processes().keys() == names, 5)
+            living = beside.processes()
+            if living.keys() != names:
+                running.failures.append(f"round {number}: of the lab beside only these run: {living}")
             for each in running.failures[failed:]:
                 observer.warn(each)
             if time.monotonic() - sampled > _SAMPLES_S:
-                leaks.sample(beside.processes())
+                leaks.sample(living)
                 sampled = time.monotonic()
         sent = beside.traffic.sent
     failures = list(running.failures)
@@ -185,8 +198,9 @@ class _Beside(NamedTuple):
 
     def processes(self) -> dict[str, int]:
         """Those that live as long as the lab."""
-        found = pfc.alive(self.name)
-        pids = {"PFC agent": found.agent, "its keeper": found.keeper, "te watch": self.watch and self.watch.pid}
+        found, watch = pfc.alive(self.name), self.watch
+        watching = watch.pid if watch is not None and watch.poll() is None else None
+        pids = {"PFC agent": found.agent, "its keeper": found.keeper, "te watch": watching}
         return {name: pid for name, pid in pids.items() if pid}
 
 
@@ -194,7 +208,7 @@ class _Beside(NamedTuple):
 def _beside(scratch: Path, *, watched: bool) -> Iterator[_Beside]:
     place, name = Victim(scratch), f"kb{getpid() % 10**6}"
     with place.here():
-        lab = lifecycle.up(load_fabric(FABRIC, name=name)).lab
+        lab = lifecycle.up(load_fabric(FABRIC, name=name), timeout=float(PATIENT)).lab
     watch = place.start("te", "watch", "--interval", "2s", "--lab", name) if watched else None
     try:
         with Neighbour(lab) as traffic:

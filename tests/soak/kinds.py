@@ -20,12 +20,14 @@ from heddle.base import owners, state
 from heddle.base.problems import HeddleError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
+from heddle.lab.status import LabStatus, status
+from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.runtimes.shardcalls import AGENT
 from heddle.switch.pfc import control as pfc
 from tests import localshards
 from tests.fuzz.mutate import damaged, odd_json
 from tests.machine import patience, until
-from tests.soak.victim import FABRIC, Blow, Victim, finished
+from tests.soak.victim import FABRIC, PATIENT, Blow, Victim, finished
 
 Round = Callable[[Victim, random.Random], Blow]
 
@@ -40,46 +42,73 @@ _EXPERIMENT: Final = {
 }
 _DAMAGES: Final = 6  # of one lab
 
-# In a process of its own: `up` of a small fabric, which kills itself at one of its steps. Prints the number of steps.
-_SMALL: Final = {"racks": 1, "ctsw": 1, "hosts_per_rack": 1}
-_STEPS: Final = f"""
-import itertools, os, signal, sys
+# In a process of its own: `up` of one fabric after the other, which kills itself before one of its steps. Prints the
+# fabric that comes up, and the number of steps. CALLS: what is a step beside commands and what is reported.
+_STEPS: Final = """
+import importlib, itertools, os, signal, sys
 from heddle.base.events import Silent
 from heddle.base.process import Journal
+from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
-from heddle.spec.shapes.clos import ClosSpec
+from heddle.lab.status import LabStatus, status
+from heddle.runtimes.netns_cleanup import namespaces_of
 
-name, last = sys.argv[1], int(sys.argv[2])
+name, last, *fabrics = sys.argv[1:]
 numbers = itertools.count(1)
 done = 0
 
 def step():
     global done
     done = next(numbers)
-    if done == last:
+    if done == int(last):
         os.kill(os.getpid(), signal.SIGKILL)
 
 def before(function):
-    return lambda journal, *more: (step(), function(journal, *more))
-
-Journal.note, Journal.comment = before(Journal.note), before(Journal.comment)
+    return lambda *words, **more: (step(), function(*words, **more))[1]
 
 class Steps(Silent):
     def begin(self, step_name, total=None):
         step()
 
-lifecycle.up(ClosSpec(name=name, **{_SMALL!r}), observer=Steps())
+def bring(fabric, observer):
+    print(fabric, flush=True)
+    lifecycle.up(load_fabric(TINY, name=name, overrides=fabric.split()), observer=observer, change=True, timeout=120)
+
+if len(fabrics) > 1:
+    bring(fabrics.pop(0), Silent())
+Journal.note, Journal.comment = before(Journal.note), before(Journal.comment)
+for path in CALLS:
+    *places, called = path.split(".")
+    owner = importlib.import_module("heddle_plugins.engineering.labchange")
+    for each in places:
+        owner = getattr(owner, each)
+    setattr(owner, called, before(getattr(owner, called)))
+for fabric in fabrics:
+    bring(fabric, Steps())
 print(done)
 """
+_SMALL: Final = "racks=1 ctsw=1 hosts_per_rack=1"
+# All that an edit can do: a rack and a spine come or go, and rates and thresholds change.
+_TWO: Final = "racks=2 ctsw=2 hosts_per_rack=1"
+_THREE: Final = "racks=3 ctsw=1 hosts_per_rack=1 link.fabric=50mbit queues.ecn.kmax=300KB"
+_OF_CHANGE: Final = (
+    "limits.MachineLimits.raise_for", "state.write_record", "linkstate.configure_bgp", "linkstate.wait",
+    "end_processes", "remove_directories", "switch.reduce", "switch.extend", "trees.remove",
+    "health.restore_all_routes", "reapply_queues", "record_loaded", "hashing.change",
+    "NetnsRuntime.create_part", "NetnsRuntime.start_part", "_Change._step", "Lab.output",
+)  # fmt: skip
 
 
 @dataclass
 class Steps:
     """`up` is killed at each entry of its journal, just before it is done, and as each step begins.
 
-    The first round is not killed, and counts the steps. Then each has its turn, first those far apart.
+    The first round is not killed, and counts the steps. Then each has its turn, first those far apart. fabrics: keys of
+    each; from the second on they change the running lab. Then `status` must know that, and `up` go on.
     """
 
+    fabrics: Sequence[str] = (_SMALL,)
+    calls: Sequence[str] = ()
     count: int = 0
     _turn: int = 0
 
@@ -95,13 +124,43 @@ class Steps:
                 each for each in range(max(1, self.count * 3 // 8), self.count + 2) if gcd(each, self.count) == 1
             )
             step = 1 + self._turn * stride % self.count
-        process = victim.start(victim.name, str(step), script=_STEPS)
-        said, _ = process.communicate(timeout=patience(60))
+        script = _STEPS.replace("CALLS", repr(self.calls)).replace("TINY", repr(FABRIC))
+        process = victim.start(victim.name, str(step), *self.fabrics, script=script)
+        said, _ = process.communicate(timeout=patience(120))
+        text = f"up killed at step {step} of {self.count}"
         if not self.count:
-            self.count = int(said)
+            assert process.returncode == 0, said
+            self.count = int(said.split()[-1])
         elif process.returncode != -signal.SIGKILL:
             raise AssertionError(f"up was not killed at its step {step} of {self.count}: {said}")
-        return Blow(f"up killed at step {step} of {self.count}", victim.name, hit=step > 0)
+        elif len(self.fabrics) > 1:
+            text += f", with {said.splitlines()[-1]}" + _went_on(victim, said.splitlines()[-1], dice.random() < 0.7)
+        return Blow(text, victim.name, hit=step > 0)
+
+
+def _went_on(victim: Victim, keys: str, again: bool) -> str:
+    """`status` tells what a kill left; with `again`, `up` makes the lab that was wanted."""
+    before = _status(victim)
+    if not again:
+        return f"; then it was {before.state}"
+    overrides = [word for key in keys.split() for word in ("--set", key)]
+    words = ("up", FABRIC, "--name", "NAME", "--timeout", PATIENT, *overrides)
+    victim.run(*words, ends=0)
+    now, fabric = _status(victim), load_fabric(FABRIC, name=victim.name, overrides=keys.split()).fabric
+    there = {path.name for path in namespaces_of(victim.name)}
+    wanted = {f"heddle-{victim.name}-{node.name}" for node in fabric.nodes}
+    assert now.state == "up" and there == wanted, f"after {before} came {now}, with {sorted(there)}"
+    assert "is already up with this fabric" in victim.run(*words, ends=0)
+    return f"; it was {before.state}, and up went on"
+
+
+def _status(victim: Victim) -> LabStatus:
+    """Up and whole, or broken with a reason."""
+    victim.run("status", "NAME")
+    with victim.here():
+        (found,) = status(victim.name)
+    assert found.faults if found.state == "broken" else found.converged, found
+    return found
 
 
 def up(victim: Victim, dice: random.Random) -> Blow:
@@ -258,7 +317,7 @@ def damage(victim: Victim, dice: random.Random) -> Blow:
 
 _LAB: Final = ("--lab", "NAME")
 _TIMED: Final = ("loss=1/64,from=0.1s,to=1s", "down,from=0.1s,to=1s")
-# How often each is done, at least; None: as often as `up` has steps.
+# How often each is done, at least.
 KINDS: Final[Mapping[str, tuple[Round, int]]] = {
     "up": (up, 50),
     "down": (_verb(("down", "NAME")), 20),
@@ -278,12 +337,17 @@ KINDS: Final[Mapping[str, tuple[Round, int]]] = {
     "damage": (damage, 20),
 }  # fmt: skip
 STEPS: Final = "steps"  # of `up`
+CHANGE: Final = "change"  # steps of `up` of an edited fabric
+COUNTED: Final[Mapping[str, Callable[[], Steps]]] = {  # as often as there are steps
+    STEPS: Steps,
+    CHANGE: lambda: Steps((_TWO, _THREE, _TWO), _OF_CHANGE),
+}
 
 
 def schedule(seed: int, chosen: Mapping[str, int]) -> Iterator[str]:
     """The kind of each round: all as often as wanted, in an order that follows from the seed; then again."""
     dice = random.Random(seed)
-    while True:
+    while any(chosen.values()):
         rounds = [name for name, times in chosen.items() for _ in range(times)]
         dice.shuffle(rounds)
         yield from rounds

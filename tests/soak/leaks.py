@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import linear_regression, mean, median
 from typing import Final
 
 from heddle.kernel.libbpf import library
@@ -19,31 +21,36 @@ LIMIT: Final = 1.0  # MB an hour, or objects an hour
 # Maps of BPF are in vmalloc, namespaces and ports in slabs, counters of each CPU in Percpu. Not SReclaimable, which
 # has the cache of files, and shrinks on demand.
 _OF_KERNEL: Final = ("SUnreclaim", "Percpu", "VmallocUsed", "KernelStack")
-_LEAST: Final = 8  # samples for a verdict
 _WARM: Final = 4  # the first one in so many samples is left out: caches fill
+# A slope is that of the medians of so many parts: samples follow from those before, so each of them is not evidence.
+_PARTS: Final = 8
+_IN_PART: Final = 3
+_SURE: Final = 2.45  # standard errors: 95 % of Student's t with _PARTS - 2 degrees of freedom
+_SHORTEST_H: Final = 0.2  # without the first quarter; what still fills up in this time is no leak
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Growth an hour with its standard error, by least squares."""
+    """Growth an hour with its standard error; without a value where the samples are too few, or in a too short time."""
 
     what: str
     unit: str
-    value: float
+    value: float | None
     error: float
     samples: int
 
     @property
     def verdict(self) -> str:
-        """`ok`, `LEAK`, or `open` where the error is too large for either."""
-        if self.samples < _LEAST:
-            return "open"
-        if self.value - 2 * self.error > LIMIT:
+        """`ok`, `LEAK`, or `open` where the error is too large for either, or `too short`."""
+        if self.value is None:
+            return "too short"
+        if self.value - _SURE * self.error > LIMIT:
             return "LEAK"
-        return "ok" if self.value + 2 * self.error <= LIMIT else "open"
+        return "ok" if self.value + _SURE * self.error <= LIMIT else "open"
 
     def row(self) -> tuple[str, str, str, str]:
-        return self.what, f"{self.value:+.2f} +- {self.error:.2f} {self.unit}/h", str(self.samples), self.verdict
+        grows = "-" if self.value is None else f"{self.value:+.2f} +- {self.error:.2f} {self.unit}/h"
+        return self.what, grows, str(self.samples), self.verdict
 
 
 @dataclass
@@ -51,10 +58,15 @@ class Leaks:
     """Samples of everything that should not grow."""
 
     _series: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
+    _pids: dict[str, int] = field(default_factory=dict)
 
     def sample(self, processes: Mapping[str, int]) -> None:
         """Read all. processes: name -> pid; one that has another pid than before begins again."""
         at = time.monotonic() / 3600
+        for name, pid in processes.items():
+            if self._pids.setdefault(name, pid) != pid:
+                self._pids[name] = pid
+                self._series.pop((name, "MB"), None)
         found = {(name, "MB"): _anonymous_mb(pid) for name, pid in processes.items()}
         found["kernel memory", "MB"] = kernel_mb()
         for kind in ("map", "prog"):
@@ -67,17 +79,18 @@ class Leaks:
         return [fit(what, unit, points) for (what, unit), points in self._series.items()]
 
 
-def fit(what: str, unit: str, points: list[tuple[float, float]]) -> Slope:
-    """The slope of (hours, value), without the first quarter; an infinite error for fewer than three points."""
+def fit(what: str, unit: str, points: Sequence[tuple[float, float]]) -> Slope:
+    """The slope of (hours, value), without the first quarter."""
     used = points[len(points) // _WARM :]
-    count = len(used)
-    if count < 3:
-        return Slope(what, unit, 0.0, math.inf, count)
-    middle, mean = sum(x for x, _ in used) / count, sum(y for _, y in used) / count
-    wide = sum((x - middle) ** 2 for x, _ in used)
-    slope = sum((x - middle) * (y - mean) for x, y in used) / wide
-    rest = sum((y - mean - slope * (x - middle)) ** 2 for x, y in used)
-    return Slope(what, unit, slope, math.sqrt(rest / (count - 2) / wide), count)
+    if len(used) < _PARTS * _IN_PART or used[-1][0] - used[0][0] < _SHORTEST_H:
+        return Slope(what, unit, None, 0.0, len(used))
+    ends = [len(used) * at // _PARTS for at in range(_PARTS + 1)]
+    parts = [used[begin:end] for begin, end in pairwise(ends)]
+    xs, ys = ([median(point[axis] for point in part) for part in parts] for axis in (0, 1))
+    slope, start = linear_regression(xs, ys)
+    wide = sum((x - mean(xs)) ** 2 for x in xs)
+    rest = sum((y - start - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    return Slope(what, unit, slope, math.sqrt(rest / (_PARTS - 2) / wide), len(used))
 
 
 def _anonymous_mb(pid: int) -> float:

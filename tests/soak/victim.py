@@ -24,7 +24,9 @@ from tests.machine import patience, until
 from tests.typed import ROOT, typed
 
 FABRIC: Final = "tiny"
+PATIENT: Final = "120"  # seconds for routes, on a machine that other work keeps busy
 _LONGEST_S: Final = 120.0  # of a verb
+_ENOUGH_S: Final = 8.0  # of a verb to be killed: `te watch` has no end
 _SENTENCES: Final = range(4)  # exit codes that come with a sentence; 70 is a defect, and a signal is negative
 _KEYS: Final = [key for limit in limits.LIMITS if limit is not limits.BURSTS for key in limit.factors]
 _NET: Final = Path("/proc/sys/net")
@@ -51,6 +53,7 @@ class Victim:
     scratch: Path
     name: str = ""
     usual: dict[str, float] = field(default_factory=dict)  # command -> seconds from its lock to its end
+    _begun: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def state(self) -> Path:
@@ -75,9 +78,18 @@ class Victim:
         argv = [sys.executable, "-c", script, *words] if script else [sys.executable, str(ROOT / "tasks.py"), *words]
         env = {**os.environ, "HEDDLE_STATE_DIR": str(self.scratch / state), "TMPDIR": str(self.temporary)}
         pipe = subprocess.PIPE
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
         )
+        self._begun.append(process)
+        return process
+
+    def end(self) -> None:
+        """End the verbs that still run: those of a round that failed."""
+        for process in self._begun:
+            process.kill()
+            process.wait()
+        self._begun.clear()
 
     def run(self, *words: str, ends: int | None = None, state: str = "state") -> str:
         """A verb in this process. ends: its exit code; by default any that comes with a sentence."""
@@ -88,13 +100,13 @@ class Victim:
 
     def up(self) -> None:
         """The lab, in its usual state."""
-        self.run("up", FABRIC, "--name", self.name, ends=0)
+        self.run("up", FABRIC, "--name", self.name, "--timeout", PATIENT, ends=0)
 
     def killed(self, dice: random.Random, *words: str, what: str = "", lab: Callable[[int], str] | None = None) -> Blow:
         """Kill a verb at a random instant of its work, which begins when it has the lab's lock.
 
         what: the lock of that part. lab: the lab of the process, where that is not the round's. The first time the verb
-        ends by itself, which shows how long it takes.
+        ends by itself, which shows how long it takes, or is killed late.
         """
         key, part = " ".join(words), dice.random()
         process = self.start(*words)
@@ -107,11 +119,14 @@ class Victim:
         until(working, _LONGEST_S, every=0.001)
         began = time.monotonic()
         if (usual := self.usual.get(key)) is None:
-            said = finished(process)
-            self.usual[key] = time.monotonic() - began
-            return Blow(f"./inv {key} ended by itself: {said.strip()[-200:]}", name, hit=False)
+            with suppress(subprocess.TimeoutExpired):
+                said = finished(process, _ENOUGH_S)
+                self.usual[key] = time.monotonic() - began
+                return Blow(f"./inv {key} ended by itself: {said.strip()[-200:]}", name, hit=False)
+            part, usual = 1.0, _ENOUGH_S
+            self.usual[key] = usual
         with suppress(subprocess.TimeoutExpired):
-            process.wait(part * usual)
+            process.wait(max(0.0, began + part * usual - time.monotonic()))
         after = time.monotonic() - began
         process.kill()
         said, _ = process.communicate(timeout=patience(_LONGEST_S))
@@ -139,9 +154,9 @@ class Victim:
         return found
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    """The output of a verb that ends by itself."""
-    said, _ = process.communicate(timeout=patience(_LONGEST_S))
+def finished(process: subprocess.Popen[str], seconds: float = _LONGEST_S) -> str:
+    """The output of a verb that ends by itself. TimeoutExpired when it does not."""
+    said, _ = process.communicate(timeout=patience(seconds))
     words = process.args[2:] if isinstance(process.args, list) else ()
     return _judged(tuple(map(str, words)), process.returncode, said, None)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from heddle.base import resources, state
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import end_all, is_stopped, run, start_of
+from heddle.base.process import dying_with_us, end_all, is_stopped, run, start_of
 from heddle.base.userfiles import make_dir
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
     # PYTHONPATH: independent of the caller's working directory. No numpy threads: they would not survive a fork.
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", "OPENBLAS_NUM_THREADS=1"]
     argv += [sys.executable, "-P", "-m", __package__]
+    argv = dying_with_us(argv, "KILL")  # until it is in a namespace of the lab, `down` does not find it
     run(argv, stdin=AgentConfig(place, spaces, fabric).to_json(), timeout=_START_S, called="the PFC agent")
 
 
