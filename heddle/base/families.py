@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
 from socket import inet_ntoa
 from typing import Any, Final, Literal, TypeAlias
@@ -19,6 +19,41 @@ Address: TypeAlias = IPv4Address | IPv6Address
 Interface: TypeAlias = IPv4Interface | IPv6Interface
 Network: TypeAlias = IPv4Network | IPv6Network
 Version: TypeAlias = Literal[4, 6]
+
+
+class _Hashed:
+    """A network whose hash is computed once: that of `ipaddress` takes longer than all else of a look-up in a table."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return network, (self.version, int(self.network_address), self.prefixlen)
+
+
+# With the names of the standard library's, as which they are shown and sent to shards.
+_NETWORKS: Final[Mapping[Version, Any]] = {
+    4: type("IPv4Network", (_Hashed, IPv4Network), {}), 6: type("IPv6Network", (_Hashed, IPv6Network), {}),
+}  # fmt: skip
+
+
+@cache
+def network(version: Version, base: int, length: int) -> Network:
+    """The network of a prefix length that starts at an address, as an integer; one object for each. ValueError when
+    there is none.
+    """
+    found: Network = _NETWORKS[version]((base, length))
+    return found
+
+
+def interned(found: Network) -> Network:
+    """The one object of `network` that is equal to this one."""
+    return network(4 if found.version == 4 else 6, int(found.network_address), found.prefixlen)
+
 
 # UDP 8, BTH 12, RETH 16, ImmDt 4, ICRC 4: the largest overhead of a RoCEv2 packet after its IP header.
 _BEHIND_IP: Final = 44
@@ -69,7 +104,7 @@ class Family:
 
     def network(self, base: int, length: int) -> Network:
         """The network of a prefix length that starts at an address, as an integer."""
-        return IPv4Network((base, length)) if self.version == 4 else IPv6Network((base, length))
+        return network(self.version, base, length)
 
     def ends(self, number: int) -> tuple[Interface, Interface]:
         """Both ends of a host link: the host's, the switch's. number: the switch's address, the even one.

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from heddle.base.progname import as_started
 
@@ -73,6 +73,9 @@ class HeddleError(Exception):
     def __init__(self, *problems: Problem) -> None:
         super().__init__("\n".join(str(p) for p in problems))
         self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.problems
 
 
 class CheckError(HeddleError):

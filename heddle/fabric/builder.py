@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from heddle.base.families import Interface, Network
+from heddle.base.families import Interface, Network, interned
 from heddle.base.plugins import function
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.hashmodes import seed_for
@@ -70,8 +70,8 @@ class FabricBuilder:
         name = f"{word}{index}"
         seed = seed_for(spec.routing.seed, word, name)
         return self._add(
-            name, Role.SWITCH, level, index, groups=groups, asn=asn, loopback=loopback, prefix=prefix, hash_seed=seed,
-            router_id=router_id,
+            name, Role.SWITCH, level, index, groups=groups, asn=asn, loopback=loopback, hash_seed=seed,
+            prefix=None if prefix is None else interned(prefix), router_id=router_id,
         )  # fmt: skip
 
     def host(self, index: int, groups: Groups, name: str = "", serves: str = "") -> str:

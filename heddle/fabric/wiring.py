@@ -416,6 +416,25 @@ class Wiring:
         """Edge prefix -> the switch that announces it."""
         return {n.prefix: n.name for n in self.edges if n.prefix is not None}
 
+    @cached_property
+    def slices(self) -> Mapping[str, tuple[int, tuple[Network, ...]]]:
+        """Edge switch -> the address bits of one NIC, where the networks of its links to NICs fill its prefix from the
+        start, one after the other; else 128, and these networks, in the order of its ports.
+        """
+        return {node.name: _slices(node) for node in self.edges}
+
+
+def _slices(edge: Node) -> tuple[int, tuple[Network, ...]]:
+    links = tuple(port.address.network for port in edge.ports if port.address is not None)
+    if not links or edge.prefix is None:
+        return 128, ()
+    shift, start = links[0].max_prefixlen - links[0].prefixlen, int(edge.prefix.network_address)
+    regular = all(
+        link.prefixlen + shift == link.max_prefixlen and int(link.network_address) == start + (index << shift)
+        for index, link in enumerate(links)
+    )
+    return (shift, ()) if regular else (128, links)
+
 
 def refuse_level_links(wiring: Wiring) -> None:
     """InputError for each link within one level: routes climb and descend, so none would use it."""

@@ -1,7 +1,7 @@
 """Features of interfaces by ethtool's netlink: all of a port's in one message, so in one turn of RTNL.
 
 In:  a namespace, interface indexes, and features by the kernel's names (netdev_features_strings).
-Out: the features as wanted; those that a device does not have stay off.
+Out: the features as wanted; those that a device does not have stay off. Those that are on, of all interfaces.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ _NETLINK_GENERIC: Final = 16
 _CONTROL: Final = 0x10  # GENL_ID_CTRL
 _GENL: Final = struct.Struct("=BBxx")  # command, version
 _GETFAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
-_FEATURES_SET: Final = 12  # ETHTOOL_MSG_FEATURES_SET
-_HEADER, _WANTED = 1, 3  # ETHTOOL_A_FEATURES_*
-_DEV_INDEX, _FLAGS, _OMIT_REPLY = 1, 3, struct.pack("=I", 2)
+_STRSET_GET, _FEATURES_GET, _FEATURES_SET = 1, 11, 12  # ETHTOOL_MSG_*
+_HEADER, _STRINGSETS, _WANTED, _ACTIVE = 1, 2, 3, 4  # ETHTOOL_A_FEATURES_*, ETHTOOL_A_STRSET_*
+_DEV_INDEX, _DEV_NAME, _FLAGS, _COMPACT, _OMIT_REPLY = 1, 2, 3, struct.pack("=I", 1), struct.pack("=I", 2)
+_SET, _SET_ID, _STRINGS, _INDEX, _STRING, _OF_FEATURES = (
+    1,
+    1,
+    3,
+    1,
+    2,
+    struct.pack("=I", 4),
+)  # ETHTOOL_A_STRING*
+_BITSET_VALUE: Final = 4
 _BITS, _BIT, _NAME, _VALUE = 3, 1, 2, 3  # ETHTOOL_A_BITSET_*, ETHTOOL_A_BITSET_BIT_*
 
 
@@ -58,3 +67,41 @@ def set_features(
     ]
     with nl.RouteSocket(netns, protocol=_NETLINK_GENERIC) as netlink:
         netlink.change_all([(family, start + head + features, 0) for head in heads], refused)
+
+
+def active_features(netns: Path) -> dict[str, frozenset[str]]:
+    """Interface -> its features that are on, of every interface of a namespace, by one dump.
+
+    MachineError when the kernel has no netlink for ethtool.
+    """
+    with nl.RouteSocket(netns, protocol=_NETLINK_GENERIC) as netlink:
+        names, header = _names(), nl.attribute(nl.NESTED | _HEADER, nl.attribute(_FLAGS, _COMPACT))
+        found = dict[str, frozenset[str]]()
+        for body in netlink.dump(_family(), _GENL.pack(_FEATURES_GET, 1) + header):
+            attrs = nl.attributes(body, _GENL.size)
+            device = nl.attributes(attrs[_HEADER], 0)[_DEV_NAME].rstrip(b"\0").decode()
+            found[device] = _named(nl.attributes(attrs[_ACTIVE], 0)[_BITSET_VALUE], names)
+    return found
+
+
+@cache
+def _named(bits: bytes, names: tuple[str, ...]) -> frozenset[str]:
+    """bits: 32-bit words of this machine."""
+    words = struct.unpack(f"={len(bits) // 4}I", bits)
+    return frozenset(name for at, name in enumerate(names) if at // 32 < len(words) and words[at // 32] >> at % 32 & 1)
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """The kernel's names of features, by the number of their bit."""
+    wanted = nl.attribute(nl.NESTED | _SET, nl.attribute(_SET_ID, _OF_FEATURES))
+    body = _GENL.pack(_STRSET_GET, 1) + nl.attribute(nl.NESTED | _HEADER, b"")
+    body += nl.attribute(nl.NESTED | _STRINGSETS, wanted)
+    with nl.RouteSocket(THIS_NAMESPACE, here=True, protocol=_NETLINK_GENERIC) as netlink:
+        (answer,) = netlink.ask(_family(), [body])
+    if isinstance(answer, int):
+        raise MachineError(Problem("kernel", "ethtool", "does not report the names of features"))
+    sets = nl.attributes(nl.attributes(answer, _GENL.size)[_STRINGSETS], 0)
+    rows = (nl.attributes(each, 0) for _, each in nl.each_attribute(nl.attributes(sets[_SET], 0)[_STRINGS]))
+    named = {struct.unpack("=I", row[_INDEX])[0]: row[_STRING].rstrip(b"\0").decode() for row in rows}
+    return tuple(named.get(at, "") for at in range(max(named) + 1))

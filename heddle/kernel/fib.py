@@ -13,10 +13,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv6Network, ip_network
 from typing import Any, Final
 
-from heddle.base.families import Address, Network, Version
+from heddle.base.families import Address, Network, Version, network
 from heddle.kernel import netlink as nl
 from heddle.kernel.namespace import NodeHandle
 from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG, RTNEXTHOP
@@ -67,9 +67,9 @@ class Fib:
         """(mask, network as an integer -> prefix), the longest prefixes first."""
         lengths: dict[int, dict[int, Network]] = {}
         bits = 0
-        for network in self.routes:
-            bits = network.max_prefixlen
-            lengths.setdefault(network.prefixlen, {})[int(network.network_address)] = network
+        for prefix in self.routes:
+            bits = prefix.max_prefixlen
+            lengths.setdefault(prefix.prefixlen, {})[int(prefix.network_address)] = prefix
         ones = (1 << bits) - 1
         return tuple((ones >> (bits - length) << (bits - length), lengths[length]) for length in sorted(lengths)[::-1])
 
@@ -88,8 +88,8 @@ class Fib:
 
     def lookup(self, address: Address | int) -> tuple[NextHop, ...]:
         """The next hops for `address` by `match`; empty when nothing matches or the route discards."""
-        network = self.match(address)
-        return () if network is None else self.routes[network]
+        prefix = self.match(address)
+        return () if prefix is None else self.routes[prefix]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: routes: prefix -> list of [port, ifindex, gateway, weight, dead]; buckets: prefix -> indexes."""
@@ -130,16 +130,15 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
 def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
     """The same, read by an open socket. names: ifindex -> interface name."""
     objects = _Objects(netlink, names)
-    found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...]]] = {}
-    buckets: dict[Network, tuple[int, ...]] = {}
+    found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...], int]] = {}
     known: dict[bytes, tuple[NextHop, ...]] = {}  # most routes of a switch have the same next hops, byte for byte
     for body in _dump(netlink, nl.RTM_GETROUTE, RTMSG.pack(AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
         _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
         if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
             continue
         attrs = nl.attributes(body, RTMSG.size)
-        network = _network(attrs.get(RTA_DST, b""), length, version)
-        if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
+        prefix = _network(attrs.get(RTA_DST, b""), length, version)
+        if isinstance(prefix, IPv6Network) and any(prefix.subnet_of(each) for each in _OF_INTERFACES):
             continue
         metric = _u32(attrs.get(_RTA_PRIORITY))
         same = b"" if _RTA_NH_ID in attrs or kind in _DISCARDING else attrs.get(_RTA_MULTIPATH, b"")
@@ -148,16 +147,16 @@ def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], versi
             hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
             if same:
                 known[same] = hops
-        if hops and all(hop.port == "lo" for hop in hops):
+        if hops and hops[0].port == "lo" and all(hop.port == "lo" for hop in hops):
             continue  # an IPv6 address of the node itself: it is also in table local, which is searched first
         rank = not _usable(hops), metric  # fib_table_lookup takes the lowest metric with a live next hop
-        if network in found and found[network][0] <= rank:
-            continue
-        found[network] = (rank, hops)
-        buckets.pop(network, None)
-        if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
-            buckets[network] = dealt
-    return Fib(switch, {network: hops for network, (_, hops) in found.items()}, buckets)
+        row = rank, hops, _u32(attrs.get(_RTA_NH_ID))
+        if found.setdefault(prefix, row)[0] > rank:
+            found[prefix] = row
+    buckets = {
+        prefix: dealt for prefix, (_, _, number) in found.items() if number and (dealt := objects.buckets(number))
+    }
+    return Fib(switch, {prefix: hops for prefix, (_, hops, _) in found.items()}, buckets)
 
 
 def local_routes(netlink: nl.RouteSocket) -> set[int]:
@@ -165,9 +164,10 @@ def local_routes(netlink: nl.RouteSocket) -> set[int]:
     found = set()
     wanted = RTMSG.pack(AF[6], 0, 0, 0, RT_TABLE_MAIN, _RTPROT_KERNEL, 0, 0, 0)
     for body in _dump(netlink, nl.RTM_GETROUTE, wanted):
-        attrs = nl.attributes(body, RTMSG.size)
-        if (attrs.get(RTA_DST), RTMSG.unpack_from(body)[1]) == (_LINK_LOCAL_BYTES, LINK_LOCAL.prefixlen):
-            found.add(_u32(attrs.get(RTA_OIF)))
+        if RTMSG.unpack_from(body)[1] == LINK_LOCAL.prefixlen:
+            attrs = nl.attributes(body, RTMSG.size)
+            if attrs.get(RTA_DST) == _LINK_LOCAL_BYTES:
+                found.add(_u32(attrs.get(RTA_OIF)))
     return found
 
 
@@ -280,9 +280,7 @@ def _hop(names: Mapping[int, str], ifindex: int, gateway: str, weight: int, flag
 @cache  # the switches of a lab have the same prefixes
 def _network(raw: bytes, length: int, version: Version) -> Network:
     """The destination of a route; raw is empty for a default route."""
-    if version == 4:
-        return IPv4Network((raw or bytes(4), length))
-    return IPv6Network((raw or bytes(16), length))
+    return network(version, int.from_bytes(raw), length)
 
 
 def _gateway(attrs: Mapping[int, bytes]) -> str:

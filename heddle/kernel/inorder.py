@@ -6,84 +6,60 @@ Out: the settings in the kernel; the settings read back, and a description of wh
 
 from __future__ import annotations
 
-import array
 import ctypes
-import fcntl
 import os
-import socket
-import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.host.delivery import MERGES_NOTHING, Delivery
-from heddle.kernel.ethtool import set_features
+from heddle.kernel.ethtool import active_features, set_features
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_SETLINK, NetlinkError, RouteSocket, attribute, interfaces
 from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_SIZE
 
-_SIOCETHTOOL: Final = 0x8946
-# Feature -> ETHTOOL_G*, and what it consists of (netdev_features_strings in net/ethtool/common.c).
-FEATURES: Final[Mapping[str, tuple[int, tuple[str, ...]]]] = {
-    "gso": (0x23, ("tx-generic-segmentation",)),
-    "tso": (0x1E, tuple(f"tx-tcp{kind}-segmentation" for kind in ("", "-ecn", "-mangleid", "6"))),
-    "tx-checksum": (0x16, tuple(f"tx-checksum-{kind}" for kind in ("ipv4", "ip-generic", "ipv6", "sctp"))),
-    "scatter-gather": (0x18, ("tx-scatter-gather", "tx-scatter-gather-fraglist")),
+# Feature -> what it consists of (netdev_features_strings in net/ethtool/common.c).
+FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gso": ("tx-generic-segmentation",),
+    "tso": tuple(f"tx-tcp{kind}-segmentation" for kind in ("", "-ecn", "-mangleid", "6")),
+    "tx-checksum": tuple(f"tx-checksum-{kind}" for kind in ("ipv4", "ip-generic", "ipv6", "sctp")),
+    "scatter-gather": ("tx-scatter-gather", "tx-scatter-gather-fraglist"),
 }
-_GRO: Final = (0x2B, 0x2C)
+_GRO: Final = "rx-gro"
 
 
-def read_offloads(netns: Path, ports: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Port -> the features of FEATURES that are on. MachineError names a port that does not exist."""
-    with _control_socket(netns) as control:
-        return {
-            port: tuple(name for name, (get, _) in FEATURES.items() if _get(control, netns, port, get))
-            for port in ports
-        }
-
-
-def set_gro(netns: Path, ports: Iterable[str], *, on: bool) -> None:
+def set_gro(netns: Path, ports: Sequence[str], *, on: bool) -> None:
     """Switch GRO on or off on these ports. MachineError names the port that refuses."""
-    with _control_socket(netns) as control:
-        for port in ports:
-            try:
-                _ethtool(control, port, _GRO[1], int(on))
-            except OSError as error:
-                why = f"cannot be switched {'on' if on else 'off'}: {os.strerror(error.errno or 0)}"
-                raise MachineError(Problem(netns.name, f"{port}: gro", why)) from None
+    with RouteSocket(netns) as netlink:
+        _switch(netns, _indexes(netlink, netns, ports), {_GRO: on})
 
 
-def read_gro(netns: Path, ports: Iterable[str]) -> dict[str, bool]:
-    """Port -> whether GRO is on. MachineError names a port that does not exist."""
-    with _control_socket(netns) as control:
-        return {port: _get(control, netns, port, _GRO[0]) for port in ports}
+def _switch(netns: Path, indexes: Mapping[str, int], wanted: Mapping[str, bool]) -> None:
+    names = tuple(indexes)
+
+    def refused(number: int, error: NetlinkError) -> None:
+        what = f"{names[number]}: {', '.join(FEATURES)}, gro"
+        raise MachineError(Problem(netns.name, what, f"cannot be switched: {error.strerror}"))
+
+    set_features(netns, [*indexes.values()], wanted, refused)
 
 
-def _get(control: socket.socket, netns: Path, port: str, command: int) -> bool:
-    try:
-        return bool(_ethtool(control, port, command, 0))
-    except OSError as error:
-        why = f"cannot be read: {os.strerror(error.errno or 0)}"
-        hint = "run ./inv status LAB, which lists ports that are missing"
-        raise MachineError(Problem(f"{netns.name}:{port}", "GRO and offloads", why, hint)) from None
+def _indexes(netlink: RouteSocket, netns: Path, ports: Iterable[str]) -> dict[str, int]:
+    found = {each.name: each.ifindex for each in interfaces(netlink)}
+    if lost := [name for name in ports if name not in found]:
+        raise _missing(netns, lost[0])
+    return {name: found[name] for name in ports}
 
 
-def _control_socket(netns: Path) -> socket.socket:
-    with inside(netns):
-        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-
-
-def _ethtool(control: socket.socket, port: str, command: int, value: int) -> int:
-    """Call SIOCETHTOOL with a struct ethtool_value; return its data."""
-    data = array.array("I", [command, value])
-    address, _ = data.buffer_info()
-    fcntl.ioctl(control.fileno(), _SIOCETHTOOL, struct.pack("16sP16x", port.encode(), address))
-    return data[1]
+def _missing(netns: Path, port: str) -> MachineError:
+    hint = "run ./inv status LAB, which lists ports that are missing"
+    return MachineError(Problem(netns.name, port, "is missing: it was removed", hint))
 
 
 # The same numbers on every architecture (include/uapi/asm-generic/unistd.h); since Linux 5.2.
@@ -96,12 +72,14 @@ _NET: Final = "class/net"
 class PortDelivery:
     """The settings that decide the packet order at one port.
 
-    gro_sizes: limits of GRO in bytes, for IPv6 and IPv4; empty if unknown. rps: CPUs of each receive queue.
+    gro_sizes: limits of GRO in bytes, for IPv6 and IPv4; empty if unknown. rps: CPUs of each receive queue. offloads:
+    those of FEATURES that are on.
     """
 
     gro: bool
     gro_sizes: tuple[int, ...]
     rps: tuple[frozenset[int], ...]
+    offloads: tuple[str, ...] = ()
 
 
 def cpu_for(number: int, cpus: Sequence[int]) -> int:
@@ -129,20 +107,12 @@ def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Seque
     Transmit offloads must be off at both ends: veth_xmit uses NAPI if the sender has no TSO. MachineError names the
     port that refuses.
     """
-    names, off = tuple(ports), {name: False for _, parts in FEATURES.values() for name in parts}
     with RouteSocket(netns) as netlink:
-        found = {each.name: each.ifindex for each in interfaces(netlink)}
-        if lost := [name for name in names if name not in found]:
-            hint = "run ./inv status LAB, which lists ports that are missing"
-            raise MachineError(Problem(netns.name, lost[0], "is missing: it was removed", hint))
+        found = _indexes(netlink, netns, ports)
         if delivery is Delivery.NAPI:
-            _limit_gro(netlink, netns, {name: found[name] for name in names})
-
-    def refused(number: int, error: NetlinkError) -> None:
-        what = f"{names[number]}: {', '.join(FEATURES)}, gro"
-        raise MachineError(Problem(netns.name, what, f"cannot be switched: {error.strerror}"))
-
-    set_features(netns, [found[name] for name in names], {**off, "rx-gro": delivery is Delivery.NAPI}, refused)
+            _limit_gro(netlink, netns, found)
+    off = {name: False for parts in FEATURES.values() for name in parts}
+    _switch(netns, found, {**off, _GRO: delivery is Delivery.NAPI})
     if delivery is Delivery.NAPI:
         return
     with net_devices(netns) as devices:
@@ -165,17 +135,27 @@ def pin_receive(netns: Path, ports: Mapping[str, int], cpus: Sequence[int]) -> N
 
 def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, PortDelivery]:
     """Read the settings that decide the packet order at these ports. MachineError names a port that does not exist."""
-    names = tuple(ports)
-    gro = read_gro(netns, names)
+    names, features, sizes = tuple(ports), active_features(netns), dict[str, tuple[int, ...]]()
+    if lost := [name for name in names if name not in features]:
+        raise _missing(netns, lost[0])
+    masks: dict[str, tuple[frozenset[int], ...]] = {}
     if delivery is Delivery.RPS:
         with net_devices(netns) as devices:
-            return {port: PortDelivery(gro[port], (), _masks(devices, netns, port)) for port in names}
-    sizes: dict[str, tuple[int, ...]] = {}
-    with RouteSocket(netns) as netlink:
-        for each in interfaces(netlink):
-            limits = (each.attrs.get(kind) for kind in (IFLA_GRO_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
-            sizes[each.name] = tuple(int.from_bytes(raw, sys.byteorder) for raw in limits if raw is not None)
-    return {port: PortDelivery(gro[port], sizes.get(port, ()), ()) for port in names}
+            masks = {port: _masks(devices, netns, port) for port in names}
+    else:
+        with RouteSocket(netns) as netlink:
+            for each in interfaces(netlink):
+                limits = (each.attrs.get(kind) for kind in (IFLA_GRO_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
+                sizes[each.name] = tuple(int.from_bytes(raw, sys.byteorder) for raw in limits if raw is not None)
+    return {
+        port: PortDelivery(_GRO in features[port], sizes.get(port, ()), masks.get(port, ()), _on(features[port]))
+        for port in names
+    }
+
+
+@cache
+def _on(features: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name, parts in FEATURES.items() if not features.isdisjoint(parts))
 
 
 def fault(found: PortDelivery, delivery: Delivery, online: Iterable[int]) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from ipaddress import ip_interface, ip_network
 from typing import Final
 
 from heddle.kernel.fib import route_hops
-from heddle.kernel.netlink import RTM_GETADDR, RTM_GETROUTE, RouteSocket, attributes
+from heddle.kernel.netlink import RTM_GETADDR, RTM_GETROUTE, NetInterface, RouteSocket, attributes
 from heddle.kernel.uapi import IFADDRMSG, RTA_DST, RTMSG
 
 _RTM_GETRULE: Final = 34
@@ -25,9 +26,19 @@ _RULE_WORDS: Final = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # FR_ACT
 _RTA_TABLE, _RTPROT_KERNEL, _RTPROT_RA = 15, 2, 9
 _MAIN, LOCAL_TABLE = 254, 255
 _KINDS: Final = {1: "", 2: "local ", 6: "blackhole ", 7: "unreachable ", 8: "prohibit "}  # RTN_*
+_LINK_LOCAL: Final = b"\xfe\x80"
 _FAMILIES: Final = {socket.AF_INET: "", socket.AF_INET6: "-6 "}
+_AF_SPEC, _I32 = 26, struct.Struct("=i")  # IFLA_AF_SPEC
+# Of each family IFLA_INET_CONF or IFLA_INET6_CONF, and places in that array: IPV4_DEVCONF_* - 1 of ip.h, DEVCONF_*
+# of ipv6.h (include/uapi/linux).
+_CONF: Final[Mapping[int, tuple[str, int, Mapping[str, int]]]] = {
+    socket.AF_INET: ("ipv4", 1, {"forwarding": 0, "rp_filter": 7, "ignore_routes_with_linkdown": 28}),
+    socket.AF_INET6: ("ipv6", 2, {"forwarding": 0, "disable_ipv6": 26, "ignore_routes_with_linkdown": 39}),
+}
+OF_PORTS: Final = frozenset(key for _, _, keys in _CONF.values() for key in keys)
 # The rules of every namespace (fib_default_rules_init, fib6_rules_net_init).
 _USUAL: Final = ("pref 0 from all table 255", "pref 32766 from all table 254", "pref 32767 from all table 253")
+_ROWS_ALIKE: Final = 1024  # what is kept as read: most ports and namespaces have the same bytes
 _FIRST_PREF: Final = 32765  # of a rule without one: below the second rule (fib_default_rule_pref)
 
 
@@ -36,31 +47,61 @@ def ip_settings(netlink: RouteSocket, names: Mapping[int, str], table: int) -> f
     return frozenset([*_addresses(netlink, names), *_rules(netlink), *_routes(netlink, names, table)])
 
 
+def port_sysctls(found: Iterable[NetInterface]) -> dict[str, Mapping[tuple[str, str], str]]:
+    """Interface -> (`net.ipv4.conf`, `forwarding`) and the like, each key in OF_PORTS -> value."""
+    values = dict[str, Mapping[tuple[str, str], str]]()
+    for each in found:
+        families = attributes(each.attrs.get(_AF_SPEC, b""), 0)
+        rows = ((key, kind, families.get(key, b"")) for key, (_, kind, _) in _CONF.items())
+        values[each.name] = _conf(*(attributes(family, 0).get(kind, b"") for _, kind, family in rows))
+    return values
+
+
+@lru_cache(_ROWS_ALIKE)
+def _conf(*arrays: bytes) -> Mapping[tuple[str, str], str]:
+    """The values of an interface. arrays: of each family in _CONF."""
+    return {
+        (f"net.{version}.conf", key): str(_I32.unpack_from(array, 4 * place)[0])
+        for array, (version, _, places) in zip(arrays, _CONF.values(), strict=True)
+        for key, place in places.items()
+        if 4 * place + 4 <= len(array)
+    }
+
+
 def _addresses(netlink: RouteSocket, names: Mapping[int, str]) -> Iterator[str]:
     for family, flag in _FAMILIES.items():
         for body in netlink.dump(RTM_GETADDR, IFADDRMSG.pack(family, 0, 0, 0, 0)):
             _, length, _, _, index = IFADDRMSG.unpack_from(body)
             attrs = attributes(body, IFADDRMSG.size)
-            address = ip_interface((attrs.get(_IFA_LOCAL) or attrs[_IFA_ADDRESS], length))
+            raw = attrs.get(_IFA_LOCAL) or attrs[_IFA_ADDRESS]
+            if family == socket.AF_INET6 and raw.startswith(_LINK_LOCAL):
+                continue  # every port has one
+            address = ip_interface((raw, length))
             if not address.is_loopback and not address.is_link_local:
                 yield f"{flag}addr {address} dev {names.get(index, f'if{index}')}"
 
 
 def _rules(netlink: RouteSocket) -> Iterator[str]:
     for body in netlink.dump(_RTM_GETRULE, RTMSG.pack(0, 0, 0, 0, 0, 0, 0, 0, 0)):
-        family, to, source, _, table, _, _, action, flags = RTMSG.unpack_from(body)  # struct fib_rule_hdr
-        if family not in _FAMILIES:
-            continue
-        attrs = attributes(body, RTMSG.size)
-        words = [f"pref {_number(attrs.get(_FRA_PRIORITY))}", *(["not"] if flags & _INVERT else [])]
-        words.append(f"from {ip_network((attrs[_FRA_SRC], source)) if _FRA_SRC in attrs else 'all'}")
-        words += [f"to {ip_network((attrs[_FRA_DST], to))}"] if _FRA_DST in attrs else []
-        for key, word in ((_FRA_IIF, "iif"), (_FRA_OIF, "oif")):
-            words += [f"{word} {attrs[key].rstrip(bytes(1)).decode()}"] if key in attrs else []
-        words += [f"fwmark {_number(attrs[_FRA_MARK])}"] if _FRA_MARK in attrs else []
-        number = _number(attrs.get(_FRA_TABLE)) or table
-        words.append(f"table {number}" if action == _TO_TABLE else _RULE_WORDS.get(action, f"action {action}"))
-        yield f"{_FAMILIES[family]}rule {' '.join(words)}"
+        yield from _rule(body)
+
+
+@lru_cache(_ROWS_ALIKE)
+def _rule(body: bytes) -> tuple[str, ...]:
+    """The line of a rule; none for one of another family."""
+    family, to, source, _, table, _, _, action, flags = RTMSG.unpack_from(body)  # struct fib_rule_hdr
+    if family not in _FAMILIES:
+        return ()
+    attrs = attributes(body, RTMSG.size)
+    words = [f"pref {_number(attrs.get(_FRA_PRIORITY))}", *(["not"] if flags & _INVERT else [])]
+    words.append(f"from {ip_network((attrs[_FRA_SRC], source)) if _FRA_SRC in attrs else 'all'}")
+    words += [f"to {ip_network((attrs[_FRA_DST], to))}"] if _FRA_DST in attrs else []
+    for key, word in ((_FRA_IIF, "iif"), (_FRA_OIF, "oif")):
+        words += [f"{word} {attrs[key].rstrip(bytes(1)).decode()}"] if key in attrs else []
+    words += [f"fwmark {_number(attrs[_FRA_MARK])}"] if _FRA_MARK in attrs else []
+    number = _number(attrs.get(_FRA_TABLE)) or table
+    words.append(f"table {number}" if action == _TO_TABLE else _RULE_WORDS.get(action, f"action {action}"))
+    return (f"{_FAMILIES[family]}rule {' '.join(words)}",)
 
 
 def _routes(netlink: RouteSocket, names: Mapping[int, str], table: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -61,6 +61,7 @@ _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _CHANGES: Final = 256  # of a few hundred bytes each: one datagram fits into the default send buffer
 _RETRIES: Final = 20
+_ENDS: Final = (NLMSG_ERROR, NLMSG_DONE)
 NESTED: Final = 0x8000  # NLA_F_NESTED
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 
@@ -81,17 +82,40 @@ def attribute(kind: int, payload: bytes) -> bytes:
 ALL_LINKS: Final = uapi.IFINFOMSG.pack(0, 0, 0, 0, 0) + attribute(uapi.IFLA_EXT_MASK, struct.pack("=I", 1 << 3))
 
 
+_known: Final[dict[tuple[int, bytes], tuple[tuple[int, ...], tuple[int, ...], struct.Struct]]] = {}
+_MOST_KNOWN: Final = 4096
+
+
 def attributes(data: bytes, offset: int) -> dict[int, bytes]:
-    """The attributes of `data` from `offset` on; the last of a kind wins. ValueError when a length is wrong."""
-    found: dict[int, bytes] = {}
+    """The attributes of `data` from `offset` on; the last of a kind wins. ValueError when a length is wrong.
+
+    Most messages of a dump have attributes of the same kinds and lengths as the one before of that size. So a struct
+    unpacks all of them at once, also their heads, which show whether it is the right one.
+    """
+    key = len(data) - offset, data[offset : offset + 4]
+    if (known := _known.get(key)) is not None:
+        heads, kinds, layout = known
+        row = layout.unpack_from(data, offset)
+        if row[::2] == heads:
+            return dict(zip(kinds, row[1::2], strict=True))
+    found = [*each_attribute(data, offset)]
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    words = [f"I{len(payload)}s{-len(payload) % 4}x" for _, payload in found]
+    layout = struct.Struct("=" + "".join(words).rpartition("s")[0] + "s" * bool(words))  # the last may not be padded
+    _known[key] = layout.unpack_from(data, offset)[::2], tuple(kind for kind, _ in found), layout
+    return dict(found)
+
+
+def each_attribute(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Kind and payload of each attribute, of which several may be of one kind. ValueError when a length is wrong."""
     end = len(data)
     while offset + 4 <= end:
         length, kind = _ATTR.unpack_from(data, offset)
         if length < 4 or offset + length > end:
             raise ValueError(f"netlink attribute of {length} bytes where {end - offset} are left")
-        found[kind & 0x3FFF] = data[offset + 4 : offset + length]  # the upper bits are NLA_F_NESTED, _NET_BYTEORDER
+        yield kind & 0x3FFF, data[offset + 4 : offset + length]  # the upper bits are NLA_F_NESTED, _NET_BYTEORDER
         offset += (length + 3) & ~3
-    return found
 
 
 class RouteSocket:
@@ -131,12 +155,17 @@ class RouteSocket:
         for _ in range(_RETRIES):
             self._send([(kind, body)], NLM_F_REQUEST | NLM_F_DUMP)
             found: list[bytes] = []
-            torn = False
-            for answer, flags, data in self._receive(self._sequence):
-                torn = torn or bool(flags & NLM_F_DUMP_INTR)
-                if answer == NLMSG_DONE:
-                    break
-                found.append(data)
+            torn, ended = 0, False
+            while not ended:
+                for answer, flags, sequence, data in _messages(self._block()):
+                    if sequence != self._sequence:
+                        continue  # the rest of an earlier, abandoned answer
+                    torn |= flags & NLM_F_DUMP_INTR
+                    ended = answer in _ENDS
+                    if ended:
+                        _raise_for(data)
+                        break
+                    found.append(data)
             if not torn:
                 return found
         why = "changes its routes faster than Heddle can read them"
@@ -205,10 +234,8 @@ class RouteSocket:
             for kind, flags, answers, body in _messages(self._block()):
                 if answers != sequence:
                     continue  # the rest of an earlier, abandoned answer
-                if kind in (NLMSG_ERROR, NLMSG_DONE) and len(body) >= 4:
-                    code = -struct.unpack_from("=i", body)[0]
-                    if code:
-                        raise NetlinkError(code, os.strerror(code))
+                if kind in _ENDS:
+                    _raise_for(body)
                 yield kind, flags, body
 
     def _block(self) -> bytes:
@@ -216,6 +243,12 @@ class RouteSocket:
             return self._socket.recv(_RECEIVE)
         except TimeoutError:
             raise MachineError(Problem("", self._where, "did not answer over netlink within 5 s")) from None
+
+
+def _raise_for(body: bytes) -> None:
+    """NetlinkError for the error number at the end of an answer."""
+    if len(body) >= 4 and (code := -struct.unpack_from("=i", body)[0]):
+        raise NetlinkError(code, os.strerror(code))
 
 
 def _messages(block: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -245,12 +278,11 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
     Raises MachineError when the namespace does not exist.
     """
     with RouteSocket(handle.netns) as netlink:
-        return carriers(netlink)[0]
+        return carriers([*interfaces(netlink)])[0]
 
 
-def carriers(netlink: RouteSocket) -> tuple[dict[str, bool], dict[str, int]]:
-    """The same by an open socket, and interface -> how often its carrier was lost or found since it was made."""
-    found = list(interfaces(netlink))
+def carriers(found: Collection[NetInterface]) -> tuple[dict[str, bool], dict[str, int]]:
+    """The same of interfaces, and interface -> how often its carrier was lost or found since it was made."""
     down = {each.name: not each.flags & uapi.IFF_UP for each in found if not carries_traffic(each.flags)}
     counts = {each.name: each.attrs.get(uapi.IFLA_CARRIER_CHANGES, b"") for each in found}
     return down, {name: int.from_bytes(count, sys.byteorder) for name, count in counts.items()}
@@ -325,7 +357,7 @@ _NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
 _UNUSED: Final = 0x01 | 0x20  # INCOMPLETE, FAILED: no frame goes to this MAC
 _RTM_F_CLONED: Final = 0x200
 _RTA_METRICS, _RTAX_MTU = 8, 2
-_MAC_BYTES: Final = 6
+_MAC_BYTES, _RTN_MULTICAST = 6, 5
 
 
 class Neighbour(NamedTuple):
@@ -340,13 +372,13 @@ def neighbours(netlink: RouteSocket) -> Iterator[Neighbour]:
     """Every entry with a MAC of Ethernet, of all interfaces of the socket's namespace; not those of multicast."""
     for family in (socket.AF_INET, socket.AF_INET6):
         for body in netlink.dump(_RTM_GETNEIGH, uapi.NDMSG.pack(family, 0, 0, 0, 0)):
-            _, ifindex, state, _, _ = uapi.NDMSG.unpack_from(body)
+            _, ifindex, state, _, kind = uapi.NDMSG.unpack_from(body)
+            if not state or state & _UNUSED or kind == _RTN_MULTICAST:
+                continue
             attrs = attributes(body, uapi.NDMSG.size)
-            mac = attrs.get(_NDA_LLADDR, b"")
-            if state and not state & _UNUSED and len(mac) == _MAC_BYTES and _NDA_DST in attrs:
-                address = ip_address(attrs[_NDA_DST])
-                if not address.is_multicast:
-                    yield Neighbour(ifindex, str(address), mac.hex(":"))
+            mac, address = attrs.get(_NDA_LLADDR, b""), attrs.get(_NDA_DST, b"")
+            if len(mac) == _MAC_BYTES and address:
+                yield Neighbour(ifindex, socket.inet_ntop(family, address), mac.hex(":"))
 
 
 def path_mtus(netlink: RouteSocket) -> dict[str, int]:

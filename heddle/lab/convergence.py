@@ -28,7 +28,7 @@ from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.fabric.wiring import Node, Port
 from heddle.kernel.fib import LINK_LOCAL, Fib, NextHop, local_routes, read_fib
 from heddle.kernel.namespace import NodeHandle, inside
-from heddle.kernel.netlink import RouteSocket, carries_traffic, interfaces
+from heddle.kernel.netlink import NetInterface, RouteSocket, carries_traffic, interfaces
 from heddle.lab.daemons import ESTABLISHED, Daemons
 
 STEP: Final = "converge"
@@ -173,9 +173,13 @@ def gaps(fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes, *, str
     for switch, fib in fibs.items():
         routes = fib.routes
         usable: dict[int, tuple[list[NextHop], frozenset[str], str]] = {}  # by identity: most routes share next hops
+        right = set[tuple[int, int]]()  # by identity: next hops, and the wanted ports that they are
         bandwidths = wanted.bandwidths[switch]
         for prefix, ports in wanted.ports[switch].items():
             all_hops = routes.get(prefix, ())
+            pair = id(all_hops), id(ports)
+            if pair in right and not bandwidths:
+                continue
             if id(all_hops) not in usable:
                 kept = [hop for hop in all_hops if strict or not hop.dead]
                 usable[id(all_hops)] = kept, frozenset(hop.port for hop in kept), _skewed(kept, {})
@@ -184,6 +188,8 @@ def gaps(fabric: Fabric, fibs: Mapping[str, Fib], wanted: ExpectedRoutes, *, str
                 found.append(Gap(switch, prefix, ports - have, have - ports))
             elif skewed := _skewed(hops, bandwidths[prefix]) if prefix in bandwidths else skewed:
                 found.append(Gap(switch, prefix, frozenset(), frozenset(), skewed))
+            else:
+                right.add(pair)
         # Prefixes that dead links make unreachable: they must have no next hop.
         own = fabric.by_name[switch].prefix
         for prefix in prefixes - wanted.ports[switch].keys() - {own}:
@@ -366,7 +372,7 @@ def restore_routes(
             continue
         netns = handles[node.name].netns
         with inside(netns), RouteSocket(netns, here=True) as netlink:
-            ports = without_route(netlink, node)
+            ports = without_route(netlink, node, [*interfaces(netlink)])
         if ports:
             lines = "".join(f"route append {LINK_LOCAL} dev {port} proto kernel metric 256\n" for port in ports)
             run(["nsenter", f"--net={netns}", "ip", "-6", "-force", "-batch", "-"], stdin=lines, check=False)
@@ -374,9 +380,12 @@ def restore_routes(
     return found
 
 
-def without_route(netlink: RouteSocket, node: Node) -> list[str]:
-    """The unnumbered ports of a switch that have a carrier and no link-local route, read by an open socket."""
-    up = {each.name: each.ifindex for each in interfaces(netlink) if carries_traffic(each.flags)}
+def without_route(netlink: RouteSocket, node: Node, every: Collection[NetInterface]) -> list[str]:
+    """The unnumbered ports of a switch that have a carrier and no link-local route, read by an open socket.
+
+    every: all its interfaces.
+    """
+    up = {each.name: each.ifindex for each in every if carries_traffic(each.flags)}
     routed = local_routes(netlink)
     return [
         port.name for port in node.ports if port.address is None and port.name in up and up[port.name] not in routed

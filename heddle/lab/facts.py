@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from heddle.base.problems import HeddleError, Problem
-from heddle.base.sysctls import sysctl_number, sysctl_path
+from heddle.base.sysctls import read_sysctl, sysctl_number, sysctl_path
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import BACKEND, Node, Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.fib import LINK_LOCAL
-from heddle.kernel.ipsettings import commanded
+from heddle.kernel.ipsettings import OF_PORTS, commanded, port_sysctls
 from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.lab import agents, rehash
 from heddle.lab.control import gateway_of
 from heddle.lab.convergence import foreign_routes
@@ -38,7 +39,7 @@ from heddle.lab.faults.packets import fault_differences, wanted_faults
 from heddle.lab.faults.slowlink import SlowLink, shares_of
 from heddle.lab.linkstate import State, repair_hint
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import concat, spread
+from heddle.lab.spread import concat, in_processes, spread
 from heddle.lab.thresholds import wrong_thresholds
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch.queues.classes import PortRef
@@ -53,7 +54,6 @@ ROUTE: Final = "route"
 _EXTRA: Final = "extra next hop"
 _AGAIN: Final = "installs the routes again"
 _BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
-_OF_PORTS: Final = frozenset({"forwarding", "disable_ipv6", "rp_filter", "ignore_routes_with_linkdown"})  # by sysctls
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
 _MADE: Final = ("daemons", "link", "drained", SESSION, "link-route", ROUTE, NEXT_HOPS)  # by faults of lab/faults/
 
@@ -83,6 +83,11 @@ class LabLook:
     def ports(self) -> PortFaults:
         """Ports whose shapers, queues or programs differ."""
         return port_faults(self.lab.fabric, self.now, ids=kernel_ids(self.lab))
+
+    @cached_property
+    def delivery(self) -> Sequence[tuple[str, Problem]]:
+        """Ports that have offloads on or may reorder packets. Part: PORTS."""
+        return wrong_delivery(self.lab, [*self.now.links])
 
     @cached_property
     def gaps(self) -> Sequence[Problem]:
@@ -146,15 +151,21 @@ def port_faults(
     ids = ids or setup.ids
     wrong: dict[str, str] = {}
     odd: dict[str, str] = {}
+    right: dict[tuple[int, int], tuple[Any, ...]] = {}  # rate and MTU -> what was read at a port without a difference
     for node in fabric.nodes_here:
         for port in node.ports:
-            slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
-            has, wanted = now.programs[port.ref], expected(node, ids[port.node, port.name])
-            if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
-                wrong[port.ref] = "; ".join(lines)
-            if has != wanted and foreign.get(port.ref) != "":
+            ref, rate = port.ref, round(port.rate_bps * shares.get(port.ref, 1))
+            has, wanted = now.programs[ref], expected(node, ids[port.node, port.name])
+            queue = now.shapers.get(ref)
+            read = () if queue is None else (queue.rate_bps, queue.ceil_bps, queue.burst, queue.leaves)
+            if ref not in foreign and (not read or right.get((rate, port.mtu)) != read):
+                if lines := setup.faults(replace(port, rate_bps=rate), queue):
+                    wrong[ref] = "; ".join(lines)
+                else:
+                    right[rate, port.mtu] = read
+            if has != wanted and foreign.get(ref) != "":
                 current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
-                odd[port.ref] = f"has {current or 'no program'}, not {should}"
+                odd[ref] = f"has {current or 'no program'}, not {should}"
     return PortFaults(wrong, odd)
 
 
@@ -336,24 +347,27 @@ def _hashing(look: LabLook) -> Iterable[Problem]:
 
 
 @spread(concat)
-def wrong_delivery(lab: Lab, check: str, there: Collection[str]) -> list[Problem]:
-    """Ports that have offloads on (check `offloads`) or may reorder packets (`order`). there: those that exist."""
+def wrong_delivery(lab: Lab, there: Collection[str]) -> list[tuple[str, Problem]]:
+    """Ports that have offloads on (`offloads`) or may reorder packets (`order`). there: those that exist."""
     wanted, online = delivery.chosen().delivery, inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
-    hint, found, handles = repair_hint(lab.name, "sets it again"), list[Problem](), lab.handles()
-    for node in lab.own_nodes:
-        netns, names = handles[node.name].netns, [port.name for port in node.ports if port.ref in there]
-        if check == "offloads":
-            on = inorder.read_offloads(netns, names)
-            whys = {name: f"has {', '.join(some)} on" if some else "" for name, some in on.items()}
-        else:
-            rows = inorder.read(netns, names, wanted)
-            whys = {name: inorder.fault(row, wanted, online) for name, row in rows.items()}
-        found += [Problem(f"{node.name}:{name}", "the port", why, hint) for name, why in whys.items() if why]
-    return found
+    hint, handles, kept = repair_hint(lab.name, "sets it again"), lab.handles(), {*there}
+
+    def read(nodes: Sequence[Node]) -> list[tuple[str, Problem]]:
+        found = []
+        for node in nodes:
+            rows = inorder.read(handles[node.name].netns, [p.name for p in node.ports if p.ref in kept], wanted)
+            alike = {row: inorder.fault(row, wanted, online) for row in set(rows.values())}
+            for name, row in rows.items():
+                on = f"has {', '.join(row.offloads)} on" if row.offloads else ""
+                whys = {"offloads": on, "order": alike[row]}
+                found += [(k, Problem(f"{node.name}:{name}", "the port", why, hint)) for k, why in whys.items() if why]
+        return found
+
+    return concat(in_processes(read, lab.own_nodes))
 
 
 def _delivery(check: str, look: LabLook) -> Iterable[Problem]:
-    return wrong_delivery(look.lab, check, [*look.now.links])
+    return [problem for kind, problem in look.delivery if kind == check]
 
 
 def _link_faults(look: LabLook) -> Iterable[Problem]:
@@ -481,50 +495,66 @@ def wrong_sysctls(lab: Lab, *, repair: bool = False) -> SysctlsRead:
 
     repair: write the expected values, except those that a topology sets itself: their problems have a hint.
     """
-    problems: list[Problem] = []
-    count = 0
-    own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
     given, decided, handles = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls(), lab.handles()
     live = rehash.live_hashing(lab)
-    rules = rehash.hashing_sysctls(lab, rehash.wanted(lab, live), live)
-    for node in lab.own_nodes:
-        wanted = dict(given[node.name])
-        of_ports = _of_ports(wanted, node) if lab.blueprint.rendered else {}
-        settings = dict(decided.get(node.name, {}))
-        if node.role is Role.SWITCH:
-            wanted |= rules[node.name]
-        if node.name in live:  # the verb `hashing` came later
-            settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
-        wanted |= of_ports
-        count += len(wanted)
-        with inside(handles[node.name].netns):
-            for key, value in wanted.items():
-                path = sysctl_path(key)
-                try:
-                    now = path.read_text().strip()
-                except FileNotFoundError:
-                    now = of_ports.get(key, "missing")  # a port that does not exist is another fact
-                sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
-                if sources:
-                    own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
-                elif certain := [each for each in settings.get(key, ()) if each.certain]:
-                    set_to = certain[-1].value
-                    why = f"is {now}, and the topology sets {set_to} ({certain[-1].source})"
-                    hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
-                    problems += [] if repair else [Problem(node.name, key, why, hint)]
-                elif not _same(now, value):
-                    if repair and now != "missing":
-                        path.write_text(value)
-                    problems.append(Problem(node.name, key, f"is {now}, not {value}"))
-    notes = (f"{what} on {some_of(names)}, as the topology sets it ({source})" for (what, source), names in own.items())
-    return SysctlsRead(count, tuple(problems), tuple(notes))
+    rules = rehash.hashing_sysctls(lab, live)
+
+    def read(nodes: Sequence[Node]) -> SysctlsRead:
+        problems: list[Problem] = []
+        count = 0
+        own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
+        for node in nodes:
+            wanted = dict(given[node.name])
+            of_ports = _of_ports(wanted) if lab.blueprint.rendered else {}
+            settings = dict(decided.get(node.name, {}))
+            if node.role is Role.SWITCH:
+                wanted |= rules[node.name]
+            if node.name in live:  # the verb `hashing` came later
+                settings = {key: rows for key, rows in settings.items() if key not in rules[node.name]}
+            count += len(wanted) + len(of_ports) * len(node.ports)
+            netns = handles[node.name].netns
+            with inside(netns), RouteSocket(netns, here=True) as netlink:
+                has = {key: _read(key) for key in wanted}
+                every = port_sysctls(interfaces(netlink))
+                for port in node.ports:  # one that does not exist is another fact
+                    row = every.get(port.name, of_ports)
+                    for (first, last), value in of_ports.items():
+                        if (now := row.get((first, last), value)) != value:
+                            wanted[f"{first}.{port.name}.{last}"], has[f"{first}.{port.name}.{last}"] = value, now
+                for key, value in wanted.items():
+                    if (now := has[key]) == value and key not in settings:
+                        continue
+                    sources = [each.source for each in settings.get(key, ()) if _same(now, each.value)]
+                    if sources:
+                        own.setdefault((f"{key} is {' '.join(now.split())}", sources[-1]), []).append(node.name)
+                    elif certain := [each for each in settings.get(key, ()) if each.certain]:
+                        set_to = certain[-1].value
+                        why = f"is {now}, and the topology sets {set_to} ({certain[-1].source})"
+                        hint = f"run ./inv exec --lab {lab.name} {node.name} sysctl -w {key}={shlex.quote(set_to)}"
+                        problems += [] if repair else [Problem(node.name, key, why, hint)]
+                    elif not _same(now, value):
+                        if repair and now != "missing":
+                            sysctl_path(key).write_text(value)
+                        problems.append(Problem(node.name, key, f"is {now}, not {value}"))
+        notes = (
+            f"{what} on {some_of(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
+        )
+        return SysctlsRead(count, tuple(problems), tuple(notes))
+
+    return _joined(in_processes(read, lab.own_nodes))
 
 
-def _of_ports(given: Mapping[str, str], node: Node) -> dict[str, str]:
+def _read(key: str) -> str:
+    try:
+        return read_sysctl(key)
+    except FileNotFoundError:
+        return "missing"
+
+
+def _of_ports(given: Mapping[str, str]) -> dict[tuple[str, str], str]:
     """The same of each port: a port has own values, which are those of `all` when it is created."""
     rows = ((key.replace("ip_forward", "conf.all.forwarding").split(".all."), value) for key, value in given.items())
-    kept = [(*key, value) for key, value in rows if key[-1] in _OF_PORTS]
-    return {f"{first}.{port.name}.{last}": value for first, last, value in kept for port in node.ports}
+    return {(key[0], key[1]): value for key, value in rows if key[-1] in OF_PORTS}
 
 
 def _same(now: str, wanted: str) -> bool:

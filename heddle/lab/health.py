@@ -221,8 +221,7 @@ def _ports(lab: Lab) -> list[str]:
     now = lab.snapshot(LabPart.PORTS)
     shares = shares_of(orders.each_of(SlowLink, lab), lab)
     wrong, odd = facts.port_faults(lab.fabric, now, shares, kernel_ids(lab))
-    some = (each for check in ("offloads", "order") for each in facts.wrong_delivery(lab, check, [*now.links]))
-    reordering = {each.where for each in some}
+    reordering = {each.where for _, each in facts.wrong_delivery(lab, [*now.links])}
     broken: dict[str, list[Port]] = {}
     why: dict[str, list[str]] = {}
     for port in (port for node in lab.fabric.nodes for port in node.ports):

@@ -29,7 +29,7 @@ from heddle.fabric.wiring import Node
 from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import spread, union
 from heddle.spec.routingpolicy import DEFAULT_OPTIONS, HashOptions
-from heddle.switch.hashing.hashing import SwitchHashing, change, hashing_of
+from heddle.switch.hashing.hashing import SwitchHashing, change, chosen, hashing_of
 from heddle.switch.hashing.maps import Exact, exact_from_json, exact_to_json
 
 if TYPE_CHECKING:
@@ -169,19 +169,18 @@ def reapply_hashing(lab: Lab) -> list[str]:
     return names
 
 
-def hashing_sysctls(
-    lab: Lab, rows: Mapping[str, SwitchHashing], live: Mapping[str, LiveHashing]
-) -> dict[str, dict[str, str]]:
+def hashing_sysctls(lab: Lab, live: Mapping[str, LiveHashing]) -> dict[str, dict[str, str]]:
     """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle.
 
-    rows: `wanted`; live: `live_hashing`.
+    live: `live_hashing`.
     """
-    version, kept = lab.fabric.policy.ip_version, lab.blueprint.own_hashing()
-    return {
-        name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
-        | ({} if name in live else dict(kept.get(name, {})))
-        for name, row in rows.items()
-    }
+    version, kept, found = lab.fabric.policy.ip_version, lab.blueprint.own_hashing(), dict[str, dict[str, str]]()
+    for node in lab.fabric.switches:
+        row = live.get(node.name)
+        rule = chosen(lab.fabric, node, *(() if row is None else (row.mode, row.options, row.seed)))
+        own = {} if row is not None else dict(kept.get(node.name, {}))
+        found[node.name] = hashmodes.sysctls(*rule, version) | own
+    return found
 
 
 def hashing_faults(
@@ -189,7 +188,7 @@ def hashing_faults(
 ) -> dict[str, str]:
     """Switch -> how its mode, seed, options or tables differ from `rows` (`wanted`). found: as read now."""
     faults: dict[str, str] = {}
-    rules = hashing_sysctls(lab, rows, live)
+    rules = hashing_sysctls(lab, live)
     for name, row in rows.items():
         now = found[name]
         policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])

@@ -34,6 +34,7 @@ from heddle.kernel.netlink import (
 from heddle.kernel.uapi import IFF_NOARP, IFLA_ADDRESS, IFLA_MTU
 from heddle.lab.convergence import without_route
 from heddle.lab.daemons import ADMIN_DOWN, Adjacency, Daemons, pending
+from heddle.lab.spread import in_processes
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
@@ -326,7 +327,7 @@ def take(
     """
     reading = _Reading(fabric, handles, parts, keep_errors=keep_errors)
     chosen = [node for node in fabric.nodes if nodes is None or node.name in nodes]
-    found = {node.name: reading.kernel(node) for node in chosen if node.role is Role.SWITCH or parts & _OF_EVERY_NODE}
+    found = reading.kernels([node for node in chosen if node.role is Role.SWITCH or parts & _OF_EVERY_NODE])
     switches = [node for node in chosen if node.role is Role.SWITCH]
     if parts & _OF_DAEMONS:
         if daemons is None:
@@ -356,6 +357,18 @@ class _Reading:
     def _wants(self, part: LabPart) -> bool:
         return part in self._parts and part not in self._failed
 
+    def kernels(self, nodes: Sequence[Node]) -> dict[str, NodeSnapshot]:
+        """Read the kernels of these nodes, and their maps."""
+
+        def read(part: Sequence[Node]) -> tuple[dict[str, NodeSnapshot], dict[LabPart, HeddleError]]:
+            return {node.name: self.kernel(node) for node in part}, self._failed
+
+        found = dict[str, NodeSnapshot]()
+        for rows, failed in in_processes(read, nodes) if self._parts & _IN_KERNELS else [read(nodes)]:
+            found |= rows
+            self._failed |= failed
+        return {node.name: found[node.name] for node in nodes}
+
     def kernel(self, node: Node) -> NodeSnapshot:
         """Read a node's kernel and maps; for hosts only what concerns their ports."""
         found = NodeSnapshot(node.name, node.role)
@@ -365,7 +378,7 @@ class _Reading:
         of_node = _IN_KERNELS if node.role is Role.SWITCH else _OF_EVERY_NODE
         with self._guarded(of_node), inside(netns), RouteSocket(netns, here=True) as netlink:
             every = [*interfaces(netlink)]
-            names, ports = {each.ifindex: each.name for each in every}, [port.name for port in node.ports]
+            names, ports = {each.ifindex: each.name for each in every}, {port.name: port for port in node.ports}
             if self._wants(LabPart.PORTS):
                 with self._guarded(LabPart.PORTS):
                     rows = [*qdiscs(netlink)]
@@ -384,14 +397,16 @@ class _Reading:
                     table = LOCAL_TABLE if node.role is Role.SWITCH else 0  # other tables of switches: FIBS
                     found = replace(found, addresses=ip_settings(netlink, names, table))
             if node.role is Role.SWITCH:
-                found = self._switch(found, netlink, names)
+                found = self._switch(found, netlink, names, every)
         return found
 
-    def _switch(self, found: NodeSnapshot, netlink: RouteSocket, names: Mapping[int, str]) -> NodeSnapshot:
+    def _switch(
+        self, found: NodeSnapshot, netlink: RouteSocket, names: Mapping[int, str], every: Sequence[NetInterface]
+    ) -> NodeSnapshot:
         lab, name = self._fabric.name, found.node
         if self._wants(LabPart.CARRIER):
             with self._guarded(LabPart.CARRIER):
-                (down, changes), ports = carriers(netlink), self._fabric.by_name[name].ports
+                (down, changes), ports = carriers(every), self._fabric.by_name[name].ports
                 found = replace(
                     found,
                     down={port.name: down[port.name] for port in ports if port.name in down},
@@ -399,7 +414,7 @@ class _Reading:
                 )
         if self._wants(LabPart.UNROUTED):
             with self._guarded(LabPart.UNROUTED):
-                found = replace(found, unrouted=tuple(without_route(netlink, self._fabric.by_name[name])))
+                found = replace(found, unrouted=tuple(without_route(netlink, self._fabric.by_name[name], every)))
         if self._wants(LabPart.FIBS):
             with self._guarded(LabPart.FIBS):
                 found = replace(found, fib=fib_of(netlink, name, names, self._fabric.policy.ip_version))

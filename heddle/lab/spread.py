@@ -8,16 +8,21 @@ values (heddle/base/values.py). An Observer among the arguments gets what those 
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+from heddle.fabric.wiring import Node
 
 P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L")  # a Lab, or what tests use as one
 K = TypeVar("K")
 V = TypeVar("V")
+_LEAST_PORTS: Final = 500  # of a part: a copy of this process takes about 10 ms, and a port 0.3 ms
 _OPERATION: Final = "__heddle_operation__"
 
 
@@ -47,6 +52,49 @@ def spread(
         return called
 
     return marked
+
+
+def in_processes(work: Callable[[Sequence[Node]], R], nodes: Sequence[Node]) -> list[R]:
+    """The results of `work` for all nodes in order, in parts: one here and one in a copy of this process for each CPU.
+
+    work: changes nothing in this process; its result can be pickled. A part that fails in a copy is done again here, so
+    its error is raised here. Nodes with few ports are one part.
+    """
+    ports = sum(len(node.ports) for node in nodes)
+    count = max(1, min(len(os.sched_getaffinity(0)), ports // _LEAST_PORTS))
+    parts: list[list[Node]] = [[] for _ in range(count)]
+    before = 0
+    for node in nodes:
+        parts[min(before * count // max(1, ports), count - 1)].append(node)
+        before += len(node.ports)
+    copies = [_started(work, part) for part in parts[1:]]
+    try:
+        first = work(parts[0])
+    finally:
+        answers = [_ended(*each) for each in copies]
+    return [first, *(work(part) if each is None else each for part, each in zip(parts[1:], answers, strict=True))]
+
+
+def _started(work: Callable[[Sequence[Node]], R], part: Sequence[Node]) -> tuple[int, int]:
+    """Process id, and the descriptor from which its result comes."""
+    answers, out = os.pipe()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            with open(out, "wb") as file:  # noqa: PTH123 - a descriptor
+                pickle.dump(work(part), file, pickle.HIGHEST_PROTOCOL)
+            code = 0
+        finally:
+            os._exit(code)  # what else this process has to do at its end is for the other one
+    os.close(out)
+    return pid, answers
+
+
+def _ended(pid: int, answers: int) -> Any:
+    """The result of a copy; None if it failed."""
+    with open(answers, "rb") as file:
+        data = file.read()
+    return pickle.loads(data) if os.waitpid(pid, 0)[1] == 0 else None  # noqa: S301 - from our own process
 
 
 def operation(found: Any) -> Callable[..., Any] | None:

@@ -115,7 +115,7 @@ def test_ports_keep_order_by_one_cpu_each_where_gro_cannot_be_used(demo: Lab) ->
         assert lates(demo, RUNS) == [0] * RUNS
         assert steered() > before
         # validate goes by this kernel's own choice, so here it names every port.
-        assert checked(demo).detail.startswith(f"{next(iter(found))} has GRO off")
+        assert checked(demo).detail.startswith(f"{next(iter(found))}  the port has GRO off")
     finally:
         stop_steering(demo)
         set_delivery(demo, Delivery.NAPI)
@@ -127,13 +127,17 @@ def test_settings_that_break_a_ports_order_are_named(demo: Lab) -> None:
     netns = demo.handle("rtsw2").netns
     inorder.set_gro(netns, ["eth3"], on=False)
     try:
-        assert checked(demo).detail == "rtsw2:eth3 has GRO off, so packets of one link wait on several CPUs"
+        assert checked(demo).detail.startswith(
+            "rtsw2:eth3  the port has GRO off, so packets of one link wait on several"
+        )
     finally:
         inorder.set_gro(netns, ["eth3"], on=True)
     with inside(demo.handle("host3").netns):
         command(["ip", "link", "set", "dev", "eth1", "gro_max_size", "20000"])
     try:
-        assert checked(demo).detail == "host3:eth1 has gro_max_size 20000, not 1, so packets are merged"
+        assert checked(demo).detail.startswith(
+            "host3:eth1  the port has gro_max_size 20000, not 1, so packets are merged"
+        )
     finally:
         inorder.apply(demo.handle("host3").netns, {"eth1": 1}, Delivery.NAPI, [0])
     assert checked(demo).ok

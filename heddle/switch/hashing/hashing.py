@@ -10,13 +10,13 @@ the new one, and none is lost.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
+from heddle.base.sysctls import HASH_SEED, read_sysctl, sysctl_number, sysctl_path
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Node
@@ -64,15 +64,21 @@ class SwitchHashing:
         return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering, kernel_seed)
 
 
+def chosen(
+    fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
+) -> tuple[str, int, HashOptions]:
+    """Mode, seed and options of a switch: from the fabric file, unless a parameter overrides them."""
+    routing = fabric.policy.routing
+    return mode or routing.ecmp, seed or node.hash_seed or 1, options or routing.hash
+
+
 def hashing_of(
     fabric: Fabric, node: Node, mode: str | None = None, options: HashOptions | None = None, seed: int | None = None
 ) -> SwitchHashing:
     """The wanted hashing of a switch: from the fabric file, unless a parameter overrides it."""
-    routing = fabric.policy.routing
-    mode, options = mode or routing.ecmp, options or routing.hash
+    mode, seed, options = chosen(fabric, node, mode, options, seed)
     policy = kernel_policy(mode, options, fabric.policy.ip_version)
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
-    seed = seed or node.hash_seed or 1
     return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options), seed)
 
 
@@ -124,10 +130,10 @@ def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchH
     The calling thread is in the switch's namespace. names: ifindex -> name.
     """
     rule = tables.read(names)
-    values: list[int] = []
-    for name in sysctls("flow", 0, version=rule.version):
-        path = sysctl_path(name)
-        values.append(int(path.read_text()) if path.exists() else 0)
+    values = [0, 0, 0]
+    for index, name in enumerate(sysctls("flow", 0, version=rule.version)):
+        with suppress(FileNotFoundError):
+            values[index] = int(read_sysctl(name))
     policy, fields, kernel_seed = values
     found = SwitchHashing(switch, rule.mode, rule.seed, policy, fields, rule.options, rule.steering, kernel_seed)
     return found if found.by_program else replace(found, seed=kernel_seed)

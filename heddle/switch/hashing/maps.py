@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from ipaddress import IPv6Address, IPv6Network, ip_network
+from functools import cache, lru_cache
+from ipaddress import IPv6Address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from heddle.base.families import Network
+from heddle.base.families import Network, network
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.hashmodes import MODES, POLICIES
 from heddle.fabric.model import Fabric
@@ -77,25 +77,36 @@ def exact_to_json(exact: Exact) -> list[list[Any]]:
 
 def exact_from_json(rows: Iterable[Sequence[Any]]) -> Exact:
     """From the rows of `exact_to_json`. ValueError or TypeError for others."""
-    network = cache(ip_network)  # many rows have one prefix, and parsing one is most of the work
-    return {(int(sport), network(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
+    parsed = cache(ip_network)  # many rows have one prefix, and parsing one is most of the work
+    return {(int(sport), parsed(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
 
 
 def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
     """The steering tables of a switch: a group for each distinct set of two or more next hops, no exact entries.
 
     A prefix needs one rule if the networks of its hosts' links fill it from the start, one after the other. Otherwise
-    each link has a rule. In both cases a slice is the index of the downlink (above the edge: see _turn).
+    each link has a rule. In both cases a slice is the index of the downlink, and directly above the edge that plus the
+    number of the edge switch, from 0: a switch there receives from below only the slices that are pinned to it, and by
+    the slice alone it would never use some of its next hops. The next level receives packets sorted by that sum, so
+    there the slice is enough again.
     """
     order = {port.name: index for index, port in enumerate(node.ports)}
     groups: dict[tuple[str, ...], int] = {}
     prefixes: dict[Network, PrefixRule] = {}
+    known: dict[frozenset[str], int] = {}
+    above, edges = fabric.level_of(node).above_edge, fabric.edge_prefixes
     for prefix, ports in fabric.expected_next_hops[node.name].items():
         if len(ports) < 2:
             continue
-        members = tuple(sorted(ports, key=order.__getitem__))
-        group = groups.setdefault(members, len(groups))
-        prefixes |= _slices(prefix, _downlinks(fabric, prefix), group, _turn(fabric, node, prefix))
+        if (group := known.get(ports)) is None:
+            group = groups.setdefault(tuple(sorted(ports, key=order.__getitem__)), len(groups))
+            known[ports] = group
+        owner = edges.get(prefix)
+        turn = fabric.edge_of[owner] - 1 if owner is not None and above else 0
+        shift, links = fabric.slices[owner] if owner is not None else (128, ())
+        prefixes[prefix] = _prefix_rule(group, turn, shift)
+        for index, link in enumerate(links):
+            prefixes[link] = _prefix_rule(group, turn + index, 128)
     slots = tuple(slots_of(members, options) for members in groups)
     return Steering(tuple(groups), slots, prefixes)
 
@@ -105,38 +116,9 @@ def slots_of(members: tuple[str, ...], options: HashOptions) -> tuple[str, ...]:
     return tuple(members[i % len(members)] for i in range(options.buckets)) if options.resilient else members
 
 
-def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
-    """The networks of an edge switch's links to NICs, in the order of its ports."""
-    owner = fabric.edge_prefixes.get(prefix)
-    ports = fabric.by_name[owner].ports if owner is not None else ()
-    return tuple(port.address.network for port in ports if port.address is not None)
-
-
-def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
-    """The offset of every slice of an edge switch: directly above the edge its number, from 0; on other levels 0.
-
-    A switch above the edge receives from below only the slices that are pinned to it. By the slice alone it would never
-    use some of its next hops. The next level receives packets sorted by that sum, so there the slice is enough again.
-    """
-    owner = fabric.edge_prefixes.get(prefix)
-    return fabric.edge_of[owner] - 1 if owner is not None and fabric.level_of(node).above_edge else 0
-
-
-def _slices(prefix: Network, links: tuple[Network, ...], group: int, turn: int) -> dict[Network, PrefixRule]:
-    shift = links[0].max_prefixlen - links[0].prefixlen if links else 128
-    start = int(prefix.network_address)
-    regular = all(
-        link.prefixlen + shift == link.max_prefixlen and int(link.network_address) == start + (index << shift)
-        for index, link in enumerate(links)
-    )
-    if regular:
-        return {prefix: PrefixRule(group, turn, shift)}
-    own = {link: PrefixRule(group, turn + index, 128) for index, link in enumerate(links)}
-    return {prefix: PrefixRule(group, turn), **own}
-
-
 _BASES: Final = ("l3", "l4", "bth")
 RULE_CLEAR, RULE_RESILIENT, RULE_LOAD, RULE_ROUND_ROBIN, RULE_UDF = 1, 2, 4, 8, 16  # in rules.h
+_SHARED: Final = 8192
 _CELL: Final = struct.Struct("=I")
 _RULE: Final = struct.Struct("=4IQ9Ixxxx")
 _GROUP: Final = struct.Struct("=4I")
@@ -337,9 +319,11 @@ class Tables:
             slots.append(self._ports(range(slot, slot + many), names))
         mark = _CELL.pack(half)
         prefixes: dict[int, tuple[Network, PrefixRule]] = {}
-        for key in [key for key in self._maps["prefixes"].all_keys() if key[4:8] == mark]:
-            group, number, piece, shift, _ = _PREFIX_RULE.unpack(self._maps["prefixes"].lookup(key) or bytes(24))
-            prefixes[number] = _network(key), PrefixRule(group - first, piece, shift)
+        keys, values = self._maps["prefixes"].items()
+        rows = zip(range(0, len(keys), _PREFIX_KEY.size), _PREFIX_RULE.iter_unpack(values), strict=True)
+        for at, (group, number, piece, shift, _) in rows:
+            if keys[at + 4 : at + 8] == mark:
+                prefixes[number] = _network(keys[at : at + _PREFIX_KEY.size]), _prefix_rule(group - first, piece, shift)
         exact: dict[tuple[int, Network], tuple[str, ...]] = {}
         for key in sorted(key for key in self._maps["exact"].all_keys() if key[:4] == mark):
             _, number, sport = _EXACT_KEY.unpack(key)
@@ -369,12 +353,16 @@ def _prefix_row(half: int, prefix: Network, rule: PrefixRule, first_group: int, 
     return _PREFIX_KEY.pack(32 + length, half, start.to_bytes(16, "big")), value
 
 
+@lru_cache(_SHARED)  # the switches of a lab have the same prefixes
 def _network(key: bytes) -> Network:
     bits, _, octets = _PREFIX_KEY.unpack(key)
     address = IPv6Address(octets)
     if address.ipv4_mapped is not None and bits >= 128:
-        return ip_network((int(address.ipv4_mapped), bits - 128))
-    return IPv6Network((int(address), bits - 32))
+        return network(4, int(address.ipv4_mapped), bits - 128)
+    return network(6, int(address), bits - 32)
+
+
+_prefix_rule = lru_cache(_SHARED)(PrefixRule)
 
 
 def _word(words: Mapping[str, int], number: int) -> Any:

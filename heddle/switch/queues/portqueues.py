@@ -21,8 +21,8 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -181,6 +181,7 @@ def is_ets_band(class_id: int) -> bool:
     return class_id >> 16 == _ETS_MAJOR
 
 
+@cache
 def read_ets_turn(options: bytes) -> tuple[int, int]:
     """Bytes per turn and rank of a band, from the options of a class that the kernel returned."""
     quantum = nl.attributes(options, 0).get(_TCA_ETS_QUANTA_BAND)
@@ -240,6 +241,7 @@ def chosen(queues: QueuePolicy) -> Discipline:
 
 _RATE_CLASS_ID: Final = 0x00010001
 _TCA_HTB_PARMS, _TCA_HTB_RATE64, _TCA_HTB_CEIL64 = 1, 6, 7
+_ALIKE: Final = 1024  # options of qdiscs that are kept as read: those of most ports are the same bytes
 _TICK_S: Final = 64e-9  # PSCHED_TICKS2NS: a shift of 6
 
 
@@ -404,26 +406,20 @@ def read_shapers(
     for each in rows:
         number = number_of(each.handle >> 16)
         if number is not None:
-            queues.setdefault(each.ifindex, {})[number] = _leaf(each)
+            queues.setdefault(each.ifindex, {})[number] = _leaf(each.kind, each.attrs.get(uapi.TCA_OPTIONS, b""))
     for port in ports:
         ifindex = indexes.get(port, 0)
         own = queues.get(ifindex, {})
         for body in netlink.dump(nl.RTM_GETTCLASS, uapi.TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
             _, _, handle, _, queue = uapi.TCMSG.unpack_from(body)
-            attrs = nl.attributes(body, uapi.TCMSG.size)
+            options = nl.attributes(body, uapi.TCMSG.size).get(uapi.TCA_OPTIONS, b"")
             # A band of ETS is identified by its queue, or by the RED over that queue.
             number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
             if handle == _RATE_CLASS_ID:
-                found[port] = _shaper(port, attrs[uapi.TCA_OPTIONS], own)
-            elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
-                # struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio
-                quantum, _, prio = struct.unpack_from(
-                    "=32xIII", nl.attributes(attrs[uapi.TCA_OPTIONS], 0)[_TCA_HTB_PARMS]
-                )
-                own[number] = replace(own[number], quantum=quantum, prio=prio)
-            elif is_ets_band(handle) and number in own:
-                quantum, prio = read_ets_turn(attrs[uapi.TCA_OPTIONS])
-                own[number] = replace(own[number], quantum=quantum, prio=prio)
+                found[port] = PortQueue(port, *_shaper(options), own)
+            elif number in own and (handle & 0xFFFF0000 == _ROOT_ID or is_ets_band(handle)):
+                turn = read_ets_turn(options) if is_ets_band(handle) else _read_htb_turn(options)
+                own[number] = Leaf(own[number].qdisc, own[number].limit_bytes, *turn)
     return found
 
 
@@ -454,17 +450,25 @@ def refused_by_qdiscs(netlink: nl.RouteSocket, names: Mapping[int, str]) -> dict
     return found
 
 
-def _leaf(qdisc: nl.Qdisc) -> Leaf:
-    options = qdisc.attrs.get(uapi.TCA_OPTIONS, b"")
-    if qdisc.kind == "bfifo":
-        return Leaf(qdisc.kind, struct.unpack_from("=I", options)[0])
-    if qdisc.kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
-        return Leaf(qdisc.kind, struct.unpack_from("=24xI", nl.attributes(options, 0)[uapi.TCA_TBF_PARMS])[0])
-    return Leaf(qdisc.kind, 0)
+@lru_cache(_ALIKE)
+def _leaf(kind: str, options: bytes) -> Leaf:
+    if kind == "bfifo":
+        return Leaf(kind, struct.unpack_from("=I", options)[0])
+    if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
+        return Leaf(kind, struct.unpack_from("=24xI", nl.attributes(options, 0)[uapi.TCA_TBF_PARMS])[0])
+    return Leaf(kind, 0)
 
 
-def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
-    """struct tc_htb_opt: two struct tc_ratespec, then the burst as the time it takes at the rate."""
+@lru_cache(_ALIKE)
+def _read_htb_turn(options: bytes) -> tuple[int, int]:
+    """Quantum and prio of struct tc_htb_opt: two struct tc_ratespec, buffer, cbuffer, quantum, level, prio."""
+    quantum, _, prio = struct.unpack_from("=32xIII", nl.attributes(options, 0)[_TCA_HTB_PARMS])
+    return quantum, prio
+
+
+@lru_cache(_ALIKE)
+def _shaper(options: bytes) -> tuple[int, int, int]:
+    """Rate, ceil and burst of struct tc_htb_opt: two struct tc_ratespec, then the burst as its time at the rate."""
     attrs = nl.attributes(options, 0)
     parameters = attrs[_TCA_HTB_PARMS]
     rate, ceil = struct.unpack_from("=8xI8xI", parameters)
@@ -472,7 +476,7 @@ def _shaper(port: str, options: bytes, leaves: Mapping[int, Leaf]) -> PortQueue:
     # A rate of 2^32 bytes/s or more is in a separate attribute.
     rate = struct.unpack("=Q", attrs[_TCA_HTB_RATE64])[0] if _TCA_HTB_RATE64 in attrs else rate
     ceil = struct.unpack("=Q", attrs[_TCA_HTB_CEIL64])[0] if _TCA_HTB_CEIL64 in attrs else ceil
-    return PortQueue(port, rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate), leaves)
+    return rate * 8, ceil * 8, round(burst_ticks * _TICK_S * rate)
 
 
 HOSTS: Final = "_hosts"  # the owner of what all hosts share; not a valid node name
@@ -503,9 +507,15 @@ def programs_of(node: Node) -> tuple[PortProgram, ...]:
 
     `count` runs before `enqueue`, to count all packets that are sent, dropped or not.
     """
+    return _programs("" if node.role is Role.HOST else node.name)
+
+
+@cache
+def _programs(switch: str) -> tuple[PortProgram, ...]:
+    """switch: its name; empty for a host."""
     own = [PortProgram("ingress", 10, HOSTS, "nic")]
-    if node.role is Role.SWITCH:
-        own = [PortProgram("ingress", 10, node.name, "hash"), PortProgram("egress", 10, OWNER, "count", numbered=True)]
+    if switch:
+        own = [PortProgram("ingress", 10, switch, "hash"), PortProgram("egress", 10, OWNER, "count", numbered=True)]
     dequeue = PortProgram("ingress", 5, OWNER, "dequeue", numbered=True)
     return (dequeue, *own, PortProgram("egress", 20, OWNER, "enqueue", numbered=True))
 
@@ -544,14 +554,14 @@ def read_attached(
             number = int.from_bytes(each.attrs.get(key, b""), sys.byteorder)
             if number and number not in blocks:
                 blocks[number] = _filters(netlink, number)
-            for _, name, base in sorted(blocks.get(number, ()), key=lambda row: row[0]):
+            for _, name, base in blocks.get(number, ()):
                 port_id = port_at(int.from_bytes(base, sys.byteorder), each.ifindex) if base else 0
                 found[port] = (*found[port], Attached(hook, name, port_id))
     return found
 
 
 def _filters(netlink: nl.RouteSocket, block: int) -> list[tuple[int, str, bytes | None]]:
-    """Priority, program and classid of each BPF filter of a shared block."""
+    """Priority, program and classid of each BPF filter of a shared block, in the order in which they run."""
     rows = []
     for body in netlink.dump(nl.RTM_GETTFILTER, BLOCKMSG.pack(0, SHARED_BLOCK, 0, block, 0)):
         priority = uapi.TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
@@ -561,7 +571,7 @@ def _filters(netlink: nl.RouteSocket, block: int) -> list[tuple[int, str, bytes 
             name = options.get(TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
             if name:
                 rows.append((priority, name, options.get(TCA_BPF_CLASSID)))
-    return rows
+    return sorted(rows, key=lambda row: row[0])
 
 
 def read_closed(netns: Path) -> set[tuple[str, int]]:

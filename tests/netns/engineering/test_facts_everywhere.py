@@ -17,8 +17,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import Problem
 from heddle.checks.validate import CHECKS, validate
+from heddle.host.delivery import chosen
 from heddle.kernel import inorder
-from heddle.lab import agents, fabricstate, facts, linkstate
+from heddle.lab import agents, fabricstate, facts, linkstate, spread
 from heddle.lab import status as statuses
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.lab.facts import FACTS
@@ -114,7 +115,7 @@ def unheard(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def without_gro(lab: Lab) -> Iterator[None]:
-    on = inorder.read_gro(lab.handle("host1").netns, ["eth1"])["eth1"]
+    on = inorder.read(lab.handle("host1").netns, ["eth1"], chosen().delivery)["eth1"].gro
     inorder.set_gro(lab.handle("host1").netns, ["eth1"], on=not on)
     try:
         yield
@@ -240,6 +241,18 @@ def test_a_fact_is_in_all_four(tiny: Lab, kind: str) -> None:
         texts = {name: consumer(tiny, kind) for name, consumer in CONSUMERS.items()}
     assert {name for name, text in texts.items() if where not in text} == set(), texts
     until(lambda: not facts.facts(tiny, tiny.snapshot(facts.parts(tiny))))
+
+
+def test_a_lab_that_several_processes_read_is_the_same(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tiny.snapshot(facts.parts(tiny))
+    monkeypatch.setattr(spread, "_LEAST_PORTS", 1)
+    now = tiny.snapshot(facts.parts(tiny))
+    assert [*now.nodes] == [*one.nodes]
+    for part in ("fibs", "hashing", "epochs", "shapers", "programs", "links", "addresses", "sessions", "down"):
+        assert getattr(now, part) == getattr(one, part)
+    with repaired(tiny, "rtsw2", "sysctl -qw net.ipv4.conf.eth3.forwarding=0"):
+        (found,) = facts.wrong_sysctls(tiny).problems
+    assert (found.where, found.what, found.why) == ("rtsw2", "net.ipv4.conf.eth3.forwarding", "is 0, not 1")
 
 
 @pytest.mark.long("in the gate: every kind has one fault, test_a_fact_is_in_all_four")
