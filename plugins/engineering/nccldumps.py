@@ -2,7 +2,7 @@
 
 In:  files of NCCL_GRAPH_DUMP_FILE (rings: `graphs`) and of NCCL_TOPO_DUMP_FILE (devices: `system`), at least one for
      each host. Names of elements and attributes: NCCL 2.30, src/graph/xml.cc, search.cc and topo.cc.
-Out: DumpedHost for each host; InputError with file, line and reason.
+Out: DumpedHost for each host, or the NICs of a topology (DumpedNic); InputError with file, line and reason.
 The NIC of a rank is the one by which a ring enters its host at that rank, else the one by which it leaves, else the
 nearest on the PCI tree. As in NCCL, unknown elements are ignored.
 """
@@ -17,7 +17,7 @@ from typing import Final
 from xml.parsers import expat
 
 from heddle.base.files import open_regular, real
-from heddle.base.problems import InputError, Problem, Problems
+from heddle.base.problems import InputError, Problem, Problems, printable
 from heddle.base.tables import many
 from heddle.fabric.wiring import Port
 from heddle_plugins.engineering.mincut import FreeHost
@@ -52,6 +52,21 @@ class DumpedHost:
         """The same host, with ranks that are higher by a number."""
         rings = tuple(tuple(rank + ranks for rank in ring) for ring in self.rings)
         return DumpedHost("", {rank + ranks: nic for rank, nic in self.nics.items()}, rings)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedNic:
+    """A NIC of a topology: its HCA and port, NCCL's number of it, and the address of its PCI device."""
+
+    hca: str
+    port: int
+    number: int
+    busid: str
+
+
+def read_nics(file: str) -> list[DumpedNic]:
+    """The NICs that NCCL has in a file of NCCL_TOPO_DUMP_FILE, by NCCL's numbers."""
+    return _Reader(file, "topo: ").nics()
 
 
 def read_dumps(files: Sequence[str], ranks: int | None = None) -> tuple[DumpedHost, ...]:
@@ -144,17 +159,18 @@ class _Channel:
 
 @dataclass(slots=True)
 class _Device:
-    """A GPU or NIC of a system. path: its ancestors on the PCI tree, from its host."""
+    """A GPU or NIC of a system. path: its ancestors on the PCI tree, from its host. nic: what its element says."""
 
     number: int
     path: tuple[str, ...]
+    nic: DumpedNic | None = None
 
 
 class _Reader:
     """One file, of either kind."""
 
-    def __init__(self, file: str) -> None:
-        self._file, self._problems = file, Problems()
+    def __init__(self, file: str, flag: str = "--nccl ") -> None:
+        self._file, self._flag, self._problems = file, flag, Problems()
         self._stack: list[tuple[str, Mapping[str, str]]] = []
         self._graphs: dict[int, list[_Channel]] = {}
         self._channels: list[_Channel] = []
@@ -168,12 +184,31 @@ class _Reader:
 
     def hosts(self) -> list[DumpedHost]:
         """The hosts in the file. InputError with every error."""
+        self._parse()
+        found = [*(self._of_graph() if self._root == "graphs" else self._of_system())]
+        if not found:
+            hint = "use a file that NCCL has written itself"
+            raise InputError(Problem(self._file, f"<{self._root}>", "has no gpu with a rank", hint))
+        return found
+
+    def nics(self) -> list[DumpedNic]:
+        """The NICs in the file. InputError with every error."""
+        self._parse()
+        found = [each.nic for each in self._nets if each.nic is not None and each.nic.hca]
+        if not found:
+            why = "has no NIC with a name"
+            raise InputError(Problem(self._file, f"<{self._root}>", why, "use a file of NCCL_TOPO_DUMP_FILE"))
+        return sorted(found, key=lambda each: each.number)
+
+    def _parse(self) -> None:
         try:
             with open_regular(real(self._file)) as file:
                 text = file.read(_FILE_BYTES + 1)
         except OSError as error:
             hint = "name the files of NCCL_GRAPH_DUMP_FILE or NCCL_TOPO_DUMP_FILE"
-            raise InputError(Problem("", f"--nccl {self._file}", f"cannot be read: {error.strerror}", hint)) from None
+            raise InputError(
+                Problem("", f"{self._flag}{self._file}", f"cannot be read: {error.strerror}", hint)
+            ) from None
         if len(text) > _FILE_BYTES:
             raise InputError(Problem(self._file, "the file", f"has more than {_FILE_BYTES >> 20} MiB"))
         try:
@@ -182,11 +217,6 @@ class _Reader:
             why = f"is not well-formed XML: {expat.ErrorString(error.code)}"
             self._problems.add(where=f"{self._file}:{error.lineno}", what="the file", why=why, hint="")
         self._problems.raise_if_any()
-        found = [*(self._of_graph() if self._root == "graphs" else self._of_system())]
-        if not found:
-            hint = "use a file that NCCL has written itself"
-            raise InputError(Problem(self._file, f"<{self._root}>", "has no gpu with a rank", hint))
-        return found
 
     def _wrong(self, what: str, why: str, hint: str = "") -> None:
         if any((each.what, each.why) == (what, why) for each in self._problems.found):
@@ -263,6 +293,9 @@ class _Reader:
         device = _Device(self._number(name, says, "dev"), (host, *path))
         if name == "net":
             if says.get("net") != "0":  # else it serves other plugins only
+                port = int(says["port"]) if says.get("port", "").isdecimal() else 1
+                pci = next((keys.get("busid", "") for name, keys in reversed(self._stack) if name == "pci"), "")
+                device.nic = DumpedNic(printable(says.get("name", ""), 64), port, device.number, pci.lower())
                 self._nets.append(device)
         elif "rank" in says:
             rank = self._rank(name, says)

@@ -1,5 +1,5 @@
 """The verbs of engineering: `te`, central traffic engineering, whose actions te_live.py has; `schedule`, where a job
-belongs by the predicted loads of links, offline; `diagnose`, the cause of a slow or failed run.
+belongs by the predicted loads of links, offline; `diagnose`, the cause of a slow or failed run; `rails`, a lint.
 """
 
 from __future__ import annotations
@@ -285,3 +285,27 @@ def diagnose(out: Console, lab: str | None = None, run: str | None = None, no_pr
     stored = None if watched else history.open(run)
     found = judge(stored, where, None if no_probes or measured else out.observer)
     out.result(found.to_json(), diagnosis_text(found))
+
+
+def _rail_files(typed: Mapping[str, Any]) -> Sequence[str]:
+    from heddle_plugins.engineering.railfile import files_of_rails
+
+    return files_of_rails(typed["file"])
+
+
+@verb(group="Paths", help={"file": "NICs of a job, with NCCL's settings (docs/rails.md)"}, files_in=_rail_files)
+def rails(out: Console, file: str) -> None:
+    """Find NIC pairs of a job that cannot reach each other, or that cross rails or planes, and the setting for it.
+
+    FILE has a fabric, or the addresses of a real cluster's hosts, and NCCL's variables. Nothing runs, and no root is
+    needed. Each cause has its number of pairs, the first two, and the remedy. A sound file prints nothing. Exit 1 with
+    a finding.
+    """
+    from heddle_plugins.engineering.railfile import load_rails
+    from heddle_plugins.engineering.rails import findings_of, to_json, to_text
+
+    job = load_rails(file)
+    found = findings_of(job)
+    if found or out.json:
+        out.result(to_json(job, found), to_text(job, found))
+    out.exit_code = 1 if found else 0
