@@ -30,7 +30,10 @@ from heddle.spec.yamlfile import Document, ReadOptions, Trail, dotted, parse, re
 from heddle_plugins.engineering.hostaddresses import HostInterface, address_of, read_addresses
 from heddle_plugins.engineering.nccldumps import read_nics
 
-COLLECTIVES, SEND_RECV, GIN, TRANSFER = "collectives", "send-recv", "gin", "transfer-engine"
+COLLECTIVES: Final = "collectives"
+SEND_RECV: Final = "send-recv"
+GIN: Final = "gin"
+TRANSFER: Final = "transfer-engine"
 _READING: Final = ReadOptions(max_bytes=1 << 20, values=200_000, kind="rail file", example="docs/rails.md")
 _DUMP: Final = replace(_READING, max_bytes=4 << 20, kind="dump of addresses")
 _POINT_TO_POINT: Final = 1  # bits of a host at most: such a subnet is one link, and says nothing of rails

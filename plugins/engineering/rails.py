@@ -31,7 +31,7 @@ _RAIL_ONLY: Final = "NCCL_CROSS_NIC=0"
 
 
 @dataclass(frozen=True)
-class Finding:
+class RailFinding:
     """A cause. kind: the end of `NIC pairs ...`. pairs: their number, of which `first` are named."""
 
     kind: str
@@ -42,13 +42,13 @@ class Finding:
     remedy: str
 
 
-def findings_of(job: RailJob) -> list[Finding]:
+def findings_of(job: RailJob) -> list[RailFinding]:
     """Every finding, those of NICs that cannot reach each other first."""
     spec = job.spec
     uses = tuple(use for use in (COLLECTIVES, SEND_RECV) if use in spec.uses)
     front = [nic for nic in job.nics if nic.front]
     nics = [nic for nic in job.nics if not nic.front]
-    found = list[Finding | None]()
+    found = list[RailFinding | None]()
     if nics and front and {*uses, GIN} & {*spec.uses}:
         names = ",".join(dict.fromkeys(nic.hca for nic in front))
         pairs = _pairs(job.nics, lambda a, b: a.front != b.front)
@@ -94,8 +94,8 @@ _TESTS: Final[Mapping[str, Test]] = {_UNREACHABLE: _apart, _CROSSING: _crossing}
 
 def _finding(
     kind: str, uses: tuple[str, ...], pairs: tuple[int, Sequence[Pair]], why: str, remedy: str
-) -> Finding | None:
-    return Finding(kind, uses, *pairs, why, remedy) if pairs[0] else None
+) -> RailFinding | None:
+    return RailFinding(kind, uses, *pairs, why, remedy) if pairs[0] else None
 
 
 def _pairs(nics: Iterable[RailNic], test: Test) -> tuple[int, list[Pair]]:
@@ -124,7 +124,7 @@ def _ring(nics: Sequence[RailNic]) -> Iterator[Pair]:
         yield nics[-1], nics[0]
 
 
-def _unaligned(nics: Sequence[RailNic], uses: tuple[str, ...], kind: str, test: Test) -> Finding | None:
+def _unaligned(nics: Sequence[RailNic], uses: tuple[str, ...], kind: str, test: Test) -> RailFinding | None:
     """NICs of one number on different rails."""
     pairs = _pairs(nics, lambda a, b: a.number == b.number and test(a, b))
     rails: dict[int, dict[str, int]] = {}
@@ -137,7 +137,7 @@ def _unaligned(nics: Sequence[RailNic], uses: tuple[str, ...], kind: str, test: 
     return _finding(kind, uses, pairs, why, f"the same rails in the same order of HCAs on each host: move {names}")
 
 
-def _uneven(nics: Sequence[RailNic]) -> Finding | None:
+def _uneven(nics: Sequence[RailNic]) -> RailFinding | None:
     """NICs whose number another host does not have."""
     last = {nic.host: nic for nic in nics}  # NICs of a host come by number
     least = min((nic.number for nic in last.values()), default=0)
@@ -166,7 +166,7 @@ def _common(nics: Sequence[RailNic]) -> str:
     return f"device_name: {','.join(best)}" if best else "a network that joins these, or routes between them"
 
 
-def to_json(job: RailJob, found: Sequence[Finding]) -> dict[str, Any]:
+def to_json(job: RailJob, found: Sequence[RailFinding]) -> dict[str, Any]:
     """The result for programs."""
     settings = {key: getattr(job.spec, key) for key in ("NCCL_IB_HCA", "NCCL_CROSS_NIC", "NCCL_PXN_DISABLE")}
     return {
@@ -186,7 +186,7 @@ def _end(nic: RailNic) -> dict[str, str]:
     return {"host": nic.host, "hca": nic.hca, "rail": nic.rail}
 
 
-def to_text(job: RailJob, found: Sequence[Finding]) -> str:
+def to_text(job: RailJob, found: Sequence[RailFinding]) -> str:
     """A paragraph for each finding; nothing without any."""
     parts = []
     for each in found:
