@@ -100,6 +100,8 @@ def run(
         raise MachineError(Problem("", called, f"did not end within {timeout:g} s", _SLOW)) from None
     done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)
     log.debug("%s -> %d in %.3f s", shlex.join(argv), done.code, done.seconds)
+    if check and done.code == -signal.SIGKILL:
+        raise MachineError(Problem("", called, "was killed", "the kernel kills when memory is short: dmesg shows it"))
     if check and done.code != 0:
         raise MachineError(Problem("", called, f"failed with exit code {done.code}: {done.reason}"))
     return done

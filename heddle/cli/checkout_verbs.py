@@ -77,7 +77,7 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
     group="Heddle",
     help={
         "what": "steps (of up), change (steps of up of an edited fabric), up, down, run, te, fault, experiment, "
-        "launch, agents, shards, races, damage",
+        "launch, agents, shards, memory, races, damage",
         "minutes": Option("how long; all kinds as often as wanted take about an hour", value="N"),
         "seed": Option("repeat the sequence of this seed", value="N"),
         "from": Option("begin with this round of the sequence", value="N"),

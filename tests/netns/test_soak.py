@@ -17,6 +17,7 @@ from heddle.base.process import run
 from tests.soak import soak
 from tests.soak.kinds import CHANGE, STEPS
 from tests.soak.leaks import Leaks
+from tests.soak.memory import trouble
 
 SYSCTL = Path("/proc/sys/net/ipv4/igmp_max_msf")
 
@@ -29,10 +30,13 @@ SYSCTL = Path("/proc/sys/net/ipv4/igmp_max_msf")
         pytest.param({STEPS: 2, "damage": 2, "races": 5, "te": 2, "fault": 2}, marks=pytest.mark.long),
         pytest.param({"down": 2, "experiment": 2, "launch": 2, "agents": 2, "shards": 2}, marks=pytest.mark.long),
         pytest.param({CHANGE: 4}, marks=pytest.mark.long),
+        pytest.param({"memory": 4}, marks=pytest.mark.long),
     ],
     ids="-".join,
 )
 def test_nothing_is_left_of_what_was_killed(times: dict[str, int]) -> None:
+    if "memory" in times and (why := trouble()):
+        pytest.skip(why)
     result = soak(60, Silent(), seed=int(time.time()), times=times)
     assert result.ok, result.text()
     assert dict(result.times) == times and result.sent > 100

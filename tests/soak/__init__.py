@@ -32,6 +32,7 @@ from tests import localshards
 from tests.machine import until
 from tests.soak.kinds import COUNTED, KINDS, Round, schedule
 from tests.soak.leaks import Leaks, Slope
+from tests.soak.memory import trouble
 from tests.soak.neighbour import Neighbour
 from tests.soak.victim import FABRIC, PATIENT, BadEndError, Victim, sysctls
 
@@ -135,6 +136,9 @@ def soak(
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     known = [*COUNTED, *KINDS]
+    if not kinds and times is None and (why := trouble()):
+        known.remove("memory")
+        observer.warn(f"memory is left out: {why}")
     for kind in kinds:
         if kind not in known:
             raise InputError(Problem("", f"soak {kind}", "is not a kind of round", did_you_mean(kind, known)))

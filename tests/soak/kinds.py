@@ -27,6 +27,7 @@ from heddle.switch.pfc import control as pfc
 from tests import localshards
 from tests.fuzz.mutate import damaged, odd_json
 from tests.machine import patience, until
+from tests.soak.memory import memory
 from tests.soak.victim import FABRIC, PATIENT, Blow, Victim, finished
 
 Round = Callable[[Victim, random.Random], Blow]
@@ -333,6 +334,7 @@ KINDS: Final[Mapping[str, tuple[Round, int]]] = {
     "launch": (_verb(("launch", "--ranks", "4", *_LAB, "--", "python3", "traffic/programs/ring.py", "64", "2000")), 20),
     "agents": (agents, 20),
     "shards": (shards, 20),
+    "memory": (memory, 20),
     "races": (races, 100),
     "damage": (damage, 20),
 }  # fmt: skip

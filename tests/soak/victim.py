@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,12 +72,15 @@ class Victim:
             patch.setenv("TMPDIR", str(self.temporary))
             yield
 
-    def start(self, *words: str, state: str = "state", script: str = "") -> subprocess.Popen[str]:
-        """A verb as a process of its own, or a program. The word NAME is the lab."""
+    def start(
+        self, *words: str, state: str = "state", script: str = "", before: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """A verb as a process of its own, or a program. The word NAME is the lab. before: a command that starts it."""
         words = self._named(words)
         argv = [sys.executable, "-c", script, *words] if script else [sys.executable, str(ROOT / "tasks.py"), *words]
         env = {**os.environ, "HEDDLE_STATE_DIR": str(self.scratch / state), "TMPDIR": str(self.temporary)}
         pipe = subprocess.PIPE
+        argv = [*before, *argv]
         process = subprocess.Popen(
             argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
         )
@@ -154,9 +157,11 @@ class Victim:
         return found
 
 
-def finished(process: subprocess.Popen[str], seconds: float = _LONGEST_S) -> str:
+def finished(process: subprocess.Popen[str], seconds: float = _LONGEST_S, *, may_be_killed: bool = False) -> str:
     """The output of a verb that ends by itself. TimeoutExpired when it does not."""
     said, _ = process.communicate(timeout=patience(seconds))
+    if may_be_killed and process.returncode == -signal.SIGKILL:
+        return said
     words = process.args[2:] if isinstance(process.args, list) else ()
     return _judged(tuple(map(str, words)), process.returncode, said, None)
 

@@ -342,6 +342,7 @@ def test_a_command_that_fails_is_named_with_its_first_lines_or_time(answers: Ans
     answers(lambda line, called, timeout: run(shlex.split(line), called=called, timeout=timeout))
     said = failure(sys.executable, "-c", "{}[7]", called="the agent")
     assert said == "the agent failed with exit code 1: KeyError: 7"
+    assert failure("sh", "-c", "kill -9 $$", called="the agent").startswith("the agent was killed\n")
 
 
 def test_a_lab_that_goes_takes_the_locks_of_killed_processes_with_it_and_no_others() -> None:

@@ -1,0 +1,120 @@
+"""`up` in a control group with too little memory: the kernel ends it, or some of its daemons."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from os import getpid
+from pathlib import Path
+from signal import SIGKILL
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from heddle.lab.status import status
+from tests.machine import children_of, commands, until
+from tests.soak.victim import FABRIC, PATIENT, Blow, Victim, finished
+
+_PLACE: Final = Path("/sys/fs/cgroup")
+# MiB: too little for a start, and enough. The kernel ends the largest process of a group, which is `up` itself.
+_LIMITS: Final[Mapping[str, tuple[int, int]]] = {"up": (24, 200), "daemons": (8, 90)}
+_LONGEST_S: Final = 60.0  # a process that needs just what it may have reads its program again and again
+_TIMEOUT: Final = "15"  # for routes that do not come
+
+
+def memory(victim: Victim, dice: random.Random) -> Blow:
+    """Then there is memory again: `up` makes a whole lab of what was left."""
+    which, again = dice.choice([*_LIMITS]), dice.random() < 0.7
+    limit = dice.randint(*_LIMITS[which])
+    with hierarchy() as top, _group(top, limit << 20) as group:
+        members = group / "cgroup.procs"
+        enter = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(members)) if which == "up" else ()
+        process = victim.start("up", FABRIC, "--name", "NAME", "--timeout", _TIMEOUT, before=enter)
+        if which == "daemons":
+            until(lambda: process.poll() is not None or _moved(process.pid, members), every=0.001)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LONGEST_S)
+        kills = _kills(group)
+    if process.poll() is None:
+        process.kill()
+    said = finished(process, may_be_killed=True)
+    code = process.returncode
+    what = f"up with {limit} MiB for {which} ended with exit code {code}, and {kills} processes were killed"
+    victim.run("status")
+    with victim.here():
+        found = [each for each in status() if each.lab == victim.name]
+    # Exit 1 leaves a lab to look at, and a process that is killed cannot remove anything.
+    assert len(found) == 1 if code == 0 else not found or code in (1, -SIGKILL), f"{what}: {found}: {said}"
+    if found and again:
+        victim.run("up", FABRIC, "--name", "NAME", "--repair", "--timeout", PATIENT, ends=0)
+        what += f"; the lab was {found[0].state}, and up went on"
+    return Blow(what, victim.name, hit=kills > 0 or code != 0)
+
+
+@contextmanager
+def hierarchy() -> Iterator[Path]:
+    """Where groups with a limit of memory can be made, for a with block. OSError where they cannot."""
+    there = _PLACE / "memory" if (_PLACE / "memory/memory.limit_in_bytes").exists() else None
+    with suppress(OSError):
+        (_PLACE / "cgroup.subtree_control").write_text("+memory")  # version 2
+        there = _PLACE
+    if there is not None:
+        yield there
+        return
+    with TemporaryDirectory(prefix="memory-") as place:
+        argv = ["mount", "-t", "cgroup", "-o", "memory", "none", place]
+        if (done := subprocess.run(argv, capture_output=True, text=True, check=False)).returncode:
+            raise OSError(f"no control group can limit memory here: {done.stderr.strip()}")
+        try:
+            yield Path(place)
+        finally:
+            subprocess.run(["umount", place], check=True)
+
+
+def _moved(up: int, members: Path) -> bool:
+    """Move the process that starts the nodes' programs to a group."""
+    running = commands()
+    for pid in children_of(up):
+        if "many" in running.get(pid, ()):
+            members.write_text(str(pid))
+            return True
+    return False
+
+
+def trouble() -> str:
+    """Why this machine has no such groups; empty if it has."""
+    try:
+        with hierarchy():
+            return ""
+    except OSError as error:
+        return str(error)
+
+
+@contextmanager
+def _group(top: Path, limit: int) -> Iterator[Path]:
+    group = top / f"heddle-soak-{getpid()}-{limit}"
+    group.mkdir()
+    try:
+        name = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+        (group / name).write_text(str(limit))
+        yield group
+    finally:
+        until(lambda: _removed(group, top))
+
+
+def _removed(group: Path, top: Path) -> bool:
+    """Whether it could be removed: its processes, and those that they start meanwhile, go back."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        with suppress(OSError):
+            (top / "cgroup.procs").write_text(pid)
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def _kills(group: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        with suppress(FileNotFoundError):
+            return int(dict(line.split() for line in (group / name).read_text().splitlines())["oom_kill"])
+    raise AssertionError(f"{group} counts no processes that were killed")
