@@ -4,7 +4,8 @@ In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, num
      enums and named tuples of Heddle.
 Out: JSON, and the same value again. Reading creates only these kinds: a class is looked up in a module of Heddle and
      must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own. The fields of a
-     dataclass have the types that it declares. What a text unpacks to is limited.
+     dataclass have the types that it declares. What a text unpacks to is limited. Tuples and addresses that occur again
+     are references to the first: routes of many prefixes share their next hops.
 """
 
 from __future__ import annotations
@@ -36,17 +37,14 @@ _ADDRESSES: Final[Mapping[str, Callable[[str], Any]]] = {
 }  # fmt: skip
 _ROOTS: Final = (__name__.partition(".")[0], PLUGINS)
 _MODULE: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", re.ASCII)
+_PLAIN: Final = frozenset({bool, int, float, str})
+_REPEATED_ITEMS: Final = 1 << 26  # of all values that a text only repeats; 504 x 504 routes of 18 next hops have 2^25
 _NUMBERS: Final = frozenset("biufV")  # kinds of numpy's dtypes; V: records of numbers
 
 
 def dump(value: Any) -> Any:
     """A value as data for JSON. TypeError for a kind that is not listed above."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    for kind, dumped in _DUMPERS:
-        if kind(value):
-            return dumped(value)
-    return _dump_numpy(value)
+    return _Writer().dump(value)
 
 
 def load(data: Any, kind: Any = Any, room: int = UNPACKED_BYTES) -> Any:
@@ -87,37 +85,66 @@ def _hints(found: Any, *names: str) -> Mapping[str, Any]:
 
 def conforms(value: Any, kind: Any) -> bool:
     """Whether a value has a type, with all that it contains; True for types that are not known here."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
+    known, args = _shape(kind)
+    if known is Union:
         return any(conforms(value, each) for each in args)
-    if origin is Literal:
+    if known is Literal:
         return value in args
-    known = origin or (type(None) if kind is None else (int, float) if kind is float else kind)
-    if not isinstance(known, tuple) and (not isinstance(known, type) or known is Any or hasattr(known, "_is_protocol")):
+    if known is None:
         return True
     return isinstance(value, known) and (not args or all(conforms(*each) for each in _parts(value, args)))
 
 
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is for `conforms`: Union, Literal or a class, and its arguments. None for one that is not known."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType, Literal):
+        return Literal if origin is Literal else Union, args
+    known = origin or (type(None) if kind is None else (int, float) if kind is float else kind)
+    if not isinstance(known, tuple) and (not isinstance(known, type) or known is Any or hasattr(known, "_is_protocol")):
+        return None, ()
+    return known, args
+
+
 def _parts(value: Any, args: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """What a value contains, with the types that it must have."""
+    """What a value contains, each part once, with the types that they must have."""
     if isinstance(value, Mapping):
-        return ((part, kind) for pair in value.items() for part, kind in zip(pair, args, strict=True))
+        return [*_once(value, args[0]), *_once(value.values(), args[1])]
     if isinstance(value, tuple) and args[-1] is not Ellipsis:
         return zip(value, args, strict=True)
-    return ((each, args[0]) for each in value) if isinstance(value, (Sequence, Set)) else ()
+    return _once(value, args[0]) if isinstance(value, (Sequence, Set)) else ()
+
+
+def _once(values: Iterable[Any], kind: Any) -> Iterable[tuple[Any, Any]]:
+    return ((each, kind) for each in {id(each): each for each in values}.values())
+
+
+_Kind = tuple[Any, list[str], Mapping[str, Any]]
 
 
 class _Room:
-    """Bytes that one value may still unpack to, and the parts that it may still have."""
+    """Bytes that one value may still unpack to, and the parts that it may still have: written, and repeated.
+
+    shared: what `same` repeats, with its number of parts. kinds: dataclasses, with names and types of their fields.
+    """
 
     def __init__(self, left: int) -> None:
-        self.left, self.items = left, LINE_ITEMS
+        self.left, self.items, self.repeated = left, LINE_ITEMS, _REPEATED_ITEMS
+        self.shared: list[tuple[Any, int]] = []
+        self.kinds: list[_Kind] = []
 
     def unpacked(self, text: str) -> bytes:
         """The content of `_packed`."""
         content = inflated(base64.b85decode(text), self.left)
         self.left -= len(content)
         return content
+
+    def take(self, items: int) -> None:
+        """Repeat so many parts."""
+        self.repeated -= items
+        if self.repeated < 0:
+            raise ValueError(f"repeats more than {_REPEATED_ITEMS} values")
 
 
 def _load(data: Any, room: _Room) -> Any:
@@ -131,7 +158,7 @@ def _load(data: Any, room: _Room) -> Any:
     return _LOADERS[data[_KIND]](data, room)
 
 
-def _dump_numpy(value: Any) -> Any:
+def _dump_numpy(_: _Writer, value: Any) -> Any:
     import numpy as np
 
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -200,11 +227,30 @@ def _load_data(data: Mapping[str, Any], room: _Room) -> Any:
     kind = _class_of(data["of"])
     if not is_dataclass(kind):
         _refused(data["of"])
-    values, hints = {str(name): _load(each, room) for name, each in data["fields"]}, _hints(kind)
+    room.kinds.append((kind, [str(name) for name, _ in data["fields"]], _hints(kind)))
+    return _made(room.kinds[-1], [each for _, each in data["fields"]], room)
+
+
+def _load_like(data: Mapping[str, Any], room: _Room) -> Any:
+    return _made(room.kinds[data["of"]], data["items"], room)
+
+
+def _made(known: _Kind, items: Sequence[Any], room: _Room) -> Any:
+    kind, names, hints = known
+    values = {name: _load(each, room) for name, each in zip(names, items, strict=True)}
     for name, value in values.items():
         if not conforms(value, hints.get(name, Any)):
-            raise ValueError(f"is not a {data['of']}: {name}")
-    return kind(**values)
+            raise ValueError(f"is not a {_name_of(kind)}: {name}")
+    found = kind(**values)
+    if _key(kind, [*values.values()]) is not None:
+        room.shared.append((found, len(items)))
+    return found
+
+
+def _load_same(data: Mapping[str, Any], room: _Room) -> Any:
+    value, items = room.shared[data["of"]]
+    room.take(items)
+    return value
 
 
 def _load_enum(data: Mapping[str, Any], _: _Room) -> Any:
@@ -213,54 +259,112 @@ def _load_enum(data: Mapping[str, Any], _: _Room) -> Any:
 
 
 def _load_tuple(data: Mapping[str, Any], room: _Room) -> Any:
-    items = [_load(each, room) for each in data["items"]]
-    if "of" not in data:
-        return tuple(items)
-    kind = _class_of(data["of"])
-    return kind(*items) if issubclass(kind, tuple) else _refused(data["of"])
+    left = room.items + room.repeated
+    found: Any = tuple(_load(each, room) for each in data["items"])
+    if "of" in data:
+        kind = _class_of(data["of"])
+        found = kind(*found) if issubclass(kind, tuple) else _refused(data["of"])
+    room.shared.append((found, left - room.items - room.repeated))
+    return found
 
 
-def _dump_data(value: Any) -> Any:
-    rows = [[each.name, dump(getattr(value, each.name))] for each in fields(value) if each.init]
-    return {_KIND: "data", "of": _name_of(type(value)), "fields": rows}
+def _load_address(data: Mapping[str, Any], room: _Room) -> Any:
+    room.shared.append((_ADDRESSES[data["of"]](str(data["text"])), 0))
+    return room.shared[-1][0]
 
 
-def _dump_tuple(value: tuple[Any, ...]) -> Any:
-    named = {"of": _name_of(type(value))} if type(value) is not tuple else {}
-    return {_KIND: "tuple", "items": [dump(each) for each in value], **named}
+def _key(kind: Any, items: Sequence[Any]) -> Any:
+    """What is equal for equal dataclasses, if one that is frozen has only numbers and texts; else None."""
+    if not items or not kind.__dataclass_params__.frozen:
+        return None
+    types = tuple(map(type, items))
+    return (kind, types, *items) if _PLAIN.issuperset(types) else None
 
 
-def _dump_set(value: Set[Any]) -> Any:
-    return {_KIND: "frozenset" if isinstance(value, frozenset) else "set", "items": [dump(each) for each in value]}
+class _Writer:
+    """A value that is being written. Tuples, addresses and small dataclasses are written once, as are names of fields."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Any, tuple[int, Any]] = {}  # by identity; with the object, so that none takes its place
+        self._kinds: dict[type, tuple[int, list[str]]] = {}
+
+    def dump(self, value: Any) -> Any:
+        """A part of it."""
+        kind: Any = type(value)
+        return value if value is None or kind in _PLAIN else _writer_of(kind)(self, value)
+
+    def _same(self, key: Any) -> Any:
+        """The earlier one; None for the first."""
+        found = self._shared.get(key)
+        return None if found is None else {_KIND: "same", "of": found[0]}
+
+    def data(self, value: Any) -> Any:
+        kind = type(value)
+        number, names = self._kinds.get(kind, (-1, []))
+        names = names or [each.name for each in fields(value) if each.init]
+        items = [getattr(value, name) for name in names]
+        key = _key(kind, items)
+        if key is not None and (same := self._same(key)) is not None:
+            return same
+        if kind not in self._kinds:
+            self._kinds[kind] = len(self._kinds), names
+        items = [self.dump(each) for each in items]
+        if key is not None:
+            self._shared[key] = len(self._shared), value
+        if number < 0:
+            rows = [list(pair) for pair in zip(names, items, strict=True)]
+            return {_KIND: "data", "of": _name_of(kind), "fields": rows}
+        return {_KIND: "like", "of": number, "items": items}
+
+    def tuple(self, value: tuple[Any, ...]) -> Any:
+        if (same := self._same(id(value))) is not None:
+            return same
+        named = {"of": _name_of(type(value))} if type(value) is not tuple else {}
+        made = {_KIND: "tuple", "items": [self.dump(each) for each in value], **named}
+        self._shared[id(value)] = len(self._shared), value
+        return made
+
+    def address(self, value: Any) -> Any:
+        key = type(value), value
+        if (same := self._same(key)) is not None:
+            return same
+        self._shared[key] = len(self._shared), value
+        return {_KIND: "address", "of": type(value).__name__, "text": str(value)}
+
+    def mapping(self, value: Mapping[Any, Any]) -> Any:
+        return {_KIND: "map", "items": [[self.dump(key), self.dump(each)] for key, each in value.items()]}
+
+    def set(self, value: Set[Any]) -> Any:
+        kind = "frozenset" if isinstance(value, frozenset) else "set"
+        return {_KIND: kind, "items": [self.dump(each) for each in value]}
+
+    def sequence(self, value: Sequence[Any]) -> Any:
+        return [self.dump(each) for each in value]
 
 
-# In this order: a named tuple is a tuple, and a text a sequence.
-_DUMPERS: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]]] = (
-    (
-        lambda value: isinstance(value, Enum),
-        lambda value: {_KIND: "enum", "of": _name_of(type(value)), "value": value.value},
-    ),
-    (lambda value: is_dataclass(value) and not isinstance(value, type), _dump_data),
-    (lambda value: isinstance(value, tuple), _dump_tuple),
-    (
-        lambda value: isinstance(value, Mapping),
-        lambda value: {_KIND: "map", "items": [[dump(key), dump(each)] for key, each in value.items()]},
-    ),
-    (lambda value: isinstance(value, Set), _dump_set),
-    (lambda value: isinstance(value, bytes), lambda value: {_KIND: "bytes", "text": _packed(value)}),
-    (lambda value: isinstance(value, Path), lambda value: {_KIND: "path", "text": str(value)}),
-    (
-        lambda value: type(value).__name__ in _ADDRESSES,
-        lambda value: {_KIND: "address", "of": type(value).__name__, "text": str(value)},
-    ),
-    (
-        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
-        lambda value: [dump(each) for each in value],
-    ),
-)
+@cache
+def _writer_of(kind: Any) -> Callable[[_Writer, Any], Any]:
+    """What writes values of a class. A named tuple is a tuple, and a text a sequence."""
+    if issubclass(kind, Enum):
+        return lambda _, value: {_KIND: "enum", "of": _name_of(kind), "value": value.value}
+    if is_dataclass(kind):
+        return _Writer.data
+    for known, write in (
+        (tuple, _Writer.tuple), (Mapping, _Writer.mapping), (Set, _Writer.set),
+        (bytes, lambda _, value: {_KIND: "bytes", "text": _packed(value)}),
+        (Path, lambda _, value: {_KIND: "path", "text": str(value)}),
+    ):  # fmt: skip
+        if issubclass(kind, known):
+            return write
+    if kind.__name__ in _ADDRESSES:
+        return _Writer.address
+    return _Writer.sequence if issubclass(kind, Sequence) and not issubclass(kind, str) else _dump_numpy
+
 
 _LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any], _Room], Any]]] = {
     "data": _load_data,
+    "like": _load_like,
+    "same": _load_same,
     "enum": _load_enum,
     "tuple": _load_tuple,
     "array": _load_array,
@@ -269,7 +373,7 @@ _LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any], _Room], Any]]] = {
     "frozenset": lambda data, room: frozenset(_load(each, room) for each in data["items"]),
     "bytes": lambda data, room: room.unpacked(data["text"]),
     "path": lambda data, _: Path(data["text"]),
-    "address": lambda data, _: _ADDRESSES[data["of"]](str(data["text"])),
+    "address": _load_address,
 }
 
 

@@ -54,7 +54,7 @@ class _Answers:
 
     def write(self, answer: Mapping[str, Any]) -> None:
         """One line."""
-        self._stream.write(json.dumps({**answer, "number": self.number}) + "\n")
+        self._stream.write(json.dumps({**answer, "number": self.number}, separators=(",", ":")) + "\n")
         self._stream.flush()
 
 

@@ -20,6 +20,7 @@ from heddle.base import values
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.resources import HERE
+from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.cutlinks import FarTrip, ShardCarrier
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
@@ -70,6 +71,24 @@ def test_what_a_text_unpacks_to_is_limited() -> None:
     packed = values.dump(bytes(100))
     with pytest.raises(ValueError, match="not whole"):
         values.load({**packed, "text": packed["text"][:-5]})
+
+
+def test_what_occurs_again_is_sent_once_and_is_one_object_on_the_other_side() -> None:
+    over = tuple(NextHop(f"eth{port}", port, "169.254.0.1") for port in range(18))
+    every = [Fib(name, dict.fromkeys(ip_network("10.0.0.0/16").subnets(new_prefix=24), over)) for name in "ab"]
+    found = again(every)
+    assert found == every and len({id(hops) for fib in found for hops in fib.routes.values()}) == 1
+    assert len(json.dumps(values.dump(every))) < 30_000
+    like = [NextHop("a", 1, "", 1, dead=False), NextHop("a", 1, "", cast(int, True), dead=False), (1,), (True,), (1.0,)]
+    assert repr(again(like)) == repr(like), "equal is not the same"
+
+
+def test_what_a_text_repeats_is_limited() -> None:
+    bomb: Any = {"!": "tuple", "items": [0]}
+    for number in range(60):  # each is twice the one before it
+        bomb = {"!": "tuple", "items": [bomb, {"!": "same", "of": number}]}
+    with pytest.raises(ValueError, match="repeats more than"):
+        values.load(bomb)
 
 
 def test_nesting_is_limited() -> None:
