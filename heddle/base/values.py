@@ -282,7 +282,7 @@ def _key(kind: Any, items: Sequence[Any]) -> Any:
 
 
 class _Writer:
-    """A value that is being written. Tuples, addresses and small dataclasses are written once, as are names of fields."""
+    """A value that is being written. Tuples, addresses, small dataclasses and names of fields are written once."""
 
     def __init__(self) -> None:
         self._shared: dict[Any, tuple[int, Any]] = {}  # by identity; with the object, so that none takes its place
