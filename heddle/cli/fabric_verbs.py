@@ -121,7 +121,7 @@ def up(
         hint = "write --runtime kubernetes, too; with --dry-run, --shards alone shows the cut and its cost"
         raise InputError(Problem("", flag, f"is not for --runtime {runtime}", hint))
     if dry_run and (shards is not None or runtime == KUBERNETES):
-        return _cut(out, made.fabric, shards)
+        return _cut(out, made.fabric, shards, local=runtime != KUBERNETES)
     if dry_run:
         if (lines := lab.planned(made)) is not None:
             return out.result({"lab": made.fabric.name, "changes": lines}, "\n".join(lines))
@@ -139,14 +139,15 @@ def up(
     return out.result(data, text)
 
 
-def _cut(out: Console, fabric: Fabric, count: int | None) -> None:
-    """Show a cut and its cost. count: of shards; None: the default."""
+def _cut(out: Console, fabric: Fabric, count: int | None, *, local: bool) -> None:
+    """Show a cut and its cost. count: of shards; None: the default. local: one shard is this machine's kernel."""
     from heddle.fabric.cutting import cut, fitting_cut
-    from heddle.offline.sharding import sharding_forecast
+    from heddle.offline.sharding import local_forecast, sharding_forecast
     from heddle.views.labtext import cut_json, cut_text
 
     found = fitting_cut(fabric) if count is None else cut(fabric, count)
-    ahead = sharding_forecast(fabric, found)
+    make = local_forecast if local and len(found.shards) == 1 else sharding_forecast
+    ahead = make(fabric, found)
     out.result(cut_json(fabric, found, ahead), cut_text(fabric, found, ahead))
 
 

@@ -23,16 +23,19 @@ from heddle.fabric.wiring import Link, Node
 
 # Bytes, fitted to labs of 12 to 270 switches. Pages that processes share count once.
 _SWITCH_BYTES: Final = 23_300_000  # namespace, zebra and bgpd, without a neighbour
+_SHARED_BYTES: Final = 3_000_000  # the same of a switch whose daemons are those of a group
 _MANAGER_BYTES: Final = 6_000_000  # mgmtd, which FRR has from version 10 on
 _SESSION_BYTES: Final = 630_000  # a BGP neighbour, in bgpd and the kernel
 _PATH_BYTES: Final = 520  # a next hop of a prefix, in bgpd and zebra
 _HOST_BYTES: Final = 300_000  # namespace
 BUFFER_BYTES: Final = 12_000_000  # of a NIC: three buffers of a run of up to 4 MB (heddle/host/capacity.py)
 _PORT_BYTES: Final = 220_000  # link, queues, programs and maps
-# Processor time, seconds.
-START_S: Final = 0.24  # namespace and daemons of a switch
-_SESSION_S: Final = 0.008  # an end of a session, until it is established
-_PATH_S: Final = 65e-6  # a next hop that a neighbour announces, up to the kernel; 9 us if all come at once
+_STATIC_PORT_BYTES: Final = 130_000  # the same without a daemon that knows it
+# Processor time, seconds. Fitted to labs of 12 to 270 switches, within 30 %.
+_START_S: Final = 0.09  # the daemons of a switch
+_SHARED_START_S: Final = 0.025
+_SESSION_S: Final = 0.004  # an end of a session, until it is established
+_PATH_S: Final = 150e-6  # a next hop that a neighbour announces, up to the kernel
 _REFUSED_S: Final = 2e-6  # an announcement with the switch's own AS in its path
 _PACKET_S: Final = 30e-6  # a data packet from NIC to NIC (./inv bench packets)
 
@@ -59,14 +62,29 @@ def footprints(fabric: Fabric, *, mgmtd: bool = False) -> Mapping[str, Footprint
             for node in fabric.nodes}  # fmt: skip
 
 
+def start_s(fabric: Fabric) -> float:
+    """Processor seconds in which the daemons of a switch start; 0 where none runs."""
+    if not fabric.policy.routing.by_bgp:
+        return 0.0
+    return _SHARED_START_S if fabric.policy.routing.daemons == "shared" else _START_S
+
+
+def paths_of(fabric: Fabric, node: str) -> int:
+    """Next hops of all routes that a switch learns; 0 for a host."""
+    return sum(len(group.ports) * group.edges.bit_count() for group in fabric.next_hop_groups.get(node, ()))
+
+
 def _switch(fabric: Fabric, node: Node, known: Mapping[str, int], manager: int) -> Footprint:
     """known: switch -> prefixes that it learns. manager: bytes of mgmtd."""
+    if not fabric.policy.routing.by_bgp:
+        return Footprint(_HOST_BYTES + len(node.ports) * _STATIC_PORT_BYTES, 0.0, 0.0)
     peers = [port.peer_node for port in node.ports if not fabric.leads_to_host(port)]
-    paths = sum(len(group.ports) * group.edges.bit_count() for group in fabric.next_hop_groups[node.name])
+    paths = paths_of(fabric, node.name)
     # FRR announces all that it knows to each neighbour, also what that one will refuse for its AS path.
     refused = sum(known[peer] + (peer in fabric.edge_of) for peer in peers) - paths
-    memory = _SWITCH_BYTES + manager + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
-    work = START_S + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
+    daemons = _SHARED_BYTES if fabric.policy.routing.daemons == "shared" else _SWITCH_BYTES + manager
+    memory = daemons + len(peers) * _SESSION_BYTES + paths * _PATH_BYTES + len(node.ports) * _PORT_BYTES
+    work = start_s(fabric) + len(peers) * _SESSION_S + paths * _PATH_S + refused * _REFUSED_S
     return Footprint(memory, work, 0.0)
 
 

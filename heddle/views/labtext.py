@@ -317,7 +317,13 @@ def cut_json(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> dict[str, A
         "cut_links": links,
         "tunnels": [{"shards": sorted(pair), "cut_links": count} for pair, count in found.tunnels.items()],
         "imbalance": round(found.imbalance, 3),
-        "up": {"cpus": ahead.cpus, "seconds": seconds, "api_calls": ahead.api_calls},
+        "up": {
+            "cpus": ahead.cpus,
+            "seconds": seconds,
+            "api_calls": ahead.api_calls,
+            "bounds": [round(each, 1) for each in ahead.bounds],
+            "busy": round(ahead.busy, 1) if ahead.local else None,
+        },
         "limits": list(ahead.limits),
     }
 
@@ -352,9 +358,11 @@ def _lines(fabric: Fabric, found: Cut, ahead: ShardingForecast) -> Iterator[str]
     )
     yield "CPUs: while all NICs send at line rate"
     phases = ", ".join(f"{phase} {value:.1f} s" for phase, value in ahead.seconds.items())
-    yield from wrapped(
-        f"up: about {ahead.total:.0f} s with {many(ahead.cpus, 'CPU')} a shard ({phases}), and "
-        f"{many(ahead.api_calls, 'API call')}"
-    )
+    low, high = ahead.bounds
+    where = many(round(ahead.cpus), "idle CPU") + ("" if ahead.local else " a shard")
+    calls = "" if ahead.local else f", and {many(ahead.api_calls, 'API call')}"
+    yield from wrapped(f"up: {low:.{low < 20:d}f} to {high:.{high < 20:d}f} s with {where} ({phases}){calls}")
+    if ahead.local and ahead.busy > high:
+        yield f"up beside what runs on this machine now: about {ahead.busy:.0f} s"
     for limit in ahead.limits:
         yield from wrapped(f"limit: {limit}")
