@@ -46,6 +46,7 @@ def parts(
         file.relative_to(path.parent).as_posix(): file for file in sorted(path.parent.rglob("*")) if file.is_file()
     }
     for name in only:
+        links[name].sort(key=lambda each: each.get("vars", {}).get("peer", 0))  # stubs share filters (cuts.py)
         nodes = {node: _node(whole.nodes[node], path.parent) for node in shards[name]}
         part = {"name": whole.name, "topology": {"nodes": nodes, "links": links[name]}}
         content = {where: file.read_bytes() for where, file in files.items()

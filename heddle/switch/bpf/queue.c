@@ -213,11 +213,11 @@ int dequeue(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* At ingress of a stub: `dequeue` of the other end, which is on another kernel. Its classid is the id of that port. */
+/* At ingress of a stub: `dequeue` of the other end, which is on another kernel: port_of is the id of that port. */
 SEC("tc")
 int cut_out(struct __sk_buff *skb)
 {
-	__u32 far = skb->tc_classid, stamp = skb->hash;
+	__u32 far = port_of(skb), stamp = skb->hash;
 	struct link *link = bpf_map_lookup_elem(&links, &far);
 	int fate;
 

@@ -7,6 +7,7 @@ the tunnel from the counts of both ends.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +16,23 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.families import Address
+from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.model import Fabric
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import RouteSocket
+from heddle.kernel.libbpf import Program
+from heddle.kernel.netlink import NetlinkError, RouteSocket
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.classes import OWNER, classid
+from heddle.switch.queues.classes import MOST_PORTS, OWNER, base_of, classid
+from heddle.switch.queues.tcmessages import message
 
 TUNNEL: Final = "tunnel"  # the VXLAN device
 # Not IANA's 4789: Calico drops that from pods (felix PR 2063, "Drop VXLAN encapped packets originating in workloads").
 TUNNEL_PORT: Final = 14789
 BEAT: Final = 0x88B5  # EtherType of the shards' beats: IEEE 802, local experimental 1
+_BLOCKS: Final = "ingress_block {} egress_block {}"
 _TUNNEL_MTU: Final = 65000  # larger than any port's: its packets are cut into fragments on the way
 
 
@@ -82,7 +87,7 @@ def tunnel_line(netns: str, port: int) -> str:
 
 
 def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
-    """Attach the programs, and write where each end leads. netns: of the stubs. MachineError when tc refuses."""
+    """Attach the programs, and write where each end leads. netns: of the stubs. MachineError where they are refused."""
     from heddle.switch.queues.cells import LabQueues
 
     stubs = {end.stub: end.number for end in ends}
@@ -97,13 +102,24 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
             live.cuts["remote"][end.far], live.cuts["vni"][end.far] = words, end.vni
             live.cuts["stub"][end.number], live.arrivals[end.own_vni] = indexes[end.stub], end.number
     pins = pin_dir(fabric.name, OWNER)
-    filters = [(end.stub, "ingress", "cut_out", f" classid {classid(end.far)}") for end in ends]
-    filters += [(TUNNEL, "ingress", "cut_in", ""), (TUNNEL, f"egress protocol {BEAT:#x}", "cut_beat", "")]
-    lines = [f"qdisc replace dev {device} clsact" for device in dict.fromkeys(each[0] for each in filters)]
-    for device, hook, program, own in filters:
-        what = f"bpf direct-action object-pinned {pins / program}{own}"
-        lines.append(f"filter replace dev {device} {hook} pref 5 handle 1 {what}")
+    lines = [f"qdisc replace dev {TUNNEL} clsact"]
+    for hook, program in (("ingress", "cut_in"), (f"egress protocol {BEAT:#x}", "cut_beat")):
+        what = f"bpf direct-action object-pinned {pins / program}"
+        lines.append(f"filter replace dev {TUNNEL} {hook} pref 5 handle 1 {what}")
     run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+    # Stubs share blocks of filters, as ports do (portqueues.py): mostly one, since stubs are made in the order of ids.
+    bases = {end.stub: base_of(end.far, indexes[end.stub]) for end in ends}
+    lines = [f"qdisc add dev {stub} {_BLOCKS.format(each, each + MOST_PORTS)} clsact" for stub, each in bases.items()]
+    for base in dict.fromkeys(bases.values()):
+        start = f"filter replace block {base} pref 5 handle 1 bpf direct-action"
+        lines.append(f"{start} object-pinned {pins / 'cut_out'} classid {classid(base)}")
+
+    def refused(number: int, error: NetlinkError) -> None:
+        if error.errno != errno.EEXIST:  # attached before the other shard had another address
+            raise MachineError(Problem(netns.name, f"tc {lines[number]}", f"was refused: {error.strerror}"))
+
+    with RouteSocket(netns) as netlink, Program.pinned(pins / "cut_out") as program:
+        netlink.change_all([message(line, indexes, lambda _: program.fd) for line in lines], refused)
 
 
 def read_counts(fabric: Fabric, ends: Iterable[CutEnd]) -> list[CutCount]:
