@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import ip_network
 from itertools import product
 
@@ -15,7 +16,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Level
 from heddle.lab.imported.choose import blueprint_of
-from heddle.offline.sharding import sharding_forecast
+from heddle.offline.sharding import Pace, sharding_forecast
 from tests.answers import Answers
 
 LEVELS = (
@@ -26,7 +27,10 @@ LEVELS = (
 )
 
 
-def fabric_of(preset: str, **keys: int) -> Fabric:
+_MIDDLE: dict[str, object] = {"racks": 32, "ctsw": 8, "hosts_per_rack": 1}
+
+
+def fabric_of(preset: str, **keys: object) -> Fabric:
     return load_fabric(preset, overrides=tuple(f"{key}={value}" for key, value in keys.items())).fabric
 
 
@@ -205,6 +209,40 @@ def test_a_forecast_names_what_limits_a_fabric() -> None:
     ]
     assert slow.seconds["ports"] > 10 * ahead.seconds["ports"]
     assert sharding_forecast(large, cut(large, 2), cpus=8).total < slow.total
+
+
+# Processor seconds of all processes of `up`, on two processors; shards were on one machine. None: one kernel.
+@pytest.mark.parametrize(
+    ("shards", "keys", "measured"),
+    [
+        (None, {}, 2.3), (2, {}, 4.5), *((count, _MIDDLE, each) for count, each in ((None, 9.4), (1, 10.9), (2, 11.4))),
+        (3, _MIDDLE, 14.2), (None, {**_MIDDLE, "routing.daemons": "shared"}, 7.2),
+        (None, {**_MIDDLE, "racks": 56, "routing.control": "static"}, 4.6),
+        (2, {**_MIDDLE, "routing.control": "static"}, 6.1),
+    ],
+)  # fmt: skip
+def test_a_forecast_is_within_30_percent_of_what_was_measured(
+    shards: int | None, keys: Mapping[str, object], measured: float
+) -> None:
+    fabric = fabric_of("zone", **keys)
+    found = cut(fabric, shards or 1)
+    one, two = (
+        sharding_forecast(fabric, found, cpus / (shards or 1), local=shards is None).total for cpus in (0.5, 0.25)
+    )
+    assert (two - one) / 2 == pytest.approx(measured, rel=0.3), "without what only waits"
+
+
+def test_a_forecast_counts_the_control_plane_that_a_fabric_has() -> None:
+    kinds = [{}, {"routing.daemons": "shared"}, {"routing.control": "static"}]
+    every = [fabric_of("zone", **_MIDDLE, **kind) for kind in kinds]
+    own, shared, static = (sharding_forecast(fabric, cut(fabric, 1), local=True) for fabric in every)
+    assert [*own.seconds] == ["render", "create", "ports", "start", "routes", "check"] and own.api_calls == 0
+    assert own.seconds["start"] > 3 * shared.seconds["start"] and "start" not in static.seconds
+    assert own.seconds["routes"] > 10 * static.seconds["routes"] > 0
+    sizes = [sum(each.memory for each in footprints(fabric).values()) for fabric in every]
+    assert sizes[0] > sizes[1] > sizes[2]
+    slow = sharding_forecast(every[0], cut(every[0], 1), local=True, pace=Pace(2.0, 6.0))
+    assert slow.total == pytest.approx(2 * own.total - 0.3) and slow.busy == pytest.approx(3 * slow.total)
 
 
 @pytest.mark.parametrize("share", ["false", "true"])

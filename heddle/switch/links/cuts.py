@@ -118,8 +118,8 @@ def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
         if error.errno != errno.EEXIST:  # attached before the other shard had another address
             raise MachineError(Problem(netns.name, f"tc {lines[number]}", f"was refused: {error.strerror}"))
 
-    with RouteSocket(netns) as netlink, Program.pinned(pins / "cut_out") as program:
-        netlink.change_all([message(line, indexes, lambda _: program.fd) for line in lines], refused)
+    with RouteSocket(netns) as netlink, Program.pinned(pins / "cut_out") as pinned:
+        netlink.change_all([message(line, indexes, lambda _: pinned.fd) for line in lines], refused)
 
 
 def read_counts(fabric: Fabric, ends: Iterable[CutEnd]) -> list[CutCount]:
