@@ -40,14 +40,14 @@ _PROBE_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ProcessorPace:
     """How much longer than the constants' a processor of this machine takes: idle, and beside what runs now."""
 
     idle: float = 1.0
     now: float = 1.0
 
     @classmethod
-    def measured(cls) -> Pace:
+    def measured(cls) -> ProcessorPace:
         """From CRCs during _PROBE_S seconds: the fastest of them, and their mean."""
         block, rounds, best = bytes(4096), 0, float("inf")
         start = last = time.perf_counter()
@@ -71,7 +71,7 @@ class ShardingForecast:
     seconds: Mapping[str, float]
     api_calls: int
     limits: tuple[str, ...]
-    pace: Pace = Pace()
+    pace: ProcessorPace = ProcessorPace()
     local: bool = False
 
     @property
@@ -92,11 +92,11 @@ class ShardingForecast:
 
 def local_forecast(fabric: Fabric, found: Cut) -> ShardingForecast:
     """`up` in one kernel of this machine. found: a cut with one shard."""
-    return sharding_forecast(fabric, found, len(os.sched_getaffinity(0)), Pace.measured(), local=True)
+    return sharding_forecast(fabric, found, len(os.sched_getaffinity(0)), ProcessorPace.measured(), local=True)
 
 
 def sharding_forecast(
-    fabric: Fabric, found: Cut, cpus: float = CPUS, pace: Pace = Pace(), *, local: bool = False
+    fabric: Fabric, found: Cut, cpus: float = CPUS, pace: ProcessorPace = ProcessorPace(), *, local: bool = False
 ) -> ShardingForecast:
     """The time and the limits of a cut. cpus: for each shard; a part of one where shards share a machine."""
     # An end of a cut link has a second port, its stub.

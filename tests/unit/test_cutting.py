@@ -16,7 +16,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import Level
 from heddle.lab.imported.choose import blueprint_of
-from heddle.offline.sharding import Pace, sharding_forecast
+from heddle.offline.sharding import ProcessorPace, sharding_forecast
 from tests.answers import Answers
 
 LEVELS = (
@@ -241,7 +241,7 @@ def test_a_forecast_counts_the_control_plane_that_a_fabric_has() -> None:
     assert own.seconds["routes"] > 10 * static.seconds["routes"] > 0
     sizes = [sum(each.memory for each in footprints(fabric).values()) for fabric in every]
     assert sizes[0] > sizes[1] > sizes[2]
-    slow = sharding_forecast(every[0], cut(every[0], 1), local=True, pace=Pace(2.0, 6.0))
+    slow = sharding_forecast(every[0], cut(every[0], 1), local=True, pace=ProcessorPace(2.0, 6.0))
     assert slow.total == pytest.approx(2 * own.total - 0.3) and slow.busy == pytest.approx(3 * slow.total)
 
 
