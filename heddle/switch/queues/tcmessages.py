@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -29,27 +30,36 @@ _TCA_TBF_BURST: Final = 6
 _ETS_NBANDS, _ETS_NSTRICT, _ETS_QUANTA, _ETS_QUANTUM, _ETS_PRIOMAP, _ETS_BAND = 1, 2, 3, 4, 5, 6
 _WIDE: Final = 1 << 32  # bytes/s from which on a rate has an attribute of its own
 _TICKS_A_US: Final = 15.625  # PSCHED_SHIFT: 64 ns each
+_IFINDEX: Final = 4  # its place in struct tcmsg
 _NEW: Final = nl.NLM_F_CREATE | nl.NLM_F_EXCL
 
 
 def message(line: str, indexes: Mapping[str, int], opened: Callable[[Path], int]) -> nl.Change:
     """The request for one line. indexes: of interfaces. opened: the descriptor of a pinned program."""
-    words = line.split()
-    if words[:2] == ["filter", "replace"]:
-        return nl.RTM_NEWTFILTER, _filter(words, opened), nl.NLM_F_CREATE
-    kind, ifindex, word = words[0], indexes[words[3]], _values(words[4:])
+    if line.startswith("filter replace "):
+        return nl.RTM_NEWTFILTER, _filter(line.split(), opened), nl.NLM_F_CREATE
+    kind, _, _, port, rest = line.split(maxsplit=4)
+    request, body = _at_port(kind, rest)
+    return request, body[:_IFINDEX] + struct.pack("=i", indexes[port]) + body[_IFINDEX + 4 :], _NEW
+
+
+@lru_cache(1024)
+def _at_port(kind: str, rest: str) -> tuple[int, bytes]:
+    """Type and body of a request, without the port: most ports have the same lines. rest: the words after it."""
+    words = rest.split()
+    word = _values(words)
     if kind == "class":
-        head = uapi.TCMSG.pack(0, ifindex, _handle(word["classid"]), _handle(word["parent"]), 0)
-        return nl.RTM_NEWTCLASS, head + _what("htb", _htb_class(word)), _NEW
+        head = uapi.TCMSG.pack(0, 0, _handle(word["classid"]), _handle(word["parent"]), 0)
+        return nl.RTM_NEWTCLASS, head + _what("htb", _htb_class(word))
     if words[-1] == "clsact":
-        head = uapi.TCMSG.pack(0, ifindex, CLSACT & 0xFFFF0000, CLSACT, 0) + nl.attribute(uapi.TCA_KIND, b"clsact\0")
+        head = uapi.TCMSG.pack(0, 0, CLSACT & 0xFFFF0000, CLSACT, 0) + nl.attribute(uapi.TCA_KIND, b"clsact\0")
         blocks = ((TCA_INGRESS_BLOCK, "ingress_block"), (TCA_EGRESS_BLOCK, "egress_block"))
-        return nl.RTM_NEWQDISC, head + b"".join(nl.attribute(key, _u32(int(word[name]))) for key, name in blocks), _NEW
-    parent = uapi.TC_H_ROOT if words[4] == "root" else _handle(word["parent"])
-    start = 7 if words[4] == "root" else 8  # root handle H, or parent P handle H
-    name, rest = words[start], words[start + 1 :]
-    head = uapi.TCMSG.pack(0, ifindex, _handle(word["handle"]), parent, 0)
-    return nl.RTM_NEWQDISC, head + _what(name, _OPTIONS[name](rest), nested=name != "bfifo"), _NEW
+        return nl.RTM_NEWQDISC, head + b"".join(nl.attribute(key, _u32(int(word[name]))) for key, name in blocks)
+    parent = uapi.TC_H_ROOT if words[0] == "root" else _handle(word["parent"])
+    start = 3 if words[0] == "root" else 4  # root handle H, or parent P handle H
+    name, options = words[start], words[start + 1 :]
+    head = uapi.TCMSG.pack(0, 0, _handle(word["handle"]), parent, 0)
+    return nl.RTM_NEWQDISC, head + _what(name, _OPTIONS[name](options), nested=name != "bfifo")
 
 
 def _filter(words: Sequence[str], opened: Callable[[Path], int]) -> bytes:
