@@ -265,6 +265,9 @@ def parameters_page() -> str:
     )
     lines += [*_table(("parameter", "value", "at 400 Gb/s", "reason"), shown), "", "## Swift", ""]
     lines += _table(("parameter", "default", "range", "meaning"), map(_row, CONTROLLERS["swift"].tunables))
+    lines += ["", "## NSCC", ""]
+    lines += ["`network_rtt`, `base_rtt`, `target` and `fast_delay` follow from the NIC; these are for 100 Gb/s.", ""]
+    lines += _table(("parameter", "default", "range", "meaning"), map(_row, CONTROLLERS["nscc"].tunables))
     lines += ["", "## Admission", "", "Set one with `--admission-set NAME=VALUE`.", ""]
     lines += _table(("parameter", "default", "range", "meaning"), map(_row, ADMISSION_TUNABLES))
     return _page(

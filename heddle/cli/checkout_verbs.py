@@ -56,8 +56,8 @@ def _needed(what: str) -> Sequence[str]:
     group="Heddle",
     help={
         "what": "Of labs: scale, kubernetes, vm, vm-build. Of traffic: budget, steady, dcqcn, order, packets, predict, "
-        "queues, te, te-live, transports, collectives, diagnosis, agreement. Or all, without scale, vm-build, "
-        "diagnosis, agreement",
+        "queues, te, te-live, transports, trimming, collectives, diagnosis, agreement. Or all, without scale, "
+        "vm-build, diagnosis, agreement",
         "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },
     positional=["what"],

@@ -90,7 +90,7 @@ class PythonLoop(NicLoop):
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
         data, answers = open_sockets(self._plan, endpoint, netns)
         largest = max(self._transport.answer_bytes, CTS_BYTES if self._admitted is not None else 0)
-        nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, largest)
+        nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, largest, self._plan.trim_dscps)
         self._nics[endpoint.rank] = nic
         self._by_fd[data.fileno()] = nic
         self._poll.register(data.fileno(), select.EPOLLIN)

@@ -40,7 +40,7 @@ from heddle.traffic.placement import place
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.sequence import STEPS, Part, PartSequence, parts_text, pattern_of
 from heddle.traffic.tunables import Control
-from heddle.wire.layout import LAYOUTS, ROCE_PORT
+from heddle.wire.layout import DSCP_TRIMMED, DSCP_TRIMMED_LAST, LAYOUTS, ROCE_PORT
 from heddle.wire.sport import entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
@@ -82,6 +82,8 @@ class Plan:
     in_flight: InFlight  # of each connection
     admission: Admission | None = None
     control: Control | None = None  # congestion control
+    trims: bool = False  # switches trim its data
+    trim_dscps: tuple[int, int] = (DSCP_TRIMMED, DSCP_TRIMMED_LAST)  # of trimmed packets, and of those of the last hop
     inside_bps: float = 0.0  # of copies between ranks of one host, emulated; 0: they use their NICs
     pattern: Pattern = field(init=False)  # that of the options
 
@@ -211,10 +213,11 @@ def build_plan(
     fan_in = int(np.bincount([dst for _, dst in connections]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, slowest, fan_in * in_flight.connection)
-    policy = fabric.policy
+    policy, queues = fabric.policy, fabric.policy.of(options.network).queues
     return Plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
-        in_flight, admission, inside_bps=inside_bps,
+        in_flight, admission, trims=queues.trims(queues.class_of_dscp[options.dscp]),
+        trim_dscps=(queues.trimming.dscp, queues.trimming.last_hop_dscp), inside_bps=inside_bps,
     )  # fmt: skip
 
 

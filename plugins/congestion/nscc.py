@@ -1,7 +1,7 @@
 """NSCC, the window control of Ultra Ethernet's senders: marks and delay together choose one of four quadrants.
 
-Source: uet-htsim, the simulator of the Ultra Ethernet Consortium (uec.cpp). Here the delay of a packet is that of its
-answer beyond the least one that the queue pair has seen, and T is the target delay:
+Source: uet-htsim, the simulator of the Ultra Ethernet Consortium (uec.cpp). The delay of a packet is what its round
+trip has beyond that of an idle path. T is the target delay:
 
 | | delay < T | delay >= T |
 |---|---|---|
@@ -11,14 +11,15 @@ answer beyond the least one that the queue pair has seen, and T is the target de
 Decrease: window *= max(1 - gamma (avg - T) / avg, 1 - max_md), if the mean delay `avg` is above T, at most once per
 round trip as in htsim. The text of the specification decreases for each acknowledgement.
 Increases are gathered, and applied each `adjust` packets or round trip: window += gathered / window.
-Quick adapt, each base_rtt + T: after a trimmed packet, a loss, or a delay of qa_threshold T, if less than the largest
-window / qa_gate arrived in that time, the window becomes what arrived; answers to the packets that were then in flight
-change nothing. A trimmed packet also takes its own bytes from the window.
+Quick adapt, each network_rtt + T: after a trimmed packet, a loss, or a delay of qa_threshold T, if less than the
+largest window / qa_gate arrived in that time, the window becomes what arrived; answers to the packets that were then in
+flight change nothing. A trimmed packet also takes its own bytes from the window.
 
-With A = line rate x base_rtt / 150,000 bytes (100 Gb/s x 12 us) and packets as units, per window of acknowledgements:
+With A = line rate x network_rtt / 150,000 bytes (100 Gb/s x 12 us) and packets as units, per window of answers:
 proportional increase ai A (T - delay) / 12 us, fair increase fi A, fast increase fi_scale A; eta A each round trip.
-Other than in htsim, a round trip that is shorter than base_rtt shortens the delay's base, and not the largest window:
-here the latency of hosts varies as much as the network's.
+Delay is counted from base_rtt, or from the least round trip of the queue pair if that is shorter. The largest window
+and the periods follow network_rtt: without link.delay, an idle emulated path has a round trip of some packet times.
+A base that is measured alone would be too large for a queue pair that began behind others, and give it more.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from heddle.wire.layout import DSCP_ANSWER
 REFERENCE_BYTES: Final = 150_000
 REFERENCE_US: Final = 12.0
 LEAST_PACKETS: Final = 4  # of the target delay: a queue of fewer is noise of the sources
+IDLE_FRAMES: Final = 6  # times of a full frame in the round trip of an idle network: each link takes one
 
 
 def _base_us(on: NicFacts) -> float:
@@ -44,25 +46,27 @@ def _base_us(on: NicFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NsccOptions(ControlOptions):
-    """Nothing of its own but what follows from the NIC: base_rtt, and the target for it."""
+    """Nothing of its own but what follows from the NIC: network_rtt, and the target for it."""
 
     def profile(self, on: NicFacts) -> Profile:
         given = dict(self.congestion_set)
-        base = given.get("base_rtt") or _base_us(on)
+        base = given.get("network_rtt") or _base_us(on)
         target = given.get("target") or base * (0.75 if on.trims else 1.0)
         least = LEAST_PACKETS * on.frame_us
         if target < least:
-            name = "target" if given.get("target") else "base_rtt"
+            name = "target" if given.get("target") else "network_rtt"
             why = f"gives a target delay of {target:.3g} us, below {LEAST_PACKETS} packet times, {least:.3g} us"
             hint = f"use --cc-set target={least:.2g} or more, or a smaller --set link.mtu"
             raise InputError(Problem("", f"--cc-set {name}={given.get(name, base):.10g}", why, hint))
-        return Profile(values={"base_rtt": base, "target": target, "fast_delay": base / REFERENCE_US})
+        idle = on.rtt_us + IDLE_FRAMES * on.frame_us
+        return Profile(values={"network_rtt": base, "base_rtt": idle, "target": target, "fast_delay": base / 12})
 
 
 @dataclass(frozen=True, slots=True)
 class NsccRule:
     """Parameters in emulated nanoseconds and in packets. frame_bits: of a full packet. unit_ns: 12 us, emulated."""
 
+    network_ns: int
     base_ns: int
     target_ns: int
     fast_ns: int
@@ -95,7 +99,7 @@ class NsccControl:
 
     def __init__(self, rule: NsccRule, line_bps: float) -> None:
         self._rule, self._line = rule, line_bps
-        bdp_bits = line_bps * rule.base_ns / 1e9
+        bdp_bits = line_bps * rule.network_ns / 1e9
         self._scale = bdp_bits / 8 / REFERENCE_BYTES
         self._most = max(rule.least, rule.most * bdp_bits / rule.frame_bits)
         self.window = self._most
@@ -153,13 +157,13 @@ class NsccControl:
         elif not self._fast_increase(packets, delay):
             self._gathered += rule.ai * self._scale * packets * (rule.target_ns - delay) / rule.unit_ns
         self._bound()
-        if self._arrived > rule.adjust or now_ns - self._adjusted_at > rule.base_ns:
+        if self._arrived > rule.adjust or now_ns - self._adjusted_at > rule.network_ns:
             self._adjust(now_ns)
 
     def trimmed(self, last_hop: bool, in_flight: int, now_ns: int) -> None:
         """A trimmed packet: its queue was full. last_hop makes no difference, as there is no credit of receivers."""
         self._ignored += 1
-        self._average(self._rule.base_ns, True)
+        self._average(self._rule.network_ns, True)
         self._triggered = True
         if not self._quick_adapt(True, True, 0, in_flight, now_ns):
             self.window -= 1
@@ -174,7 +178,7 @@ class NsccControl:
     def _average(self, delay: float, marked: bool) -> None:
         """A high delay without a mark is that of a queue which is already served: it counts as little."""
         if not marked and delay > self._rule.target_ns:
-            delay = self._base / 4
+            delay = self._rule.network_ns / 4
         self.avg_ns += self._rule.ewma * (delay - self.avg_ns)
 
     def _quick_adapt(self, is_loss: bool, skip: bool, delay: float, in_flight: float, now_ns: int) -> bool:
@@ -188,7 +192,7 @@ class NsccControl:
                 self.window = max(self._achieved, rule.least)
                 self._to_ignore, self._ignored = in_flight, 0.0
                 self._triggered, done = False, True
-            self._achieved, self._qa_at = 0.0, now_ns + self._base + rule.target_ns
+            self._achieved, self._qa_at = 0.0, now_ns + rule.network_ns + rule.target_ns
         if done:
             self._gathered = self._arrived = 0.0
         return done
@@ -205,14 +209,14 @@ class NsccControl:
 
     def _decrease(self, now_ns: int) -> None:
         rule = self._rule
-        if self.avg_ns > rule.target_ns and now_ns - self._decreased_at > self._base:
+        if self.avg_ns > rule.target_ns and now_ns - self._decreased_at > rule.network_ns:
             factor = 1.0 - rule.gamma * (self.avg_ns - rule.target_ns) / self.avg_ns
             self.window *= max(factor, 1.0 - rule.max_md)
             self._decreased_at = now_ns
 
     def _adjust(self, now_ns: int) -> None:
         self.window += self._gathered / self.window
-        if now_ns - self._adjusted_at >= self._rule.base_ns:
+        if now_ns - self._adjusted_at >= self._rule.network_ns:
             self.window += self._rule.eta * self._scale
             self._adjusted_at = now_ns
         self._gathered = self._arrived = 0.0
@@ -236,7 +240,8 @@ class Nscc:
     compiled: ClassVar[bool] = False
     selective: ClassVar[bool] = True
     tunables: ClassVar[tuple[Tunable, ...]] = (
-        Tunable("base_rtt", 12, 0.1, 10000, "us", "largest round trip of an idle network", whole=False),
+        Tunable("network_rtt", 12, 0.1, 10000, "us", "round trip for which windows are made", whole=False),
+        Tunable("base_rtt", 6, 0, 10000, "us", "round trip of an idle path, at most: more is delay", whole=False),
         Tunable("target", 9, 0.1, 10000, "us", "target delay T of queues", whole=False),
         Tunable("fast_delay", 1, 0, 10000, "us", "a smaller delay counts as none", whole=False),
         Tunable("ai", 4, 0, 100, "packets", "proportional increase for a T - delay of 12 us", whole=False),
@@ -249,7 +254,7 @@ class Nscc:
         Tunable("adjust", 8, 1, 4096, "packets", "acknowledged before increases are applied"),
         Tunable("qa_threshold", 4, 0, 1000, "", "delay, in T, for quick adapt", whole=False),
         Tunable("qa_gate", 8, 1, 4096, "", "quick adapt acts below the largest window / qa_gate"),
-        Tunable("max_window", 1.5, 0.1, 100, "", "largest window, in line rate x base_rtt", whole=False),
+        Tunable("max_window", 1.5, 0.1, 100, "", "largest window, in line rate x network_rtt", whole=False),
         Tunable("min_window", 1, 1, 4096, "packets", "smallest window", whole=False),
         Tunable("min_time_between_cnps", 0, 0, 4095, "us", "shortest time between two CNPs; srd sends SACKs instead"),
         Tunable("cnp_dscp", DSCP_ANSWER, 0, 63, "", "DSCP of CNPs"),
@@ -263,10 +268,11 @@ class Nscc:
             return round(us * 1e3 * k)
 
         v = values
+        network, base, target, fast = (time(v[name]) for name in ("network_rtt", "base_rtt", "target", "fast_delay"))
         rule = NsccRule(
-            time(v["base_rtt"]), time(v["target"]), time(v["fast_delay"]), time(REFERENCE_US), 8 * frame_bytes,
-            v["ai"], v["fi"], v["fi_scale"], v["eta"], v["gamma"], v["max_md"], v["ewma"], v["adjust"],
-            v["qa_threshold"], v["qa_gate"], v["max_window"], v["min_window"],
+            network, base, target, fast, time(REFERENCE_US), 8 * frame_bytes, v["ai"], v["fi"], v["fi_scale"], v["eta"],
+            v["gamma"], v["max_md"], v["ewma"], v["adjust"], v["qa_threshold"], v["qa_gate"], v["max_window"],
+            v["min_window"],
         )  # fmt: skip
         return cls(rule, CnpRule(time(v["min_time_between_cnps"]), int(v["cnp_dscp"])))
 

@@ -102,6 +102,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         te,
         telive,
         transports,
+        trimming,
         vmplace,
     )
 
@@ -121,6 +122,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "te": te.figures,
         "te-live": telive.figures,
         "transports": transports.figures,
+        "trimming": trimming.figures,
         "vm": vmplace.figures,
         "vm-build": vmplace.build_figures,
     }

@@ -84,7 +84,7 @@ def with_control(plan: Plan) -> Plan:
     if kind is None:
         return plan
     line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
-    on = ratecontrol.NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k)
+    on = ratecontrol.NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k, plan.trims)
     chosen = plan.options.of(kind.options)
     profile = chosen.profile(on)
     tunables = [replace(each, default=profile.values.get(each.name, each.default)) for each in kind.tunables]

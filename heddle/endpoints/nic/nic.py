@@ -24,6 +24,7 @@ from heddle.endpoints.nic.frames import FrameBuffer, Parser, Received, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
 from heddle.wire import layout as wire
+from heddle.wire.sack import TRIMMED, TRIMMED_LAST
 
 TURN: Final = 8  # packets that one QP sends before the turn of the next one
 FILL: Final = 16  # frames that are built before they are passed to the socket
@@ -94,12 +95,13 @@ class Nic:
     """Drives all queue pairs of one port.
 
     packet_socket: sends data and receives all frames. answers: only sends. version: of IP, as in the sockets.
-    answer_bytes: the largest payload of an answer.
+    answer_bytes: the largest payload of an answer. trim_dscps: of trimmed packets, and of those of the last hop.
     """
 
     def __init__(
-        self, packet_socket: PacketSocket, answers: PacketSocket, ib_mtu: int, version: int = 4, answer_bytes: int = 0
-    ) -> None:
+        self, packet_socket: PacketSocket, answers: PacketSocket, ib_mtu: int, version: int = 4, answer_bytes: int = 0,
+        trim_dscps: tuple[int, int] = (wire.DSCP_TRIMMED, wire.DSCP_TRIMMED_LAST),
+    ) -> None:  # fmt: skip
         self.socket = packet_socket
         self.counters = NicCounters()
         self.blocked = False  # the data socket is full; wait until it can be written
@@ -108,7 +110,8 @@ class Nic:
         self._timers: list[tuple[float, int, QueuePair]] = []  # a heap: (when, order, QP); may be earlier than needed
         self.qps: dict[int, QueuePair] = {}
         self._batch = SendBatch(ib_mtu, version=version)
-        self._parser = Parser(version=version)
+        trimmed = dict(zip(trim_dscps, (TRIMMED, TRIMMED_LAST), strict=True))
+        self._parser = Parser(version=version, trimmed=trimmed)
         self._filled = 0
         self._sent = 0
         self._round: deque[QueuePair] = deque()

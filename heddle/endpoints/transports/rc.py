@@ -457,7 +457,17 @@ class RcReceiver(QpEnd):
 
 
 @dataclass(frozen=True, slots=True)
-class RcOptions:
+class RepeatOptions:
+    """What users choose of transports that send single packets again."""
+
+    retransmission_dscp: Annotated[int, Declared(
+        f"DSCP of single packets that srd or selective-repeat retransmits; -1: {wire.DSCP_REPEATED} where switches "
+        "trim, else as the data", "Transport", value="N", least=-1, most=63,
+    )] = -1  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RcOptions(RepeatOptions):
     """What users choose of `rc` alone."""
 
     recovery: Annotated[Recovery, Declared(
@@ -474,7 +484,11 @@ def connection_params(plan: Plan) -> RcParams:
     # A window that follows delays needs one for each packet, and may be smaller than the usual number of packets.
     every = 1 if plan.control is not None and plan.control.windowed else _ack_every(plan.window)
     o = plan.options
-    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, o.of(RcOptions).recovery)
+    dscp, recovery = o.of(RepeatOptions).retransmission_dscp, o.of(RcOptions).recovery
+    if dscp < 0 and plan.trims:
+        dscp = wire.DSCP_REPEATED
+    tos = dscp << 2 | wire.ECT0 if dscp >= 0 else -1
+    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, recovery, tos)
 
 
 def of_qp(params: RcParams, qp: QpInfo) -> RcParams:

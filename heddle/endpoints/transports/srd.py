@@ -32,6 +32,7 @@ from heddle.endpoints.transports.rc import (
     COLUMNS,
     TRIM_COLUMNS,
     RcSender,
+    RepeatOptions,
     connection_params,
     of_qp,
     repeat_header,
@@ -43,10 +44,11 @@ from heddle.wire import layout as wire
 from heddle.wire.sack import BITMAP, MARKED, Nack, Sack
 
 MAX_ENTROPY: Final = 256
+_REPEAT_OVERTAKES: Final = 3  # a quarter of the sender's timeout is left
 
 
 @dataclass(frozen=True, slots=True)
-class SrdOptions:
+class SrdOptions(RepeatOptions):
     """What users choose of `srd` alone."""
 
     entropy: Annotated[int, Declared(
@@ -141,6 +143,8 @@ class SrdReceiver(QpEnd):
         self._beyond = qp.psn  # one past the latest PSN that has arrived
         self._early: dict[int, int | None] = {}  # PSNs that arrived early -> immediate to announce in order
         self._missing: OrderedDict[int, float] = OrderedDict()  # PSN -> since when, or when it was requested last
+        # The same for trimmed ones: their repetition may have to wait for room in the sender's window.
+        self._repeats: OrderedDict[int, float] = OrderedDict()
         self._replies: deque[tuple[int, int]] = deque()  # NAKs to send: (PSN, syndrome)
         self._nacks: deque[Nack] = deque()  # to send before all other answers
         self._sacks: deque[tuple[int, int, bool]] = deque()  # to send: PSN, source port, mark
@@ -161,7 +165,13 @@ class SrdReceiver(QpEnd):
 
     @property
     def deadline(self) -> float:
-        return min(self._ack_at, next(iter(self._missing.values()), NEVER) + self._params.overtake_s)
+        return min(self._ack_at, *(next(iter(late.values()), NEVER) + after for late, after in self._late))
+
+    @property
+    def _late(self) -> tuple[tuple[OrderedDict[int, float], float], ...]:
+        """What is missing, with the time after which it is requested."""
+        after = self._params.overtake_s
+        return (self._missing, after), (self._repeats, _REPEAT_OVERTAKES * after)
 
     def answer(self, batch: SendBatch, slot: int) -> None:
         if self._nacks:
@@ -205,12 +215,11 @@ class SrdReceiver(QpEnd):
         target[:] = payload
         self._select(got, index, psn)
         self._early[psn] = got.imm(index) if opcode == wire.WRITE_ONLY_IMM else None
-        if psn < self._beyond:
-            self._out_of_order += 1
+        if self._repeats.pop(psn, None) is None and psn < self._beyond:
             del self._missing[psn]
-        else:
-            self._missing |= dict.fromkeys(range(self._beyond, psn), now)
-            self._beyond = psn + 1
+        self._out_of_order += psn < self._beyond
+        self._missing |= {each: now for each in range(self._beyond, psn) if each not in self._repeats}
+        self._beyond = max(self._beyond, psn + 1)
         self._settle()
         self._unacked += 1
         if got.ackreqs[index]:
@@ -233,9 +242,9 @@ class SrdReceiver(QpEnd):
             self._ack_due = True
             return True
         self._nacks.append(Nack(psn & wire.PSN_MASK, kind.trimmed, kind.sport))
-        if psn in self._missing:  # else it has overtaken others, and is missing only when a later one arrives
-            self._missing[psn] = now
-            self._missing.move_to_end(psn)
+        self._missing.pop(psn, None)
+        self._repeats[psn] = now
+        self._repeats.move_to_end(psn)
         return True
 
     def _owe(self, now: float) -> None:
@@ -262,12 +271,13 @@ class SrdReceiver(QpEnd):
         """Make a pending ACK due, and request packets that have been missing for too long."""
         if self._ack_at <= now:
             self._ack_at, self._ack_due = NEVER, True
-        for psn, since in tuple(self._missing.items()):  # oldest first
-            if since + self._params.overtake_s > now:
-                break
-            self._replies.append((psn, wire.NAK_SEQUENCE))
-            self._missing[psn] = now
-            self._missing.move_to_end(psn)
+        for late, after in self._late:
+            for psn, since in tuple(late.items()):  # oldest first
+                if since + after > now:
+                    break
+                self._replies.append((psn, wire.NAK_SEQUENCE))
+                late[psn] = now
+                late.move_to_end(psn)
 
     def counters(self) -> Mapping[str, int]:
         return {"out_of_order": self._out_of_order, "duplicates": self._duplicates, "trimmed": self._trimmed}
