@@ -3,13 +3,15 @@
 In:  YAML: a fabric or the addresses of hosts (`ip -j addr`, `ip addr`), HCAs, and NCCL's variables by their names.
 Out: RailJob: each NIC with its rail, and the part of the network in which NICs reach each other. InputError with all
      problems, with file and line.
-On a fabric, rail and part come from the switch at the other end of the NIC's link. Otherwise a subnet is a rail, and
-subnets reach each other only where `routed` has a network with both.
+On a fabric, rail and part come from the switch at the other end of the NIC's link. Otherwise subnets reach each other
+only where `routed` has a network with both. The rail of a subnet is the number that most of its NICs have on their
+hosts; a subnet with two NICs of a host is no part of a rail.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
@@ -80,8 +82,8 @@ class RailFile(Strict):
 class RailNic:
     """A NIC of the job. number: its place among the HCAs that NCCL uses on its host, from 0.
 
-    part: NICs with an equal one reach each other. rail: leaving it means to pass a spine or a router. front: whether it
-    is in another network of the fabric than ranks are.
+    part: NICs with an equal one reach each other. rail: leaving it means to pass a spine or a router; empty without
+    rails. where: rail and plane, or subnet, in words. front: whether it is in another network than ranks are.
     """
 
     host: str
@@ -89,11 +91,12 @@ class RailNic:
     number: int
     part: Hashable
     rail: str
+    where: str
     front: bool = False
 
     def __str__(self) -> str:
         """`host1:mlx5_0 (rail 1, plane 1)`."""
-        return f"{self.host}:{self.hca}{self.rail and f' ({self.rail})'}"
+        return f"{self.host}:{self.hca}{self.where and f' ({self.where})'}"
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,19 @@ def load_rails(file: str) -> RailJob:
     return _Loader(document, found.value, file).job()
 
 
+def _with_rails(nics: Sequence[RailNic]) -> list[RailNic]:
+    """The NICs with the rails of their subnets."""
+    subnets: dict[str, list[RailNic]] = {}
+    for nic in nics:
+        subnets.setdefault(nic.where, []).append(nic)
+    rails = {
+        where: str(Counter(nic.number for nic in of).most_common(1)[0][0])
+        for where, of in subnets.items()
+        if len({nic.host for nic in of}) == len(of)
+    }
+    return [replace(nic, rail=rails.get(nic.where, "")) for nic in nics]
+
+
 class _Loader:
     """One file that is read; collects its errors."""
 
@@ -204,6 +220,8 @@ class _Loader:
             inside = some_of([str(each) for each in self._routed])
             text = f"all in {inside} reach each other" if inside else "no route joins two rails (routed: says where)"
             self._assumed[f"NICs of one subnet or of one network of rails reach each other; {text}"] = None
+            if not self._rails:
+                used = {key: _with_rails(nics) for key, nics in used.items()}
         return RailJob(self._file, spec, used.get("NCCL_IB_HCA", []), used.get("device_name", []), [*self._assumed])
 
     def _wrong(self, trail: Trail, why: str, hint: str = "") -> None:
@@ -310,11 +328,14 @@ class _Loader:
             words = [f"{word} {number}" for word, number in groups.items() if number is not None]
             front = port.network != BACKEND
             part = (port.network, fabric.part_of[switch.name])
-            return RailNic(host, hca, 0, part, ", ".join([*words, *([port.network] if front else [])]), front)
+            where = ", ".join([*words, *([port.network] if front else [])])
+            return RailNic(host, hca, 0, part, words[0] if groups["rail"] is not None else "", where, front)
         rail = next((each for each in self._rails if address.ip in each), None if self._rails else address.network)
         if rail is None:
             raise ValueError(f"has {address.ip} at {label}, which is in none of rails; add its network to rails")
         if not self._rails and rail.prefixlen >= rail.max_prefixlen - _POINT_TO_POINT:
             why = f"has {address} at {label}: the subnet of one link does not say which rail it is"
             raise ValueError(f"{why}; add rails: a network for each, as [10.1.0.0/16, 10.2.0.0/16]")
-        return RailNic(host, hca, 0, next((each for each in self._routed if address.ip in each), rail), str(rail))
+        return RailNic(
+            host, hca, 0, next((each for each in self._routed if address.ip in each), rail), str(rail), str(rail)
+        )

@@ -14,6 +14,7 @@ Which NICs are connected (NCCL 2.31, src/graph/search.cc: ncclTopoGetNetDev, ncc
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, product
@@ -51,9 +52,12 @@ def findings_of(job: RailJob) -> list[RailFinding]:
     found = list[RailFinding | None]()
     if nics and front and {*uses, GIN} & {*spec.uses}:
         names = ",".join(dict.fromkeys(nic.hca for nic in front))
-        pairs = _pairs(job.nics, lambda a, b: a.front != b.front)
         why = "the list of HCAs has NICs of the front-end, which no link joins with the back-end"
-        found.append(_finding(_UNREACHABLE, uses or (GIN,), pairs, why, f"NCCL_IB_HCA=^={names}"))
+        if spec.NCCL_CROSS_NIC:
+            kind, pairs = _UNREACHABLE, _pairs(job.nics, lambda a, b: a.front != b.front)
+        else:
+            kind, pairs = "use the front-end", _listed([*pairwise(front)], lambda a, b: a.host != b.host)
+        found.append(_finding(kind, uses or (GIN,), pairs, why, f"NCCL_IB_HCA=^={names}"))
     if uses:
         found += [_unaligned(nics, uses, kind, test) for kind, test in _TESTS.items()]
     if uses and spec.NCCL_CROSS_NIC:
@@ -86,7 +90,7 @@ def _apart(a: RailNic, b: RailNic) -> bool:
 
 
 def _crossing(a: RailNic, b: RailNic) -> bool:
-    return a.part == b.part and a.rail != b.rail
+    return a.part == b.part and a.rail != b.rail and bool(a.rail and b.rail)
 
 
 _TESTS: Final[Mapping[str, Test]] = {_UNREACHABLE: _apart, _CROSSING: _crossing}
@@ -125,16 +129,25 @@ def _ring(nics: Sequence[RailNic]) -> Iterator[Pair]:
 
 
 def _unaligned(nics: Sequence[RailNic], uses: tuple[str, ...], kind: str, test: Test) -> RailFinding | None:
-    """NICs of one number on different rails."""
+    """NICs of one number on different rails, or in subnets without routes."""
     pairs = _pairs(nics, lambda a, b: a.number == b.number and test(a, b))
-    rails: dict[int, dict[str, int]] = {}
+    rails: dict[int, Counter[str]] = {}
     for nic in nics:
-        of = rails.setdefault(nic.number, {})
-        of[nic.rail] = of.get(nic.rail, 0) + 1
-    usual = {number: max(of, key=of.__getitem__) for number, of in rails.items()}
-    names = some_of([f"{nic} to {usual[nic.number]}" for nic in nics if nic.rail != usual[nic.number]], _SHOWN)
-    why = "NICs of one number are on different rails, and rings and trees connect them"
-    return _finding(kind, uses, pairs, why, f"the same rails in the same order of HCAs on each host: move {names}")
+        rails.setdefault(nic.number, Counter())[nic.rail] += 1
+    usual = {number: of.most_common(1)[0][0] for number, of in rails.items()}
+    first = {(nic.number, nic.rail): nic for nic in reversed(nics)}
+    odd = [
+        f"{nic} to the rail of {first[nic.number, usual[nic.number]]}" for nic in nics if nic.rail != usual[nic.number]
+    ]
+    why = "rings and trees connect NICs of one number, and these are on different rails"
+    if odd:
+        return _finding(
+            kind, uses, pairs, why, f"the rails in the same order on each host: move {some_of(odd, _SHOWN)}"
+        )
+    why = "rings and trees connect NICs of one number, and these are in networks without a route between them"
+    return _finding(
+        kind, uses, pairs, why, "routes between them; networks that have routes belong in the file's routed"
+    )
 
 
 def _uneven(nics: Sequence[RailNic]) -> RailFinding | None:
@@ -183,7 +196,7 @@ def to_json(job: RailJob, found: Sequence[RailFinding]) -> dict[str, Any]:
 
 
 def _end(nic: RailNic) -> dict[str, str]:
-    return {"host": nic.host, "hca": nic.hca, "rail": nic.rail}
+    return {"host": nic.host, "hca": nic.hca, "where": nic.where}
 
 
 def to_text(job: RailJob, found: Sequence[RailFinding]) -> str:

@@ -121,6 +121,8 @@ def test_nics_of_the_front_end_are_named_with_the_list_that_excludes_them(tmp_pa
     (one,) = found(tmp_path, "fabric: frontend\n")
     assert one.remedy == "NCCL_IB_HCA=^=eth2" and one.pairs == 8 * 7
     assert found(tmp_path, "fabric: frontend\nNCCL_IB_HCA: ^=eth2\n") == []
+    (one,) = found(tmp_path, "fabric: frontend\nNCCL_CROSS_NIC: 0\n")
+    assert one.kind == "use the front-end" and ends(one)[0] == "host1:eth2 host2:eth2"
 
 
 @pytest.mark.parametrize("fabric", ["rail", "rail: 2", "frontend", "dragonfly"])
@@ -138,6 +140,24 @@ def test_nics_reach_each_other_as_the_routes_of_the_fabric_say(tmp_path: Path, f
         assert (a.part == b.part) == reached, (a, b)
 
 
+def test_subnets_of_racks_and_of_pods_are_no_rails(tmp_path: Path) -> None:
+    """One NIC a host, a subnet a rack; then two pods, each with a subnet for each number."""
+    for own in (0, 1):  # whether a number has a subnet of its own
+        for nics in (1, 2):
+            rows = [
+                ", ".join(
+                    f"mlx5_{nic}: 10.0.{10 * (host // 3) + own * nic}.{8 * host + nic + 1}/24" for nic in range(nics)
+                )
+                for host in range(6)
+            ]
+            text = "hosts:\n" + "".join(f"  h{host}: {{addresses: {{{row}}}}}\n" for host, row in enumerate(rows))
+            apart = found(tmp_path, text + "NCCL_CROSS_NIC: 0\n")[0]
+            assert apart.pairs == 9 * nics and apart.remedy.startswith("routes between them")
+            assert found(tmp_path, text + "routed: [10.0.0.0/8]\n") == []
+            crossing = found(tmp_path, text + "routed: [10.0.0.0/8]\nNCCL_CROSS_NIC: 1\n")
+            assert bool(crossing) == (own == 1 and nics == 2), "rails only where a number has a subnet"
+
+
 def topology_job(folder: Path, second: dict[str, str]) -> str:
     """Two hosts of a dump whose device numbers cross: mlx5_0 is number 0, at 0000:13:00.0."""
     pci = {"ens3": "0000:03:00.0", "ens13": "0000:13:00.0"}
@@ -151,12 +171,12 @@ def test_hcas_of_a_topology_are_found_by_their_pci_devices(tmp_path: Path) -> No
     text = topology_job(tmp_path, {"ens3": "10.0.1.2/24", "ens13": "10.0.0.2/24"})
     assert found(tmp_path, text) == []
     nics = load_rails(str(tmp_path / "rails.yml")).nics
-    assert [(nic.hca, nic.number, nic.rail) for nic in nics[:2]] == [
+    assert [(nic.hca, nic.number, nic.where) for nic in nics[:2]] == [
         ("mlx5_0", 0, "10.0.0.0/24"), ("mlx5_1", 1, "10.0.1.0/24"),
     ]  # fmt: skip
     # Two cables, or two addresses, of b are swapped.
     (one,) = found(tmp_path, topology_job(tmp_path, {"ens3": "10.0.0.2/24", "ens13": "10.0.1.2/24"}))
-    assert one.pairs == 2 and "b:mlx5_0 (10.0.1.0/24) to 10.0.0.0/24" in one.remedy
+    assert one.pairs == 2 and "b:mlx5_0 (10.0.1.0/24) to the rail of a:mlx5_0 (10.0.0.0/24)" in one.remedy
 
 
 def test_a_host_with_fewer_nics_has_no_counterpart_for_send_recv(tmp_path: Path) -> None:
@@ -206,7 +226,7 @@ def test_the_verb_is_silent_on_a_sound_file_and_ends_with_1_on_a_finding(
     text = capsys.readouterr().out
     assert main(vars(tasks), ["inv", "rails", str(file), "--format", "json"]) == 1
     data = json.loads(capsys.readouterr().out)
-    assert data["findings"][0]["first"][0][1] == {"host": "node2", "hca": "mlx5_1", "rail": "10.0.1.0/24"}
+    assert data["findings"][0]["first"][0][1] == {"host": "node2", "hca": "mlx5_1", "where": "10.0.1.0/24"}
     answers({"the text": text})
 
 
