@@ -128,7 +128,7 @@ class _Seen:
         """Count these, write them to the file, and show them."""
         if self._file is not None:
             self._file.write(frames)
-        read = [(frame, dissect(frame.data)) for frame in frames]
+        read = [(frame, dissect(frame.data, frame.wire_bytes)) for frame in frames]
         for frame, what in read:
             self.packets[what.kind, frame.outgoing] += 1
             self.bytes[what.kind] += frame.wire_bytes

@@ -246,6 +246,7 @@ _READERS: Final[Mapping[int, _Reader]] = {
 
 
 ROCE_V1: Final = "RoCE v1"  # the kind of its packets
+ROCE_TRIMMED: Final = "RoCE trimmed"  # by a switch: its first bytes, without ICRC
 ROCE_CUT: Final = "RoCE cut"  # port 4791, but the capture has not enough of the packet
 _BGP_PORT: Final = 179
 _BGP_MARKER: Final = b"\xff" * 16
@@ -317,19 +318,19 @@ class _Packet:
         return Dissected(kind, self.src, self.dst, text, fields or {}, ip_at, opcode, tunnel)
 
 
-def dissect(frame: bytes) -> Dissected:
-    """Describe one frame."""
+def dissect(frame: bytes, wire_bytes: int = 0) -> Dissected:
+    """Describe one frame. wire_bytes: its length on the wire, if the capture may have cut it; 0: not known."""
     try:
-        return _described(layers_of(frame))
+        return _described(layers_of(frame), wire_bytes)
     except (struct.error, IndexError):
         known = len(frame) >= 12
         return Dissected("other", _mac(frame[6:12]) if known else "?", _mac(frame[:6]) if known else "?", "cut short")
 
 
-def _described(found: Layers) -> Dissected:
+def _described(found: Layers, wire_bytes: int) -> Dissected:
     packet, protocol = _packet(found), found.protocol
     if protocol >= UDP:
-        return _udp(packet, protocol - UDP)
+        return _udp(packet, protocol - UDP, wire_bytes)
     if protocol in _PARSERS:
         return _PARSERS[protocol](packet)
     if protocol in _NAMES:
@@ -367,7 +368,7 @@ def _icmp6(packet: _Packet) -> Dissected:
     return packet.described("ICMPv6", _ICMP6.get(kind, f"type {kind}"))
 
 
-def _udp(packet: _Packet, dport: int) -> Dissected:
+def _udp(packet: _Packet, dport: int, wire_bytes: int) -> Dissected:
     sport, _, size, _ = wire.UDP_HEADER.unpack_from(packet.data, packet.at - wire.UDP_BYTES)
     if UDP + dport in UNREAD:
         return packet.described(UNREAD[UDP + dport], "not read")
@@ -377,10 +378,20 @@ def _udp(packet: _Packet, dport: int) -> Dissected:
         return packet.described("UDP", f"port {dport}, {size - wire.UDP_BYTES} B: too short for RoCEv2")
     if len(packet.data) < packet.at + wire.BTH_BYTES:
         return packet.described(ROCE_CUT, f"port {dport}, cut before the BTH")
-    return _roce(packet, sport, size)
+    return _roce(packet, sport, size, trimmed=_trimmed(packet, size, wire_bytes))
 
 
-def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
+def _trimmed(packet: _Packet, udp_bytes: int, wire_bytes: int) -> bool:
+    """Whether a switch has cut the packet: between switches its IP length is less than that of UDP behind it, at a host
+    the frame is shorter than its IP length (docs/queues.md).
+    """
+    ip = packet.layers.ip_at
+    v6 = packet.data[ip] >> 4 == 6
+    size = int.from_bytes(packet.data[ip + 4 : ip + 6]) + wire.IPV6_BYTES if v6 else _type_at(packet.data, ip + 2)
+    return ip + size < packet.at - wire.UDP_BYTES + udp_bytes or 0 < wire_bytes < ip + size
+
+
+def _roce(packet: _Packet, sport: int, udp_bytes: int, *, trimmed: bool) -> Dissected:
     at = packet.at
     opcode, flags, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, at)
     payload = udp_bytes - _LEAST_ROCE - wire.EXTRA_BYTES.get(opcode, 0) - (flags >> 4 & 3)
@@ -400,9 +411,11 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
     if packet.layers.tags:
         fields["pcp"] = "/".join(map(str, packet.layers.tags[:_MOST_NAMED]))
     words = [f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['payload_bytes']:>4} B", name]
-    kind = "RoCE data" if opcode in wire.EXTENSIONS else "RoCE other"
+    kind = ROCE_TRIMMED if trimmed else "RoCE data" if opcode in wire.EXTENSIONS else "RoCE other"
     behind = at + wire.BTH_BYTES
-    if opcode == wire.CNP:
+    if trimmed:
+        words.append("trimmed")
+    elif opcode == wire.CNP:
         kind = "RoCE CNP"
     elif opcode == wire.ACK and len(packet.data) < behind + wire.AETH_BYTES:
         kind, words = ROCE_CUT, [*words, "cut before the AETH"]

@@ -55,7 +55,7 @@ def read_capture(out: Console, file: str, count: int | None, beside: Mapping[str
     totals = CaptureTotals()
     frames: list[dict[str, Any]] = []
     for packet in opened.packets():
-        what = dissect(packet.data) if packet.data is not None else _UNREAD
+        what = dissect(packet.data, packet.wire_bytes) if packet.data is not None else _UNREAD
         totals.add(packet, what)
         if packet.number <= lines:
             seconds = (packet.time_ns - totals.first_ns) / 1e9

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from heddle.wire import layout as wire
-from heddle.wire.dissect import ROCE_CUT, Dissected
+from heddle.wire.dissect import ROCE_CUT, ROCE_TRIMMED, Dissected
 from heddle.wire.layout import BTH_BYTES, ICRC_BYTES, IPV6_BYTES, UDP_BYTES, psn_after, verdict
 from heddle_plugins.packets.capturefile import CapturedPacket
 
@@ -444,7 +444,7 @@ class CaptureTotals:
         self.kind_bytes[what.kind] += packet.wire_bytes
         if what.tunnel:
             self.tunnels[what.tunnel] += 1
-        if packet.data is not None and what.ip_at:
+        if packet.data is not None and what.ip_at and what.kind != ROCE_TRIMMED:
             self._roce(packet, what, packet.data)
         elif what.kind == ROCE_CUT:
             self.cut += 1

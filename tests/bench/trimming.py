@@ -28,7 +28,7 @@ from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS
 
-from . import Figure, at_least
+from . import Figure, at_least, openloop
 
 _LAB: Final = "benchtrim"
 _TRIM: Final = ("queues.lossless=[]", "queues.trimming.queue=5")
@@ -41,6 +41,7 @@ _START: Final = 0.2  # of the time in which all send: then their windows fit the
 
 def figures(observer: Observer) -> Iterator[Figure]:
     """All of the group."""
+    yield from openloop.figures(observer)
     for senders, racks in ((8, 3), (16, 6)):
         with _lab(observer, f"racks={racks}", "hosts_per_rack=3", "ctsw=3", *_TRIM) as lab:
             yield from _incast(lab, senders, observer)

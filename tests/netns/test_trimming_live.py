@@ -6,8 +6,9 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ import pytest
 from heddle.base.process import run
 from heddle.fabric.wiring import Port
 from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import policies_of
+from heddle.wire.dissect import dissect
 from tests.machine import until
 from tests.netns.sockets import checksum, packet_socket, taking
 from tests.netns.static_fabric import StaticLab, address, static_fabric
@@ -113,6 +116,7 @@ def tshark(frames: Sequence[bytes], path: Path, *fields: str) -> list[list[str]]
     return [line.split("|") for line in said.splitlines()]
 
 
+@pytest.mark.needs("tshark")
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
 @pytest.mark.parametrize(("racks", "mark"), [(1, LAST_HOP), (2, TRIMMED)])
 def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int, family: str, tmp_path: Path) -> None:
@@ -129,6 +133,8 @@ def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int
     numbers = sorted(struct.unpack_from("!H14xI", each, 14 + at) for each in frames)
     assert len(whole) + len(short) == len(frames) == senders * count
     assert numbers == sorted((49152 + sender, n) for sender in range(senders) for n in range(count)), "each once"
+    assert {dissect(each, len(each)).kind for each in short} == {"RoCE trimmed"}
+    assert {dissect(each, len(each)).kind for each in whole} == {"RoCE data"}
     cut = len(short) * (WHOLE - SHORT)
     assert trims == {"trims": len(short), "trim_sent": len(short), "trim_bytes": cut, "drops": 0}
     words: tuple[str, ...]
@@ -142,3 +148,32 @@ def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int
         words = ("frame.len", "ipv6.plen", "udp.length", "ipv6.tclass.dscp", "ipv6.tclass.ecn")
         rows = tshark(short, tmp_path / "frames", *words)
         assert {tuple(row) for row in rows} == {(str(SHORT), "4056", "4056", str(mark), "2")}
+
+
+def test_a_change_of_size_and_action_loses_nothing_and_drop_sends_no_heads() -> None:
+    """While two senders fill a port: another size, then none of them trimmed. Each packet is there or counted."""
+    with trimming(racks=1, hosts_per_rack=3) as found:
+        count, changes = 400, [{"size": 512}, {"enabled": False}]
+
+        def change() -> None:
+            for at, values in enumerate(changes, 1):
+                until(lambda at=at: found.counts("trims")["trims"] > 40 * at)
+                queues = found.lab.fabric.policy.queues
+                queues = replace(queues, trimming=replace(queues.trimming, **values))
+                found.queues.set_policies(policies_of(found.lab.fabric, queues))
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        found.sent((0, 1), count)
+        changing.join()
+        sizes = Counter(map(len, found.frames))
+        counts = found.counts("trims", "trim_sent", "drops")
+        before = len(found.frames), counts["trims"]
+        found.sent((0, 1), count)
+        after = found.counts("trims", "drops")
+    assert {*sizes} == {WHOLE, SHORT, 14 + 512} and sizes[SHORT] > 40
+    assert counts["trims"] == counts["trim_sent"] == sizes[SHORT] + sizes[526]
+    assert sizes.total() + counts["drops"] == 2 * count
+    assert after["trims"] == before[1] and after["drops"] > counts["drops"]
+    late = found.frames[before[0] :]
+    assert {*map(len, late)} == {WHOLE} and len(late) + after["drops"] - counts["drops"] == 2 * count

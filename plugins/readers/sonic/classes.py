@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.ethernet import CLASSES, DSCPS
 from heddle_plugins.readers.sonic.configdb import ConfigDb, Held
+from heddle_plugins.readers.sonic.trimming import MARKS, read_actions, trim_queue
 
 if TYPE_CHECKING:
     from heddle.spec.queuepolicy import QueuePolicy
@@ -56,9 +57,10 @@ def read_classes(db: ConfigDb, onto: QueuePolicy) -> ClassesFound:
     maps = {table: _map(db, key, table, path) for key, (table, path) in _MAPS.items()}
     queue = maps[_QUEUE].numbers
     of_dscp = {dscp: queue.get(tc, tc) for dscp, tc in maps[_DSCP].numbers.items()}
+    trim = trim_queue(db, of_dscp, dict(queue))
     lossless = _lossless(db, onto, maps[_PFC].numbers)
-    found = _kinds(onto, lossless, of_dscp)
-    _dscps(db, found, of_dscp, maps[_DSCP])
+    found = _kinds(onto, lossless, {dscp: number for dscp, number in of_dscp.items() if number != trim}, trim)
+    _dscps(db, found, of_dscp, maps[_DSCP], trim)
     for path, number, before in (
         ("queues.control", found.control, onto.control),
         ("queues.best_effort", found.best_effort, onto.best_effort),
@@ -69,6 +71,7 @@ def read_classes(db: ConfigDb, onto: QueuePolicy) -> ClassesFound:
     bound = db.held("QUEUE", "scheduler")
     _weights(db, found, bound)
     _marking(db, found, db.held("QUEUE", "wred_profile"))
+    read_actions(db, found, onto)
     return found
 
 
@@ -129,9 +132,12 @@ def _lossless(db: ConfigDb, onto: QueuePolicy, queue: Mapping[int, int]) -> tupl
     return found
 
 
-def _kinds(onto: QueuePolicy, lossless: tuple[int, ...], of_dscp: Mapping[int, int]) -> ClassesFound:
-    """The class of answers is control, the one of DSCP 0 best effort; the preset's, where these are not possible."""
-    free = [number for number in range(CLASSES) if number not in lossless]
+def _kinds(onto: QueuePolicy, lossless: tuple[int, ...], of_dscp: Mapping[int, int], trim: int | None) -> ClassesFound:
+    """The class of answers is control, the one of DSCP 0 best effort; the preset's, where these are not possible.
+
+    trim: the class of trimmed packets, which has no other packets.
+    """
+    free = [number for number in range(CLASSES) if number not in (*lossless, trim)]
     plain = of_dscp.get(0, -1)
     wanted = [of_dscp.get(_ANSWERS, -1), onto.control, *reversed(free)]
     control = next((number for number in wanted if number in free and number != plain), onto.control)
@@ -141,13 +147,18 @@ def _kinds(onto: QueuePolicy, lossless: tuple[int, ...], of_dscp: Mapping[int, i
     return ClassesFound(lossless, control, best, frozenset({*lossless, control, best, *mapped}))
 
 
-def _dscps(db: ConfigDb, found: ClassesFound, of_dscp: Mapping[int, int], chosen: _Map) -> None:
+def _dscps(db: ConfigDb, found: ClassesFound, of_dscp: Mapping[int, int], chosen: _Map, trim: int | None) -> None:
     """The class of each DSCP of the map. Answers and data keep their classes, since hosts have no other DSCPs."""
     alike: dict[tuple[int, int], list[int]] = {}
+    marks = [db.settings[path][0] for path in MARKS if path in db.settings]
     for dscp, number in of_dscp.items():
         trail = (chosen.table, chosen.name, str(dscp))
         if number >= CLASSES:
             db.leave([trail], _NO_CLASS.format(number))
+        elif number == trim and dscp in marks:
+            db.read([trail], ["queues.trimming.queue"], str(trim))
+        elif number == trim:
+            db.leave([trail], f"queue {trim} is for trimmed packets only")
         elif dscp == _DATA and found.lossless and number not in found.lossless:
             why = f"would make class {number}, which drops, the class of data: Heddle's hosts send it with DSCP {_DATA}"
             db.leave(

@@ -169,6 +169,7 @@ READ: Final = (
     "MAP_PFC_PRIORITY_TO_QUEUE", "QUEUE", "SCHEDULER", "WRED_PROFILE", "BUFFER_POOL", "BUFFER_PROFILE", "BUFFER_PG",
     "BUFFER_QUEUE", "DEFAULT_LOSSLESS_BUFFER_PARAMETER",
     "PFC_WD", "SWITCH_HASH", "FG_NHG", "ARS_PROFILE", "ARS_OBJECT", "SWITCH", "SWITCH_TABLE",
+    "SWITCH_TRIMMING", "TC_TO_DSCP_MAP", "ACL_RULE",
 )  # fmt: skip
 _WHYS: Final[Mapping[str, str]] = {
     "ARS_INTERFACE": "all links take part",
@@ -183,11 +184,13 @@ _WHYS: Final[Mapping[str, str]] = {
     "LLR_PROFILE": "Heddle has no link-layer retry",
     "LOSSLESS_TRAFFIC_PATTERN": "profiles that the switch computes are not in the file",
     "PFC_PRIORITY_TO_PRIORITY_GROUP_MAP": "a priority group has the number of its class",
-    "SWITCH_TRIMMING": "Heddle's switches do not trim packets",
-    "TC_TO_DSCP_MAP": "switches do not change DSCPs",
 }
+_OTHER: Final = "is not about queues, PFC or hashing"
 # The reason for the rest of a table's keys.
 _KEYS: Final[Mapping[str, str]] = {
+    "TC_TO_DSCP_MAP": "switches change only the DSCP of trimmed packets",
+    "ACL_RULE": _OTHER,
+    "SWITCH_TRIMMING": "trimming needs a dscp_value and a queue_index",
     "PORT": "they describe the ports of the chip",
     "PORT_QOS_MAP": "frames have no VLAN tags, and switches do not change DSCPs or shape a port below its link",
     "SCHEDULER": "no queue has a rate of its own",
@@ -196,7 +199,6 @@ _KEYS: Final[Mapping[str, str]] = {
     "ARS_PROFILE": "the depth of a port's queue is its quality, when the packet comes",
     "ARS_OBJECT": "the depth of a port's queue is its quality, and each flow has a state",
 }
-_OTHER: Final = "is not about queues, PFC or hashing"
 
 
 def convert(document: Document, repeated: Iterable[Repeated], onto: FabricSpec, *, scaled: bool) -> ConfigDb:

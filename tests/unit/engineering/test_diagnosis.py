@@ -443,6 +443,16 @@ def test_several_senders_at_the_port_of_a_receiver_are_an_incast_and_no_fault(tm
     assert of_run(tmp_path / "3", slowest, *flows[:2]).verdict is None
 
 
+def test_the_port_that_trimmed_most_packets_had_too_small_a_buffer() -> None:
+    def rows(heads: int) -> dict[int, Tally]:
+        return {0: Tally(offered=400, trimmed=heads), 5: Tally(offered=7)}
+
+    found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {"rtsw1:eth1": rows(5), "rtsw2:eth3": rows(100)}),))
+    assert named(found) == ("trimmed", "rtsw2:eth3", "established") and not found.fault
+    assert found.verdict is not None and "rtsw2:eth3 trimmed 25% of the packets" in found.verdict.what
+    assert diagnosed(traffic=(TrafficSeen(OF_PROBES, {"rtsw1:eth1": rows(0)}),)).ruled_out["trimmed"]
+
+
 def test_flows_that_share_an_uplink_while_another_is_idle_collide(tmp_path: Path) -> None:
     sent = [samples.sent(qpn) for qpn in (17, 18)]
     rows = tuple(FlowCount("eth1", *each.flow.key, 400, 400_000) for each in sent)

@@ -399,3 +399,49 @@ def test_the_written_file_is_the_fabric_with_these_keys(imported: Any, tmp_path:
         spec.queues.ecn.kmin == 500
         and "kmin: 500  # c.json:10 WRED_PROFILE|W|ecn_green_min_threshold" in file.read_text()
     )
+
+
+def trimming(**fields: str) -> Tables:
+    """Packets of class 1 are trimmed, those of class 0 not; two kinds of ports have maps."""
+    bound = {"dscp_to_tc_map": "D", "tc_to_queue_map": "Q", "pfc_enable": ""}
+    ports = {"Ethernet0": {**bound, "tc_to_dscp_map": "host"}}
+    ports |= {name: {**bound, "tc_to_dscp_map": "spine"} for name in ("Ethernet4", "Ethernet8")}
+    profiles = {name: {"size": "0", "packet_discard_action": name} for name in ("trim", "drop")}
+    return {
+        "SWITCH_TRIMMING": {"GLOBAL": {"size": "512", "dscp_value": "10", "queue_index": "5", **fields}},
+        "TC_TO_DSCP_MAP": {"spine": {"5": "13"}, "host": {"5": "20"}},
+        "PORT_QOS_MAP": ports,
+        "DSCP_TO_TC_MAP": {"D": {"0": "0", "4": "1", "13": "5", "24": "1", "40": "5", "48": "6"}},
+        "TC_TO_QUEUE_MAP": {"Q": {"0": "0", "1": "1", "5": "5", "6": "6"}},
+        "BUFFER_PROFILE": profiles,
+        "BUFFER_QUEUE": {"Ethernet0|0": {"profile": "drop"}, "Ethernet0|1": {"profile": "trim"}},
+        "ACL_RULE": {"T|A": {"DSCP": "7", "PACKET_ACTION": "DISABLE_TRIM"},
+                     "T|B": {"SRC_IP": "10.0.0.0/8", "PACKET_ACTION": "DISABLE_TRIM"}},
+    }  # fmt: skip
+
+
+def test_trimming_has_sonics_size_dscp_queue_actions_and_exemptions(imported: Any) -> None:
+    found = imported(trimming())
+    queues = found.fabric.policy.queues
+    assert (queues.trimming.size, queues.trimming.dscp, queues.trim_queue) == (512, 10, (5,))
+    assert queues.trimming.exempt == (7,) and [n for n in queues.numbers if queues.trims(n)] == [1]
+    assert queues.class_of_dscp[24] == 1 and queues.class_of_dscp[10] == 5 and queues.class_of_dscp[40] == 0
+    assert why(found, "DSCP_TO_TC_MAP|D|40") == "queue 5 is for trimmed packets only"
+    assert why(found, "ACL_RULE|T|B|PACKET_ACTION") == "Heddle exempts packets by their DSCP only"
+
+
+def test_a_dscp_from_the_traffic_class_tells_the_last_hop_apart(imported: Any) -> None:
+    trimmed = imported(trimming(dscp_value="from-tc", tc_value="5", queue_index="dynamic")).fabric.policy.queues
+    assert (trimmed.trimming.dscp, trimmed.trimming.last_hop_dscp, trimmed.trim_queue) == (13, 20, (5,))
+    left = imported(trimming(dscp_value="from-tc", tc_value="4"))
+    assert "needs tc_value" in why(left, "SWITCH_TRIMMING|GLOBAL|dscp_value")
+    assert left.fabric.policy.queues.trim_queue == ()
+    large = imported(trimming(size="4000"))
+    assert why(large, "SWITCH_TRIMMING|GLOBAL|size") == "Heddle trims to 128 to 1024 bytes"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("queue_index", "8"), ("dscp_value", "64"), ("tc_value", "x"), ("size", "0")]
+)
+def test_wrong_values_of_trimming_name_their_line(imported: Any, key: str, value: str) -> None:
+    assert f"SWITCH_TRIMMING|GLOBAL|{key}: {value}" in wrong(imported, trimming(**{key: value}))
