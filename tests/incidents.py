@@ -235,6 +235,15 @@ def polarised(lab: Lab, rng: random.Random) -> Incident:
     return Incident("polarisation", middle, lambda: _seeded(lab, names, _SHARED_SEED))
 
 
+SHALLOW: Final = ("queues.lossless=[]", "queues.ecn.enabled=false", "queues.buffer=200KB", "queues.trimming.queue=5")
+
+
+def shallow(lab: Lab, rng: random.Random) -> Incident:
+    """An incast that the buffers of a fabric with the keys of SHALLOW cannot hold."""
+    ports = frozenset(port.peer_ref for port in lab.fabric.nics)
+    return Incident("trimmed", ports, options={"collective": "incast", "sizes": (1 << 19,)})
+
+
 KINDS: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
     link_down, lossy, corrupting, slow_link, slow_nic, slow_host, storm, node_down, frozen, session_down, drained,
     misrouted, wrong_threshold, wrong_seed, link_flap, link_outage, small_mtu, small_mtus, few_paths, wrong_neighbour,

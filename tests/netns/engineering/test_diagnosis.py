@@ -17,6 +17,7 @@ from heddle.lab.facts import FACTS
 from heddle.lab.faults import packets, record
 from heddle.lab.lab import Lab
 from heddle.lab.queues import wait_empty
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History
 from heddle.spec.impairments import LinkFault
@@ -24,8 +25,9 @@ from heddle.traffic.options import RunOptions
 from heddle_plugins.engineering.diagnosis.diagnosis import Diagnosis, diagnose
 from heddle_plugins.engineering.runsection import diagnosis_text
 from tests import incidents
+from tests.conftest import Borrow
 from tests.machine import patience
-from tests.netns.collectives import ran, run_and
+from tests.netns.collectives import proven, ran, run_and
 from tests.typed import typed
 
 BAD = "rtsw2:eth1"
@@ -163,3 +165,16 @@ def test_the_verb_prints_the_verdict_first_also_without_a_run(tiny: Lab) -> None
         {"resource": {"kind": "node", "node": node}, "fault_type": "host_static_blackhole"}
     ]
     assert document["is_anomaly"] is True
+
+
+@pytest.mark.long("10 seconds and more")
+def test_a_buffer_that_trims_is_named_and_each_trimmed_packet_is_part_of_the_proof(borrow: Borrow) -> None:
+    lab = borrow("tiny", *incidents.SHALLOW)
+    incident = incidents.shallow(lab, random.Random(1))
+    result = ran(lab, transport="srd", **incident.options)
+    found = of_last(lab, probes=False)
+    assert found.verdict is not None and not found.fault
+    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
+    paths, queues = proven(lab), result[QueueUse]
+    assert sum(paths.trimmed.values()) == queues.trims > 0
+    assert sum(paths.lost.values()) == sum(queues.drops.values())
