@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,14 +154,17 @@ def test_each_packet_arrives_whole_or_in_the_form_of_sonic(racks: int, mark: int
 def test_a_change_of_size_and_action_loses_nothing_and_drop_sends_no_heads() -> None:
     """While two senders fill a port: another size, then none of them trimmed. Each packet is there or counted."""
     with trimming(racks=1, hosts_per_rack=3) as found:
-        count, changes = 400, [{"size": 512}, {"enabled": False}]
+        count, usual = 400, found.lab.fabric.policy.queues
 
         def change() -> None:
-            for at, values in enumerate(changes, 1):
-                until(lambda at=at: found.counts("trims")["trims"] > 40 * at)
-                queues = found.lab.fabric.policy.queues
-                queues = replace(queues, trimming=replace(queues.trimming, **values))
+            for least, keys in ((40, {"size": 512}), (80, {"enabled": False})):
+                until(partial(more_trims, least))
+                changed: Any = keys
+                queues = replace(usual, trimming=replace(usual.trimming, **changed))
                 found.queues.set_policies(policies_of(found.lab.fabric, queues))
+
+        def more_trims(least: int) -> bool:
+            return found.counts("trims")["trims"] > least
 
         changing = threading.Thread(target=change)
         changing.start()
