@@ -38,7 +38,7 @@ from heddle.switch.queues.cells import tallies_since
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
-from heddle_plugins.engineering.diagnosis import symptoms
+from heddle_plugins.engineering.diagnosis import symptoms, trims
 from heddle_plugins.engineering.diagnosis.case import (
     NOW,
     OF_PROBES,
@@ -101,7 +101,7 @@ _KNOWN: Final[Mapping[str, CauseCheck]] = {
     ),
     "failed-check": CauseCheck("failed check", "failed_check", "node", symptoms.failed_check, effect=True),
     "lossy-class": CauseCheck("lossy class of data", "lossy_class", "node", symptoms.lossy_class, fault=False),
-    "trimmed": CauseCheck("buffer too small, trimmed", "buffer_exhaustion", "interface", symptoms.trimmed, fault=False),
+    "trimmed": CauseCheck("buffer too small, trimmed", "buffer_exhaustion", "interface", trims.trimmed, fault=False),
     "incast": CauseCheck("incast", "incast_traffic_network_limitation", "interface", symptoms.incast, fault=False),
     "hash-collision": CauseCheck("hash collision", "ecmp_collision", "interface", symptoms.collision, fault=False),
     "host-cpu": CauseCheck("host CPU", "host_cpu", "node", symptoms.busy_machine, fault=False),
