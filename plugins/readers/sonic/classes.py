@@ -71,7 +71,7 @@ def read_classes(db: ConfigDb, onto: QueuePolicy) -> ClassesFound:
     bound = db.held("QUEUE", "scheduler")
     _weights(db, found, bound)
     _marking(db, found, db.held("QUEUE", "wred_profile"))
-    read_actions(db, found, onto)
+    read_actions(db, sorted(found.used - {found.control, *found.lossless}), onto.trimming.queue)
     return found
 
 

@@ -6,14 +6,11 @@ TC_TO_DSCP_MAP, the ACL action DISABLE_TRIM).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from heddle.base.ethernet import CLASSES, DSCPS
 from heddle_plugins.readers.sonic.configdb import ConfigDb, Held
-
-if TYPE_CHECKING:
-    from heddle.spec.queuepolicy import QueuePolicy
-    from heddle_plugins.readers.sonic.classes import ClassesFound
 
 _TABLE: Final = "SWITCH_TRIMMING"
 _GLOBAL: Final = "GLOBAL"
@@ -109,9 +106,12 @@ def _apply(db: ConfigDb, chosen: tuple[Held, str, int | None], tc: int, path: st
     return dscp
 
 
-def read_actions(db: ConfigDb, found: ClassesFound, onto: QueuePolicy) -> None:
-    """Apply packet_discard_action of the profile of each lossy queue, and the ACL rules that exempt a DSCP."""
-    queue = db.settings.get(f"{_PATH}.queue", (onto.trimming.queue, ()))[0]
+def read_actions(db: ConfigDb, lossy: Iterable[int], before: int | None) -> None:
+    """Apply packet_discard_action of the profile of each lossy queue, and the ACL rules that exempt a DSCP.
+
+    before: the trim queue of the fabric that gets the keys.
+    """
+    queue = db.settings.get(f"{_PATH}.queue", (before, ()))[0]
     profiles = {name: db.text("BUFFER_PROFILE", name, _ACTION) for name in db.entries("BUFFER_PROFILE")}
     for name, action in profiles.items():
         if action not in (None, "trim", "drop"):
@@ -125,7 +125,7 @@ def read_actions(db: ConfigDb, found: ClassesFound, onto: QueuePolicy) -> None:
         return
     bound = db.held("BUFFER_QUEUE", "profile")
     used: dict[str, dict[str, str]] = {}
-    for number in sorted(found.used - {found.control, *found.lossless}):
+    for number in lossy:
         held = db.of_class(bound, number)
         name = db.name("BUFFER_PROFILE", held.value) if held else ""
         action = profiles.get(name) or "drop"
