@@ -119,9 +119,9 @@ def files_of_rails(typed: str) -> list[str]:
         data = parse(read_text(real(typed), typed, _READING), typed, _READING).data
         named = [host[key] for host in (data.get("hosts") or {}).values() for key in ("addr", "topo") if key in host]
         named += [data["fabric"]] if _is_path(str(data.get("fabric", ""))) else []
-        return [typed, *kept_below(expanded(typed), [beside(typed, str(each)) for each in named])]
     except (HeddleError, AttributeError, TypeError):  # load_rails reports it
         return [typed]
+    return [typed, *kept_below(expanded(typed), [beside(typed, str(each)) for each in named])]
 
 
 def _is_path(word: str) -> bool:

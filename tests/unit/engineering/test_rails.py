@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle_plugins.engineering.hostaddresses import read_addresses
-from heddle_plugins.engineering.railfile import hca_filter, load_rails
+from heddle_plugins.engineering.railfile import files_of_rails, hca_filter, load_rails
 from heddle_plugins.engineering.rails import RailFinding, findings_of, to_text
 from tests.answers import Answers
 from tests.unit.engineering.test_nccl_dumps import TOPOLOGY
@@ -170,7 +171,9 @@ def topology_job(folder: Path, second: dict[str, str]) -> str:
 def test_hcas_of_a_topology_are_found_by_their_pci_devices(tmp_path: Path) -> None:
     text = topology_job(tmp_path, {"ens3": "10.0.1.2/24", "ens13": "10.0.0.2/24"})
     assert found(tmp_path, text) == []
-    nics = load_rails(str(tmp_path / "rails.yml")).nics
+    file = str(tmp_path / "rails.yml")
+    nics = load_rails(file).nics
+    assert [Path(each).name for each in files_of_rails(file)] == ["rails.yml", "a.json", "topo.xml", "b.json"]
     assert [(nic.hca, nic.number, nic.where) for nic in nics[:2]] == [
         ("mlx5_0", 0, "10.0.0.0/24"), ("mlx5_1", 1, "10.0.1.0/24"),
     ]  # fmt: skip
@@ -201,6 +204,12 @@ def test_an_interface_that_is_down_is_left_out_and_said(tmp_path: Path) -> None:
 def test_both_outputs_of_ip_are_read_alike(tmp_path: Path) -> None:
     rows = {"eth0": "10.0.0.1/24", "eth1": "10.0.1.1/24"}
     assert {**read_addresses(ip_text(rows), "x")}["eth1"] == read_addresses(ip_json(rows), "x")["eth1"]
+
+
+def test_files_outside_its_directory_are_not_copied_to_another_machine(tmp_path: Path) -> None:
+    (tmp_path / "rails.yml").write_text("hosts: {a: {addr: ../a.json}}\n")
+    with pytest.raises(InputError, match="names files outside its directory"):
+        files_of_rails(str(tmp_path / "rails.yml"))
 
 
 def test_lists_of_hcas_are_read_as_nccl_reads_them() -> None:
