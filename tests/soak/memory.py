@@ -32,7 +32,7 @@ def memory(victim: Victim, dice: random.Random) -> Blow:
         enter = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(members)) if which == "up" else ()
         process = victim.start("up", FABRIC, "--name", "NAME", "--timeout", _TIMEOUT, before=enter)
         if which == "daemons":
-            until(lambda: process.poll() is not None or _moved(process.pid, members), every=0.001)
+            until(lambda: process.poll() is not None or _moved(process.pid, members), 120, every=0.001)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LONGEST_S)
         kills = _kills(group)
@@ -100,7 +100,7 @@ def _group(top: Path, limit: int) -> Iterator[Path]:
         (group / name).write_text(str(limit))
         yield group
     finally:
-        until(lambda: _removed(group, top))
+        until(lambda: _removed(group, top), 120)
 
 
 def _removed(group: Path, top: Path) -> bool:
