@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from heddle.runtimes.netns_space import PROVIDED, RUN_DIR, files_dir, remove_vie
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
 _ROUNDS: Final = 20  # a process may fork during the search, so the search repeats until it finds nothing
+_VISIT_S: Final = 0.05  # for a verb that only reads in a namespace, as `status`, to leave it: it is not the lab's
 _AT_ONCE: Final = 400  # processes that are ended together: each needs an open file, and 1,024 are the usual limit
 
 
@@ -102,7 +104,7 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
     named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
     others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
     home = trees.origin(RUN_DIR / lab)
-    found: list[tuple[int, bool]] = []
+    inside: list[Path] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -110,15 +112,20 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
             continue
         if not of_containers and _identity(Path(entry.path, "ns/pid")) != ours:
             continue
+        inside.append(Path(entry.path))
+        if len(inside) == _AT_ONCE:
+            break
+    if not all(map(_is_routing, inside)):
+        time.sleep(_VISIT_S)
+    found: list[tuple[int, bool]] = []
+    for process in inside:
         with suppress(ProcessLookupError):
-            fd = os.pidfd_open(int(entry.name))
+            fd = os.pidfd_open(int(process.name))
             # The number may belong to another process since the first check.
-            if _belongs(Path(entry.path), lab, home, wanted, others):
-                found.append((fd, _is_routing(Path(entry.path))))
+            if _belongs(process, lab, home, wanted, others):
+                found.append((fd, _is_routing(process)))
             else:
                 os.close(fd)
-        if len(found) == _AT_ONCE:
-            break
     return found
 
 

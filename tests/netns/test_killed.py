@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from heddle.lab import lifecycle as life
+from heddle.runtimes import netns_cleanup
 from heddle.runtimes.netns_cleanup import end_processes, remove_directories
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.spec.shapes.clos import ClosSpec
-from tests.machine import patience, until
+from tests.machine import child, patience, until
 
 pytestmark = pytest.mark.deep  # tests/netns/test_runtime_contract.py kills `up` in its middle
 
@@ -75,6 +76,36 @@ def test_only_mounts_of_the_labs_own_directory_make_a_process_the_labs(name: str
             each.kill()
             each.wait()
         remove_directories(own)
+
+
+VISITOR = """
+import sys, time
+from pathlib import Path
+from heddle.kernel.namespace import inside
+
+with inside(Path(sys.argv[1])):
+    print("there", flush=True)
+    time.sleep(0.3)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("patience_s", "ended"), [(2.0, 0), (0.0, 1)])
+def test_a_verb_that_reads_in_a_namespace_of_the_lab_is_not_ended(
+    name: str, patience_s: float, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(netns_cleanup, "_VISIT_S", patience_s)
+    space = f"heddle-{name}-n"
+    subprocess.run(["ip", "netns", "add", space], check=True)
+    try:
+        with child([sys.executable, "-c", VISITOR, f"/run/netns/{space}"], cwd=ROOT, stdout=subprocess.PIPE) as visitor:
+            assert visitor.stdout is not None
+            visitor.stdout.readline()
+            assert end_processes(name, [Path("/run/netns", space)]) == ended
+            assert (visitor.poll() is None) == (not ended)
+            visitor.kill()
+    finally:
+        subprocess.run(["ip", "netns", "del", space], check=True)
 
 
 @pytest.mark.long
