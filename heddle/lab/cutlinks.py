@@ -38,7 +38,7 @@ CARRIER_KEY: Final = "carrier.key"  # in the directory of a shard's lab
 _REPORT: Final = "carrier.json"
 _READINGS: Final = 20
 _END_S: Final = 2.0
-_WAIT_S: Final = 15.0  # until all shards hear each other
+_WAIT_S, _WAIT_LINK_S = 15.0, 0.002  # until all shards hear each other, and for each link
 _DEAD_BEATS: Final = 15  # 3 s: when each shard has sent so many, one that is not heard will not be
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0  # between two looks during a run
@@ -183,12 +183,12 @@ def _placed(lab: Lab, shard: str) -> str:
     return f"shard {shard}{place}"
 
 
-def wait_for_carriers(lab: Lab, seconds: float = _WAIT_S) -> None:
+def wait_for_carriers(lab: Lab) -> None:
     """Return when all shards hear each other.
 
     MachineError with the tunnels that are dead: when all shards have sent enough beats, or after some seconds.
     """
-    until = time.monotonic() + seconds
+    until = time.monotonic() + _WAIT_S + _WAIT_LINK_S * len(lab.fabric.links)
     while problems := lost_carriers(lab, found := carriers(lab)):
         if time.monotonic() > until or all(each.beats >= _DEAD_BEATS for each in found if each.trips):
             raise MachineError(*problems)
