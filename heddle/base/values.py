@@ -155,7 +155,11 @@ def _load(data: Any, room: _Room) -> Any:
         return [_load(each, room) for each in data]
     if not isinstance(data, dict):
         return data
-    return _LOADERS[data[_KIND]](data, room)
+    if type(kind := data[_KIND]) is not int:
+        return _LOADERS[kind](data, room)
+    value, items = room.shared[kind]  # the same as earlier
+    room.take(items)
+    return value
 
 
 def _dump_numpy(_: _Writer, value: Any) -> Any:
@@ -247,12 +251,6 @@ def _made(known: _Kind, items: Sequence[Any], room: _Room) -> Any:
     return found
 
 
-def _load_same(data: Mapping[str, Any], room: _Room) -> Any:
-    value, items = room.shared[data["of"]]
-    room.take(items)
-    return value
-
-
 def _load_enum(data: Mapping[str, Any], _: _Room) -> Any:
     kind = _class_of(data["of"])
     return kind(data["value"]) if issubclass(kind, Enum) else _refused(data["of"])
@@ -296,7 +294,7 @@ class _Writer:
     def _same(self, key: Any) -> Any:
         """The earlier one; None for the first."""
         found = self._shared.get(key)
-        return None if found is None else {_KIND: "same", "of": found[0]}
+        return None if found is None else {_KIND: found[0]}
 
     def data(self, value: Any) -> Any:
         kind = type(value)
@@ -364,7 +362,6 @@ def _writer_of(kind: Any) -> Callable[[_Writer, Any], Any]:
 _LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any], _Room], Any]]] = {
     "data": _load_data,
     "like": _load_like,
-    "same": _load_same,
     "enum": _load_enum,
     "tuple": _load_tuple,
     "array": _load_array,

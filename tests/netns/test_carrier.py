@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -210,6 +212,32 @@ def test_a_network_that_loses_large_frames_is_known_and_ports_keep_their_carrier
         other.send(sealed(other.key, other.data(whole=True), FRAME))
         time.sleep(BEAT_S)
         assert not carrier.alive()
+
+
+def test_beats_go_on_while_ports_are_set(
+    carrier: CarrierBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, slow = carrier.other, tmp_path / "slow" / "ip"  # as with thousands of ports, or a busy kernel
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep {2 * SILENT_S}\nexec {shutil.which("ip")} "$@"\n')
+    slow.chmod(0o755)
+    os.kill(carrier.process, signal.SIGKILL)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    assert carrier.start().returncode == 0
+    until(lambda: not carrier.up())
+    other.quiet = False
+    until(carrier.up)
+    beats, boot = [opened(other.key, each) for each in other.heard], _last(other)
+    sent = [each["sent_ns"] for each in beats if each is not None and each["boot"] == boot]
+    longest_s = max(two - one for one, two in pairwise(sent)) / 1e9
+    assert len(sent) > 2 * SILENT_S / BEAT_S and longest_s < SILENT_S, longest_s
+
+
+def _last(other: OtherShard) -> str:
+    """The process that was heard last."""
+    data = opened(other.key, other.heard[-1])
+    assert data is not None
+    return str(data["boot"])
 
 
 VALUES: Final[tuple[dict[str, Any], ...]] = (

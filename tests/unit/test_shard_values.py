@@ -78,7 +78,7 @@ def test_what_occurs_again_is_sent_once_and_is_one_object_on_the_other_side() ->
     every = [Fib(name, dict.fromkeys(ip_network("10.0.0.0/16").subnets(new_prefix=24), over)) for name in "ab"]
     found = again(every)
     assert found == every and len({id(hops) for fib in found for hops in fib.routes.values()}) == 1
-    assert len(json.dumps(values.dump(every))) < 40_000
+    assert len(json.dumps(values.dump(every))) < 32_000
     like = [NextHop("a", 1, "", 1, dead=False), NextHop("a", 1, "", cast(int, True), dead=False), (1,), (True,), (1.0,)]
     assert repr(again(like)) == repr(like), "equal is not the same"
 
@@ -86,7 +86,7 @@ def test_what_occurs_again_is_sent_once_and_is_one_object_on_the_other_side() ->
 def test_what_a_text_repeats_is_limited() -> None:
     bomb: Any = {"!": "tuple", "items": [0]}
     for number in range(60):  # each is twice the one before it
-        bomb = {"!": "tuple", "items": [bomb, {"!": "same", "of": number}]}
+        bomb = {"!": "tuple", "items": [bomb, {"!": number}]}
     with pytest.raises(ValueError, match="repeats more than"):
         values.load(bomb)
 
