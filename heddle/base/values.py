@@ -126,7 +126,7 @@ _Kind = tuple[Any, list[str], Mapping[str, Any]]
 class _Room:
     """Bytes that one value may still unpack to, and the parts that it may still have: written, and repeated.
 
-    shared: what numbers repeat, each with its number of parts. kinds: dataclasses, with names and types of their fields.
+    shared: what numbers repeat, with its number of parts. kinds: dataclasses, with names and types of their fields.
     """
 
     def __init__(self, left: int) -> None:
