@@ -33,13 +33,14 @@ QUEUES: Final = {"lossless": [], "buffer": BUFFER, "trimming": {"queue": QUEUE}}
 _TCPDUMP: Final = struct.Struct("=IHHiIII")  # the header of a file, as tcpdump writes it
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trimming:
-    """A lab whose hosts all send to the last one."""
+    """A lab whose hosts all send to the last one. offered: packets that they sent; frames: what arrived."""
 
     lab: StaticLab
     queues: LabQueues
     frames: list[bytes] = field(default_factory=list)
+    offered: int = 0
 
     def frame(self, sender: int, number: int) -> bytes:
         """A numbered RoCEv2 packet of 4 KB, from a host (an index) to the last one."""
@@ -87,6 +88,8 @@ class Trimming:
         for thread in threads:
             thread.join()
         self.at_rest()
+        self.offered += len(senders) * count
+        until(lambda: len(self.frames) + self.counts("drops")["drops"] == self.offered)
 
 
 @contextlib.contextmanager
