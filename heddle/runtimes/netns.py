@@ -275,7 +275,8 @@ def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) 
     pairs = list(lines)
     text = "".join(line + "\n" for line, _ in pairs)
     journal.note(argv, text)
-    done = run(dying_with_us(argv, "KILL"), stdin=text, check=False, timeout=60 + len(pairs) / 10)
+    seconds = 60 + len(pairs) / 10
+    done = run(dying_with_us(argv, "KILL"), stdin=text, check=False, timeout=seconds, called=" ".join(argv))
     if done.code != 0:
         raise MachineError(_batch_problem(done, argv, pairs))
 

@@ -222,7 +222,8 @@ class _Change:
             text = "".join(f"netns del {path.name}\n" for path in spaces)
             argv = ["ip", "-force", "-batch", "-"]
             self.journal.note(argv, text)
-            run(dying_with_us(argv, "KILL"), stdin=text)  # it must not remove what the next `up` makes
+            # It must not remove what the next `up` makes.
+            run(dying_with_us(argv, "KILL"), stdin=text, called=" ".join(argv))
         for name in gone:
             for directory in (RUN_DIR / old.name / name, BPF_DIR / old.name / name):
                 remove_directories(directory)
