@@ -177,7 +177,8 @@ class RunRecord(RunHead):
             courses={name: each for name, each in courses.items() if each is not None},
             rows=tuple(measured.sizes),
             flows=measured.flows,
-            icrc_errors=measured.at_nics(lambda nic: nic.icrc_errors + nic.malformed),
+            # What a switch has cut is malformed, too, for ends that have no use for it.
+            icrc_errors=measured.at_nics(lambda nic: nic.icrc_errors + nic.malformed * (not measured.plan.trims)),
             stray=measured.at_nics(lambda nic: nic.stray),
             foreign=measured.at_nics(lambda nic: nic.foreign),
             transport=Carrier.of_run(measured),
