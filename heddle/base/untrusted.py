@@ -24,7 +24,7 @@ from heddle.base.tables import some_of
 from heddle.base.userfiles import caller
 
 LINE_BYTES: Final = 16 << 20
-LINE_ITEMS: Final = 1 << 21  # values of a line: an empty list has 3 bytes there, and 64 in memory
+LINE_ITEMS: Final = 3 << 20  # values of a line: an empty list has 3 bytes there, and 64 in memory; 279 switches: 2^21
 UNPACKED_BYTES: Final = 256 << 20  # of one packed directory
 UNPACKED_FILES: Final = 50_000
 OUTPUT_BYTES: Final = 1 << 30  # of all files that a verb, or a repeat, sends back
