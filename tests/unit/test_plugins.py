@@ -268,7 +268,7 @@ def test_wrong_entry_points_are_named_and_heddles_own_parts_stay(
     found, text = lines(tmp_path, LIST, "run --help")
     (sentence,) = problems(found)
     assert said in sentence
-    assert "receivers report ECN marks" in text.out
+    assert "receivers report marks" in text.out
 
 
 def test_entry_points_that_are_no_text_are_left_out(made: Made, tmp_path: Path) -> None:
