@@ -234,7 +234,7 @@ class Nscc:
     cnp: CnpRule
 
     coalesced: ClassVar[bool] = False
-    about: ClassVar[str] = "UEC's window"
+    about: ClassVar[str] = "UEC"
     options: ClassVar[type[ControlOptions]] = NsccOptions
     windowed: ClassVar[bool] = True
     compiled: ClassVar[bool] = False

@@ -18,9 +18,14 @@ from heddle.traffic.options import RunOptions
 from . import Figure, at_most
 
 _LAB: Final = "benchscale"
-# Racks, CTSWs, hosts a rack; seconds of `up` and GiB that it may take.
-_SIZES: Final = ((8, 4, 2, 1.8, 1), (64, 8, 1, 10.0, 2), (128, 16, 1, 40.0, 5), (252, 18, 1, 150.0, 10))
-_OWN_DAEMONS: Final = 8  # racks, at most, whose switches have daemons of their own
+# Racks, CTSWs, hosts a rack; where routes come from; seconds of `up` and GiB that it may take.
+_SIZES: Final = (
+    (8, 4, 2, "daemons=own", 1.8, 1),
+    (64, 8, 1, "daemons=shared", 10.0, 2),
+    (128, 16, 1, "daemons=shared", 40.0, 5),
+    (252, 18, 1, "daemons=shared", 150.0, 10),
+    (252, 18, 1, "control=static", 30.0, 2),
+)
 _SLOPE: Final = 1.25  # of time over links, log-log, from the second to the last size
 _STATUS_S: Final = 3.0
 _DOWN_S: Final = 15.0
@@ -30,11 +35,11 @@ _RANKS: Final = 64
 def figures(observer: Observer) -> Iterator[Figure]:
     """One size after the other; a size that does not fit into this machine's memory is left out."""
     took: list[tuple[int, float]] = []
-    for racks, ctsw, hosts, limit, memory in _SIZES:
+    for racks, ctsw, hosts, routes, limit, memory in _SIZES:
         if free_bytes() < memory * 5 // 4 << 30:
             observer.warn(f"{racks} x {ctsw} is left out: it needs {memory * 5 / 4:g} GiB of free memory")
             continue
-        yield from _of(racks, ctsw, hosts, limit, memory, took, observer)
+        yield from _of(racks, ctsw, hosts, routes, limit, memory, took, observer)
     if len(took) > 2:
         (links, seconds), (more, longer) = took[1], took[-1]
         slope = math.log(longer / seconds) / math.log(more / links)
@@ -42,15 +47,22 @@ def figures(observer: Observer) -> Iterator[Figure]:
 
 
 def _of(
-    racks: int, ctsw: int, hosts: int, limit: float, memory: int, took: list[tuple[int, float]], observer: Observer
+    racks: int,
+    ctsw: int,
+    hosts: int,
+    routes: str,
+    limit: float,
+    memory: int,
+    took: list[tuple[int, float]],
+    observer: Observer,
 ) -> Iterator[Figure]:
-    size, before = f"{racks} x {ctsw} + {racks * hosts} hosts", free_bytes()
-    daemons = "shared" if racks > _OWN_DAEMONS else "own"
-    overrides = (f"racks={racks}", f"ctsw={ctsw}", f"hosts_per_rack={hosts}", f"routing.daemons={daemons}")
+    size, before = f"{racks} x {ctsw} + {racks * hosts} hosts, {routes}", free_bytes()
+    overrides = (f"racks={racks}", f"ctsw={ctsw}", f"hosts_per_rack={hosts}", f"routing.{routes}")
     try:
         done = labs.up(load_fabric("zone", name=_LAB, overrides=overrides).spec, observer=observer, rollback=True)
         fabric, steps = done.lab.fabric, done.steps
-        took.append((len(fabric.links), done.seconds["total"]))
+        if fabric.policy.routing.by_bgp:
+            took.append((len(fabric.links), done.seconds["total"]))
         yield at_most(f"up {size}", done.seconds["total"], "s", limit)
         for step, use in steps.items():
             yield Figure(f"up {size}: {step}", use.seconds, "s")
