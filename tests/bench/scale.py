@@ -30,6 +30,8 @@ _SLOPE: Final = 1.25  # of time over links, log-log, from the second to the last
 _STATUS_S: Final = 3.0
 _DOWN_S: Final = 15.0
 _RANKS: Final = 64
+_SETTLE_S: Final = 120.0
+_SETTLED_BYTES: Final = 16 << 20
 
 
 def figures(observer: Observer) -> Iterator[Figure]:
@@ -84,3 +86,12 @@ def _of(
         start = time.monotonic()
         labs.down(_LAB, observer)
         yield at_most(f"down {size}", time.monotonic() - start, "s", _DOWN_S)
+        _settle()
+
+
+def _settle() -> None:
+    """Wait until the kernel has removed what `down` left to it: it frees memory meanwhile, and delays the next `up`."""
+    end, before = time.monotonic() + _SETTLE_S, 0
+    while time.monotonic() < end and abs((now := free_bytes()) - before) > _SETTLED_BYTES:
+        before = now
+        time.sleep(5)
