@@ -33,6 +33,7 @@ from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.measured import FlowRow, MeasuredRun, columns_of
 from heddle.runs.parts import PARTS, Parts, parts_of
 from heddle.runs.parts.part import MARK, Courses, RunPart, TimeSpan
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
 from heddle.traffic.options import RunOptions, as_tuples
 from heddle.traffic.sequence import PartSequence
@@ -318,7 +319,9 @@ class RunRecord(RunHead):
                 lines.append(f"#order    : {packets} on {len(values)} of {qps} QPs")
         one_path = qps == len(self.flows) and not any(mode in self.ecmp for mode in SPREADING)
         if lines and one_path:
-            lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
+            trimmed = (use := self.part(QueueUse)) is not None and use.trims
+            why = "trimmed (see ./inv queues)" if trimmed else "lost, or routes changed (see ./inv validate)"
+            lines.append(f"#order    : each QP uses one path: packets were {why}")
         return lines
 
 

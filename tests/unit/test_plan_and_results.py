@@ -177,6 +177,8 @@ def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collecti
 def test_order_counts_queue_pairs_and_blames_no_path_where_one_of_them_used_several_ports() -> None:
     result = samples.result()
     assert "#order    : each QP uses one path: packets were lost, or routes changed" in result.table()
+    trimmed = samples.having(result, queues=replace(samples.USE, trims=1)).table()
+    assert "#order    : each QP uses one path: packets were trimmed (see ./inv queues)" in trimmed
     first = result.flows[0]
     other = replace(first.sent, flow=replace(first.sent.flow, sport=5), planned=False)
     more = replace(first, sent=other, counters=dict.fromkeys(first.counters, 0))
