@@ -128,7 +128,7 @@ class AdmissionOptions:
     """What users choose of admission and of slow hosts."""
 
     admission: Annotated[bool, Declared(
-        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _GROUP,
+        "receivers grant each message with a CTS when a buffer slot is free, as NCCL: on or off", _GROUP,
         words=("on", "off"), closed=True, reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
     )] = False  # fmt: skip
     cts_class: Annotated[CtsClass, Declared(
