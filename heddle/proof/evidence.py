@@ -106,17 +106,17 @@ class Evidence:
         rows = self.tallies.get(port, {})
         return sum((rows.get(number, Tally()) for number in numbers), Tally())
 
-    def with_trims(self, number: int, queue: Sequence[int]) -> tuple[int, ...]:
-        """The classes in which packets of one class were over the run. queue: the class of trimmed packets."""
-        trimmed = any(number in rows and rows[number].trimmed for rows in self.tallies.values())
-        return (number, *queue) if trimmed else (number,)
+    def with_trims(self, numbers: Sequence[int], queue: Sequence[int]) -> tuple[int, ...]:
+        """The classes in which packets of some classes were over the run. queue: the class of trimmed packets."""
+        trimmed = any(rows[each].trimmed for rows in self.tallies.values() for each in numbers if each in rows)
+        return (*numbers, *queue) if trimmed else (*numbers,)
 
-    def heads(self, port: str, *numbers: int) -> int:
-        """Trimmed packets that a port sent. numbers: as of with_trims."""
-        if len(numbers) < 2:
+    def heads(self, port: str, numbers: Sequence[int], queue: Sequence[int]) -> int:
+        """Trimmed packets that a port sent. numbers, queue: as of with_trims."""
+        if not set(queue) & set(numbers):
             return 0
-        queue = self.tally(port, numbers[1])
-        return queue.offered - queue.lost + self.tally(port, numbers[0]).trimmed
+        heads = self.tally(port, *queue)
+        return heads.offered - heads.lost + self.tally(port, *(each for each in numbers if each not in queue)).trimmed
 
     def all_drops(self, port: str) -> int:
         """The packets lost there of all classes."""
@@ -276,10 +276,11 @@ def _sent(row: Mapping[str, Any]) -> Sent:
     job = str(row.get("job", ""))
     dscp = int(row.get("dscp", usual_dscp(qpn)))
     flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job, dscp)
-    return Sent(flow, int(row["packets"]), int(row["bytes"]), bool(row.get("planned", True)))
+    return Sent(flow, int(row["packets"]), int(row["bytes"]), bool(row.get("planned", True)), int(row.get("again", -1)))
 
 
 _PORTS, _U32 = 1 << 16, 1 << 32
+_DSCPS = 1 << 6
 _WEIGHTS = 1 << 16  # of a next hop (struct nexthop_grp)
 
 
@@ -304,6 +305,8 @@ def _misfits(fabric: Fabric, evidence: Evidence) -> Iterator[str]:
         yield from (f"{word} of a flow" for word in _flow(sent.flow, ports, hosts, fabric.policy.ip.version))
         if min(sent.packets, sent.bytes) < 0:
             yield "a flow with a count below 0"
+        if not (0 <= sent.flow.dscp < _DSCPS and -1 <= sent.again < _DSCPS):
+            yield f"DSCP {sent.flow.dscp} or {sent.again} of a flow"
     for counts in (evidence.received, evidence.answered):
         if counts and len(counts) != len(evidence.sent):
             yield f"{len(counts)} counts of receivers for {len(evidence.sent)} flows"

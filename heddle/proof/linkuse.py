@@ -136,8 +136,8 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[1] += row.bytes
                 cell[2] += 1
     queues = fabric.policy.queues
-    classes = {queues.class_of_dscp[sent.flow.dscp] for sent in evidence.sent}
-    numbers = sorted({each for number in classes for each in evidence.with_trims(number, queues.trim_queue)})
+    classes = {each for sent in evidence.sent for each in sent.classes(queues.class_of_dscp)}
+    numbers = evidence.with_trims(sorted(classes), queues.trim_queue)
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
     nics, states = nics_of(fabric, [sent.flow for sent in evidence.sent]), _states(fabric, evidence.before)
     around = _around(fabric, nics)

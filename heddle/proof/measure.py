@@ -257,22 +257,26 @@ class Behind:
         evidence: Evidence,
         measured: Sequence[Measured],
         peers: Mapping[str, str],
-        classes: Sequence[int],
+        classes: Sequence[tuple[int, ...]],
         queue: Sequence[int] = (),
     ) -> dict[int, Behind]:
-        """The same for the flows of each class, by its number. classes: of each flow. queue: of trimmed packets."""
+        """The same for the flows of each class, by its number. classes: as of Sent, for each flow. queue: as below."""
         found = {}
-        for number in sorted({*classes}):
-            rows = [at for at, each in enumerate(classes) if each == number]
+        for number in sorted({each[0] for each in classes}):
+            rows = [at for at, each in enumerate(classes) if each[0] == number]
+            again = sorted({each for at in rows for each in classes[at][1:]})
             back = tuple(evidence.answered[at] for at in rows) if evidence.answered else ()
             part = replace(evidence, sent=tuple(evidence.sent[at] for at in rows), answered=back)
-            numbers = evidence.with_trims(number, queue)
-            found[number] = cls.of(part, [measured[at] for at in rows], peers, *numbers)
+            numbers = evidence.with_trims((number, *again), queue)
+            found[number] = cls.of(part, [measured[at] for at in rows], peers, numbers, queue)
         return found
 
     @classmethod
-    def of(cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], *numbers: int) -> Behind:
-        """From the counters of a run. numbers: the class of the flows, and that of trimmed ones.
+    def of(
+        cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str],
+        numbers: Sequence[int], queue: Sequence[int] = (),
+    ) -> Behind:  # fmt: skip
+        """From the counters of a run. numbers: the flows' classes, and that of trimmed packets, if there are any.
 
         If a flow reached a switch over several ports, what it lost or got twice is assigned to those whose queues or
         links lost or copied packets of its class.
@@ -298,7 +302,7 @@ class Behind:
             _share(cuts, passage.cut, {port: each.trimmed_bytes for port, each in tallies.items()})
         unused: dict[str, int] = {}
         for port in {seen.steps[-1][0].port for seen in measured if seen.steps and seen.received is not None}:
-            heads, drops = evidence.heads(port, *numbers), evidence.class_drops(port, *numbers) or 0
+            heads, drops = evidence.heads(port, numbers, queue), evidence.class_drops(port, *numbers) or 0
             if heads and lost[port] == drops + heads:
                 lost[port] -= heads
                 unused[port] = heads
@@ -313,7 +317,7 @@ class Behind:
             if _cut_there(cut, evidence.tally(port, *numbers), ours[port], lost[port] + copied[port])
         }  # fmt: skip
         wrong = {port: each for port, each in why.items() if each}
-        return cls(+lost, +copied, wrong, frozenset(mixed), numbers, explained, unused)
+        return cls(+lost, +copied, wrong, frozenset(mixed), tuple(numbers), explained, unused)
 
 
 def _cut_there(cut: int, tally: Tally, counted: int, changed: int) -> bool:

@@ -254,13 +254,13 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
-    classes = [fabric.policy.queues.class_of_dscp[flow.dscp] for flow in wanted]
+    classes = [sent.classes(fabric.policy.queues.class_of_dscp) for sent in flows]
     queue = fabric.policy.queues.trim_queue
     behind = Behind.by_class(evidence, measured, peers, classes, queue)
     addresses = _host_addresses(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (behind[number], peers), addresses)
-        for sent, own, asked, seen, number in zip(flows, predicted, answers, measured, classes, strict=True)
+        for sent, own, asked, seen, (number, *_) in zip(flows, predicted, answers, measured, classes, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
     notes = _notes(evidence, _change_notes(evidence, predicted), misses, behind)
@@ -274,7 +274,7 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     rule = _rule([*evidence.before.hashing.values(), *evidence.after.hashing.values()])
     apart = separation(fabric, evidence.counters) if len(fabric.networks) > 1 else None
     return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices, rule=rule, separation=apart,
-                   trimmed=_trimmed(evidence, behind))  # fmt: skip
+                   trimmed=_trimmed(evidence, behind.values()))  # fmt: skip
 
 
 def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
@@ -388,7 +388,7 @@ def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mappin
     if idle := sum(not sent.packets for sent in evidence.sent):
         notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
     notes += (*moved, *evidence.requested, *evidence.unplanned)
-    if trimmed := _trimmed(evidence, behind):
+    if trimmed := _trimmed(evidence, behind.values()):
         ports = some_of([f"{port} ({count})" for port, count in trimmed.items()])
         notes.append(f"{sum(trimmed.values())} packets were trimmed and went on as heads: at {ports}")
     if unused := sum(sum(each.unused.values()) for each in behind.values()):
@@ -411,8 +411,9 @@ def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mappin
     return tuple(notes)
 
 
-def _trimmed(evidence: Evidence, classes: Iterable[int]) -> dict[str, int]:
-    """Port -> packets of these classes that were trimmed there and went on."""
+def _trimmed(evidence: Evidence, behind: Iterable[Behind]) -> dict[str, int]:
+    """Port -> packets of the flows' classes that were trimmed there and went on."""
+    classes = {number for each in behind for number in each.numbers}
     found = {port: sum(rows[n].trimmed for n in classes if n in rows) for port, rows in evidence.tallies.items()}
     return {port: count for port, count in found.items() if count}
 

@@ -142,6 +142,7 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**absent, **sender.counters, **receiver.counters}
         ce, counters = receiver.ce, {column.key: counted[column.key] for column in columns}
+        again = transport.again_dscp if counted.get("retransmitted") else -1
         planned, used = {flow.sport: flow for flow in qp.flows}, {use.sport: use for use in sender.sent}
         taken = Counter({use.sport: use.packets for use in receiver.received})
         broken = Counter[int]()
@@ -150,7 +151,7 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
         taken += broken
         for sport in {**planned, **used, **taken}:
             flow, use = planned.get(sport) or replace(qp.flow, sport=sport), used.get(sport) or PathUse(sport, 0)
-            sent = Sent(flow, use.packets, use.bytes, planned=sport in planned)
+            sent = Sent(flow, use.packets, use.bytes, planned=sport in planned, again=again)
             back = 0 if flow.has_qp else sum(use.packets for use in sender.received)
             rows.append(FlowRow(sent, ce, counters, taken[sport], broken[sport], back))
             ce, counters = 0, dict.fromkeys(counters, 0)

@@ -132,16 +132,24 @@ class Sent:
     """A flow and what its sender put on the wire: packets including retransmissions, and bytes of frames.
 
     planned: False for a flow of which the ends report packets, but which the plan of the run does not have.
+    again: the DSCP of the packets that its sender sent again; -1: that of the flow, or it sent none again.
     """
 
     flow: Flow
     packets: int
     bytes: int
     planned: bool = True
+    again: int = -1
+
+    def classes(self, of_dscp: Sequence[int]) -> tuple[int, ...]:
+        """The classes of its packets, first that of the flow's DSCP. of_dscp: a class for each DSCP."""
+        own, again = of_dscp[self.flow.dscp], of_dscp[self.again if self.again >= 0 else self.flow.dscp]
+        return (own,) if again == own else (own, again)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat: the flow, `packets` and `bytes`, and `planned` if it was not."""
-        more = {} if self.planned else {"planned": False}
+        """Flat: the flow, `packets` and `bytes`, `planned` if it was not, and `again` if it is another DSCP."""
+        more: dict[str, Any] = {} if self.planned else {"planned": False}
+        more |= {} if self.again < 0 else {"again": self.again}
         return {**self.flow.to_json(), "packets": self.packets, "bytes": self.bytes, **more}
 
 

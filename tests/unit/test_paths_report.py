@@ -16,7 +16,7 @@ from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
-from heddle.proof.evidence import PARTS, Evidence
+from heddle.proof.evidence import PARTS, Evidence, misfit
 from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.queuepolicy import QueuePolicy, TrimmingPolicy
 from heddle.spec.routingpolicy import HashOptions, Udf
@@ -532,3 +532,23 @@ def test_a_trimmed_packet_is_neither_lost_nor_another_one(found: Evidence, why: 
     assert not result.lost or why
     said = Evidence.from_json(json.loads(json.dumps(found.to_json())))
     assert said == found and prove(TRIMS, said).trimmed == result.trimmed
+
+
+@pytest.mark.parametrize("again", [8, -1])
+def test_packets_that_are_sent_again_in_another_class_are_trimmed_there(again: int) -> None:
+    found = trimmed(300, Tally(6, 0, 0, 0, 0, 3, 200))
+    found = replace(found, sent=tuple(replace(each, again=again) for each in found.sent))
+    rows = {**found.tallies[FIRST], 0: Tally(4, 0, 0, 0, 0, 1, 100)}
+    result = prove(TRIMS, replace(found, tallies={FIRST: rows}))
+    assert result.agree == (again == 8) and ("1000 bytes became 700" in result.flows[0].why) == (again != 8)
+    assert result.trimmed == {FIRST: 4 if again == 8 else 3}
+    (link,) = (each for each in result.links if each.port == FIRST)
+    assert link.bytes == 1000 - (300 if again == 8 else 200)
+    said = Evidence.from_json(json.loads(json.dumps(found.to_json())))
+    assert said.sent == found.sent
+
+
+def test_a_dscp_that_no_packet_can_have_does_not_fit() -> None:
+    found = evidence(SENT)
+    assert not misfit(FABRIC, found)
+    assert "DSCP" in misfit(FABRIC, replace(found, sent=tuple(replace(each, again=64) for each in found.sent)))

@@ -130,6 +130,11 @@ class Transport:
         """The option because of which `fast` is None, as typed; empty if it is the transport."""
         return ""
 
+    @property
+    def again_dscp(self) -> int:
+        """The DSCP of single packets that its ends send again; -1: that of the data."""
+        return -1
+
     def patience_s(self) -> float | None:
         """Seconds without any packet after which a run has lost data for good; None if ends detect every loss."""
         return None

@@ -530,6 +530,11 @@ class Rc(Transport):
     def uncompiled(self) -> str:
         return f"--recovery {self.params.recovery}"
 
+    @property
+    def again_dscp(self) -> int:
+        single = self.params.recovery == "selective-repeat" and self.params.repeat_tos >= 0
+        return self.params.repeat_tos >> 2 if single else -1
+
     def _pace(self, qp: QpInfo) -> tuple[int, int]:
         params = of_qp(self.params, qp)
         return params.window, params.ack_every

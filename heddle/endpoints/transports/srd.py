@@ -316,5 +316,9 @@ class Srd(Transport):
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
         return SrdReceiver(self._of(qp), qp, memory)
 
+    @property
+    def again_dscp(self) -> int:
+        return self.params.rc.repeat_tos >> 2  # of -1 it is -1
+
     def _of(self, qp: QpInfo) -> SrdParams:
         return replace(self.params, rc=of_qp(self.params.rc, qp))
