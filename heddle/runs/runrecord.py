@@ -171,15 +171,17 @@ class RunRecord(RunHead):
     def finished(self, measured: MeasuredRun, **known: Any) -> Self:
         """The finished run, from the reports of the workers. known: the fields that they do not report."""
         courses = {name: kind.courses(measured) for name, kind in PARTS.items()}
+        parts = parts_of(measured)
+        # What a switch has cut is malformed, too, for ends that have no use for it. Whether one cuts may change live.
+        trims = any(each.trims for each in parts.values() if isinstance(each, QueueUse))
         return replace(
             self,
             done=True,
-            parts=parts_of(measured),
+            parts=parts,
             courses={name: each for name, each in courses.items() if each is not None},
             rows=tuple(measured.sizes),
             flows=measured.flows,
-            # What a switch has cut is malformed, too, for ends that have no use for it.
-            icrc_errors=measured.at_nics(lambda nic: nic.icrc_errors + nic.malformed * (not measured.plan.trims)),
+            icrc_errors=measured.at_nics(lambda nic: nic.icrc_errors + nic.malformed * (not trims)),
             stray=measured.at_nics(lambda nic: nic.stray),
             foreign=measured.at_nics(lambda nic: nic.foreign),
             transport=Carrier.of_run(measured),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,8 +51,15 @@ def test_srd_and_selective_repeat_answer_each_trimmed_packet_and_never_wait_for_
         assert total(result, "timeouts") == 0 and total(result, "retransmitted") >= arrived
 
 
-@pytest.mark.long
+@pytest.mark.long("10 seconds and more")
 def test_go_back_n_drops_trimmed_packets_and_recovers_by_its_own_means(lab: Lab) -> None:
     result, arrived = incast(lab)
     assert total(result, "nacks") == 0 < arrived
     assert total(result, "naks") + total(result, "timeouts") > 0
+
+
+@pytest.mark.long("10 seconds and more")
+def test_what_is_cut_after_a_live_change_is_no_wrong_icrc(lab: Lab) -> None:
+    queues = lab.fabric.policy.queues
+    file = replace(queues, trimming=replace(queues.trimming, enabled=False))
+    incast(replace(lab, fabric=replace(lab.fabric, policy=replace(lab.fabric.policy, queues=file))))
