@@ -46,7 +46,7 @@ def preflight(fabric: Fabric, *, daemons: bool = True) -> None:
         *_kernel(fabric),
         *_limits(fabric, _THREADS_A_SWITCH * daemons),
     ]
-    problems += [*_multipath(fabric)] if daemons else []
+    problems += _multipath(fabric) if daemons else []
     if problems:
         raise MachineError(*problems)
 
