@@ -29,8 +29,16 @@ def test_parts_are_done_by_copies_of_the_process_and_their_results_are_in_the_or
 
 
 @pytest.mark.parametrize("end", ["raise", "kill"])
-def test_a_part_that_fails_is_done_again_here_and_its_error_is_raised(end: str) -> None:
-    here = os.getpid()
+def test_a_part_that_fails_is_done_again_here_and_its_error_is_raised(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, fork, copies = os.getpid(), os.fork, list[int]()
+
+    def noted() -> int:
+        copies.append(pid := fork())
+        return pid
+
+    monkeypatch.setattr(os, "fork", noted)
 
     def work(part: Sequence[Node]) -> str:
         if part[-1] != NODES[-1]:
@@ -42,5 +50,7 @@ def test_a_part_that_fails_is_done_again_here_and_its_error_is_raised(end: str) 
     with pytest.raises(InputError, match="cannot be read") as caught:
         spread.in_processes(work, NODES)
     assert caught.value.problems[0].where == NODES[-1].name
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(copies) == 2
+    for pid in copies:  # none is left as a zombie
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
