@@ -17,7 +17,7 @@ from heddle.base.process import run
 from tests.soak import soak
 from tests.soak.kinds import CHANGE, STEPS
 from tests.soak.leaks import Leaks
-from tests.soak.memory import trouble
+from tests.soak.memory import kernel_mb_of, own_group, trouble
 
 SYSCTL = Path("/proc/sys/net/ipv4/igmp_max_msf")
 
@@ -74,6 +74,42 @@ def test_a_process_that_grows_by_4_mb_an_hour_is_found(monkeypatch: pytest.Monke
     found = {each.what: each for each in leaks.slopes()}
     assert found["still"].verdict == "ok" and found["grows"].verdict == "LEAK", found
     assert found["grows"].value == pytest.approx(60 * 70_000 / 2**20, rel=0.1)
+
+
+KEEPS = """
+import ctypes
+kept = []
+for line in iter(input, ""):
+    for _ in range(int(line)):
+        ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
+        kept.append(open("/proc/self/ns/net"))
+    print(len(kept), flush=True)
+"""
+
+
+def test_namespaces_that_are_left_are_charged_to_the_soak_and_those_of_others_are_not() -> None:
+    if why := trouble():
+        pytest.skip(why)
+    with ExitStack() as stack:
+
+        def keeper() -> subprocess.Popen[str]:
+            argv, pipe = [sys.executable, "-c", KEEPS], subprocess.PIPE
+            return stack.enter_context(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True))
+
+        def grown(process: subprocess.Popen[str]) -> float:
+            assert process.stdin is not None and process.stdout is not None
+            before = kernel_mb_of(group)
+            process.stdin.write("40\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            return kernel_mb_of(group) - before
+
+        other = keeper()
+        group = stack.enter_context(own_group())
+        assert group is not None
+        ours = keeper()
+        stack.callback(lambda: [each.communicate("\n") for each in (other, ours)])
+        assert grown(ours) > 1 > abs(grown(other))
 
 
 @pytest.mark.deep

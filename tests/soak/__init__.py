@@ -32,7 +32,7 @@ from tests import localshards
 from tests.machine import until
 from tests.soak.kinds import COUNTED, KINDS, Round, schedule
 from tests.soak.leaks import Leaks, Slope
-from tests.soak.memory import trouble
+from tests.soak.memory import own_group, trouble
 from tests.soak.neighbour import Neighbour
 from tests.soak.victim import FABRIC, PATIENT, BadEndError, Victim, sysctls
 
@@ -148,7 +148,7 @@ def soak(
     began = time.monotonic()
     with ExitStack() as stack:
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-soak-")))
-        before, victim, leaks = sysctls(), Victim(top / "victim"), Leaks()
+        before, victim, leaks = sysctls(), Victim(top / "victim"), Leaks(stack.enter_context(own_group()))
         beside = stack.enter_context(_beside(top / "beside", watched=times is None))
         stack.enter_context(contextmanager(localshards.registered)(victim.scratch / "shards"))
         running = _Soak(victim, beside.traffic, sysctls())

@@ -1,6 +1,7 @@
 """What grows while labs come and go: memory of long-lived processes and of the kernel, and BPF objects.
 
-Figures of the kernel are of the whole machine, so other work beside makes their error larger.
+Memory of the kernel is that which is charged to a control group of the soak, where there is one. Other figures of the
+kernel are of the whole machine, so other work beside makes their error larger.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from statistics import linear_regression, mean, median
 from typing import Final
 
 from heddle.kernel.libbpf import library
+from tests.soak.memory import kernel_mb_of
 
 LIMIT: Final = 1.0  # MB an hour, or objects an hour
 # Maps of BPF are in vmalloc, namespaces and ports in slabs, counters of each CPU in Percpu. Not SReclaimable, which
@@ -55,8 +57,9 @@ class Slope:
 
 @dataclass
 class Leaks:
-    """Samples of everything that should not grow."""
+    """Samples of everything that should not grow. group: the control group of all that runs."""
 
+    group: Path | None = None
     _series: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
     _pids: dict[str, int] = field(default_factory=dict)
 
@@ -68,7 +71,9 @@ class Leaks:
                 self._pids[name] = pid
                 self._series.pop((name, "MB"), None)
         found = {(name, "MB"): _anonymous_mb(pid) for name, pid in processes.items()}
-        found["kernel memory", "MB"] = kernel_mb()
+        found["kernel memory of the machine", "MB"] = kernel_mb()
+        if self.group is not None:
+            found["kernel memory of the soak", "MB"] = kernel_mb_of(self.group)
         for kind in ("map", "prog"):
             found[f"BPF {kind}s", "objects"] = bpf_objects(kind)
         for key, value in found.items():

@@ -1,11 +1,11 @@
-"""`up` in a control group with too little memory: the kernel ends it, or some of its daemons."""
+"""Control groups: `up` with too little memory, and the kernel's memory of one soak alone."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from os import getpid
 from pathlib import Path
 from signal import SIGKILL
@@ -56,9 +56,10 @@ def memory(victim: Victim, dice: random.Random) -> Blow:
 def hierarchy() -> Iterator[Path]:
     """Where groups with a limit of memory can be made, for a with block. OSError where they cannot."""
     there = _PLACE / "memory" if (_PLACE / "memory/memory.limit_in_bytes").exists() else None
-    with suppress(OSError):
-        (_PLACE / "cgroup.subtree_control").write_text("+memory")  # version 2
-        there = _PLACE
+    if (control := _PLACE / "cgroup.subtree_control").exists():  # version 2
+        with suppress(OSError):
+            control.write_text("+memory")
+            there = _PLACE
     if there is not None:
         yield there
         return
@@ -92,12 +93,42 @@ def trouble() -> str:
 
 
 @contextmanager
-def _group(top: Path, limit: int) -> Iterator[Path]:
-    group = top / f"heddle-soak-{getpid()}-{limit}"
+def own_group() -> Iterator[Path | None]:
+    """A group with this process and those that it starts, for a with block; None where there can be none."""
+    with ExitStack() as stack:
+        try:
+            top = stack.enter_context(hierarchy())
+            group = stack.enter_context(_group(top, None))
+            (group / "cgroup.procs").write_text("0")
+        except OSError:
+            yield None
+        else:
+            yield group
+
+
+def kernel_mb_of(group: Path) -> float:
+    """Memory of the kernel that is charged to a group and cannot be reclaimed, in MiB.
+
+    Namespaces, ports, routes, qdiscs and BPF maps are charged (GFP_KERNEL_ACCOUNT); what interrupts allocate is not.
+    """
+    with suppress(OSError):  # EBUSY, EAGAIN: it could not reclaim all
+        if (group / "memory.reclaim").exists():
+            (group / "memory.reclaim").write_text("1G")
+        else:
+            (group / "memory.force_empty").write_text("0")
+    if (used := group / "memory.kmem.usage_in_bytes").exists():
+        return int(used.read_text()) / 2**20
+    return int(dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["kernel"]) / 2**20
+
+
+@contextmanager
+def _group(top: Path, limit: int | None) -> Iterator[Path]:
+    group = top / f"heddle-soak-{getpid()}-{limit or 'all'}"
     group.mkdir()
     try:
-        name = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
-        (group / name).write_text(str(limit))
+        if limit is not None:
+            name = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+            (group / name).write_text(str(limit))
         yield group
     finally:
         until(lambda: _removed(group, top), 120)
