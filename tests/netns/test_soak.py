@@ -97,7 +97,7 @@ def test_namespaces_that_are_left_are_charged_to_the_soak_and_those_of_others_ar
             return stack.enter_context(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True))
 
         def grown(process: subprocess.Popen[str]) -> float:
-            assert process.stdin is not None and process.stdout is not None
+            assert group is not None and process.stdin is not None and process.stdout is not None
             before = kernel_mb_of(group)
             process.stdin.write("40\n")
             process.stdin.flush()
@@ -106,7 +106,6 @@ def test_namespaces_that_are_left_are_charged_to_the_soak_and_those_of_others_ar
 
         other = keeper()
         group = stack.enter_context(own_group())
-        assert group is not None
         ours = keeper()
         stack.callback(lambda: [each.communicate("\n") for each in (other, ours)])
         assert grown(ours) > 1 > abs(grown(other))
