@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from heddle_plugins.dashboard.serving import LOOPBACK, Serving, listen
+from heddle.host.webserver import LOOPBACK, listen
+from heddle_plugins.dashboard.serving import Serving
 
 TOKEN = "a-token-of-the-tests"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, JSON or text

@@ -1,49 +1,31 @@
-"""The dashboard as a server: its socket, its token, its addresses, its life from start to Ctrl-C.
-
-In:  address, port, token. Out: nothing; `serve` returns after SIGINT, SIGTERM or `stop`. InputError for an address or a
-port that cannot be used.
-"""
+"""The dashboard as a site: its addresses, behind the rules of heddle/host/webserver.py."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import ipaddress
-import json
-import logging
-import signal
-import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heddle.base.plugins import folder
-from heddle.base.problems import HeddleError, InputError, Problem, trouble
+from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
+from heddle.host.webaccess import PageAccess
+from heddle.host.webserver import Guard, WebServer, object_of
 from heddle.lab.faults.orders import all_rows
 from heddle.lab.faults.registry import KEYS
 from heddle.views.fabricsvg import style
-from heddle_plugins.dashboard.access import HEADERS, PageAccess
 from heddle_plugins.dashboard.labdesk import MOST_STREAMS, LabDesk, port_answer, problems_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
     from heddle_plugins.dashboard.labwatch import OpenedLab
 
-LOOPBACK: Final = "127.0.0.1"
-_ENDING_S: Final = 3  # for connections that are open when the server ends
-_REQUEST_S: Final = 10.0  # for a whole request, from the connection or the last answer on
-_CONNECTIONS: Final = 200  # at once: their descriptors must fit beside those of readers and runs
 _PAGE: Final = "index.html"
 _COLOURS: Final = "fabric.css"  # of drawings of fabrics, as in reports
 ASSETS: Final[Mapping[str, str]] = {
@@ -82,34 +64,12 @@ def _site(desk: LabDesk, access: PageAccess) -> ASGIApp:
     ]
     app = Starlette(routes=routes)
     app.state.desk = desk
-    return _Guard(app, access)
-
-
-class _Guard:
-    """Checks every request before the site gets it, and puts the security headers on every answer."""
-
-    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
-        self._app, self._access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        path = scope["path"]
-        headers = {name.lower(): value for name, value in Headers(scope=scope).items()}
-        free = path in ("/", "/api/login") or path.startswith("/assets/")
-        refused = self._access.refusal(scope["method"], path, headers, open_to_all=free)
-        if refused is None:
-            return await self._app(scope, receive, guarded)
-        answer = JSONResponse({"error": refused.why, "problems": []}, refused.status)
-        if refused.status == 401:
-            answer.headers["www-authenticate"] = "Bearer"
-        return await answer(scope, receive, guarded)
+    return Guard(
+        app,
+        access,
+        lambda refused: JSONResponse({"error": refused.why, "problems": []}, refused.status),
+        lambda path: path in ("/", "/api/login") or path.startswith("/assets/"),
+    )
 
 
 def _answered(handler: _Handler) -> _Handler:
@@ -147,19 +107,7 @@ def _login(access: PageAccess) -> _Handler:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request; InputError for anything else."""
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _MOST_BYTES:
-            raise InputError(Problem("", "the request", f"has more than {_MOST_BYTES} bytes"))
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(Problem("", "the request", "is not a JSON object"))
-    return found
+    return await object_of(request, _MOST_BYTES)
 
 
 def _desk(request: Request) -> LabDesk:
@@ -237,143 +185,15 @@ async def _metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": kind})
 
 
-@dataclass(frozen=True)
-class Listening:
-    """A socket that is bound, and its rules."""
+class Serving(WebServer):
+    """The dashboard's server."""
 
-    socket: socket.socket
-    bind: str
-    port: int
-    token: str
+    def site(self, loop: asyncio.AbstractEventLoop) -> ASGIApp:
+        self._desk = LabDesk(loop)
+        return _site(self._desk, PageAccess(self.where.bind, self.where.port, self.where.token))
 
-    @property
-    def url(self) -> str:
-        """The page's address."""
-        host = f"[{self.bind}]" if ":" in self.bind else self.bind
-        if ipaddress.ip_address(self.bind).is_unspecified:
-            host = socket.gethostname()
-        return f"http://{host}:{self.port}/"
+    def ending(self) -> None:
+        self._desk.end_streams()
 
-
-def listen(bind: str, port: int, token: str) -> Listening:
-    """Bind the socket. port: 0 for a free one."""
-    address = LOOPBACK if bind == "localhost" else bind
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
-        hint = "use an IP address of this machine, or 0.0.0.0 for all of them"
-        raise InputError(Problem("", f"--bind {bind}", "is not an IP address", hint)) from None
-    if not 0 <= port <= 65535:
-        raise InputError(Problem("", f"--port {port}", "is outside 0 to 65535", "leave it out: a free one is chosen"))
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((address, port))
-        made.listen(128)
-    except OSError as error:
-        made.close()
-        reasons = {
-            errno.EADDRINUSE: ("is used by another process", "leave it out: a free port is chosen"),
-            errno.EACCES: ("needs root", "use a port above 1023"),
-        }
-        if error.errno in reasons:
-            why, hint = reasons[error.errno]
-            raise InputError(Problem("", f"--port {port}", why, hint)) from None
-        if error.errno == errno.EADDRNOTAVAIL:
-            hint = "use one of `ip -brief address`, or 0.0.0.0 for all"
-            raise InputError(Problem("", f"--bind {bind}", "is not an address of this machine", hint)) from None
-        raise trouble(error, f"--bind {bind}") from None
-    return Listening(made, address, made.getsockname()[1], token)
-
-
-class _Bounded(H11Protocol):
-    """HTTP with bounds that uvicorn does not have: the number of connections, and the time until a request is whole."""
-
-    _late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse a connection too many; else wait for its request."""
-        super().connection_made(transport)
-        if len(self.connections) > _CONNECTIONS:
-            transport.close()
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """An answer ends: the next request may have begun before, and no more of it may come."""
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
-        self._forget()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
-            self._forget()  # the request is whole, and its answer may be a stream
-        elif self._late is None:
-            self._late = self.loop.call_later(_REQUEST_S, self.transport.close)
-
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to `serve`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Serving:
-    """One server, in one event loop."""
-
-    def __init__(self, where: Listening) -> None:
-        self.where = where
-        self._stop: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Answer requests until SIGINT, SIGTERM or `stop`. ready: called once the server answers."""
-        asyncio.run(self._serve(ready))
-
-    def stop(self) -> None:
-        """End it, from any thread."""
-        if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-
-    async def _serve(self, ready: Callable[[], None]) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        stop = self._stop = asyncio.Event()
-        with contextlib.suppress(ValueError, RuntimeError):  # in a thread that is not the main one
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, stop.set)
-        desk = LabDesk(loop)
-        access = PageAccess(self.where.bind, self.where.port, self.where.token)
-        config = uvicorn.Config(
-            _site(desk, access), log_level="warning", access_log=False, lifespan="off", server_header=False,
-            timeout_graceful_shutdown=_ENDING_S, ws="none", proxy_headers=False, http=_Bounded,
-        )  # fmt: skip
-        server = _Server(config)
-        running = asyncio.create_task(server.serve(sockets=[self.where.socket]))
-        try:
-            while not server.started and not running.done():
-                await asyncio.sleep(0.01)
-            ready()
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-        finally:
-            desk.end_streams()
-            # uvicorn logs a traceback for each request that it cancels now, as a scrape of a large fabric.
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            server.should_exit = True
-            await running
-            await asyncio.to_thread(desk.close)
+    def ended(self) -> None:
+        self._desk.close()

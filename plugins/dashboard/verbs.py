@@ -36,9 +36,10 @@ def dashboard(
     token.
     """
     from heddle.base import state
+    from heddle.host.webaccess import make_token, read_token
+    from heddle.host.webserver import listen
     from heddle.lab.opening import open_lab
-    from heddle_plugins.dashboard.access import make_token, read_token
-    from heddle_plugins.dashboard.serving import Serving, listen
+    from heddle_plugins.dashboard.serving import Serving
 
     if lab is not None and state.check_name(lab) not in state.labs():
         open_lab(lab)  # says why, and what to do

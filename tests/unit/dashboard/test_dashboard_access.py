@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle_plugins.dashboard import serving
-from heddle_plugins.dashboard.access import HEADERS, PageAccess, make_token, read_token
+from heddle.host import webserver
+from heddle.host.webaccess import HEADERS, PageAccess, make_token, read_token
+from heddle.host.webserver import LOOPBACK, listen
 from heddle_plugins.dashboard.labdesk import MOST_STREAMS, LabDesk
-from heddle_plugins.dashboard.serving import ASSETS, LOOPBACK, listen
+from heddle_plugins.dashboard.serving import ASSETS
 from tests.answers import Answers
 from tests.webclient import TOKEN, WebClient, dashboard
 
@@ -169,8 +171,8 @@ def test_a_port_in_use_is_named() -> None:
 def test_connections_streams_and_the_time_of_a_request_are_bounded(
     page: WebClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_REQUEST_S", 0.2)
-    monkeypatch.setattr(serving, "_CONNECTIONS", 20)
+    monkeypatch.setattr(webserver, "_REQUEST_S", 0.2)
+    monkeypatch.setattr(webserver, "_CONNECTIONS", 20)
     halves = [socket.create_connection((LOOPBACK, page.port), timeout=5) for _ in range(30)]
     for each in halves:
         with suppress(ConnectionError):  # those too many are closed at once
@@ -201,3 +203,17 @@ def test_a_token_file_is_long_enough_and_private(tmp_path: Path) -> None:
         file.write_text(short)
         with pytest.raises(InputError, match="16 or more characters"):
             read_token(file, "token")
+
+
+def test_the_token_as_a_password_is_the_token_too() -> None:
+    access = PageAccess(LOOPBACK, 8080, TOKEN)
+
+    def refused(given: str) -> bool:
+        headers = {"host": f"{LOOPBACK}:8080", "authorization": f"Basic {given}"}
+        return access.refusal("GET", "/api/labs", headers, open_to_all=False) is not None
+
+    assert not refused(b64encode(f"heddle:{TOKEN}".encode()).decode())
+    for wrong in (f"heddle:{TOKEN}x", TOKEN, f"{TOKEN}:", "heddle:", ""):
+        assert refused(b64encode(wrong.encode()).decode())
+    assert refused("=not base64=")
+    assert refused(b64encode(b"heddle:\xff").decode())

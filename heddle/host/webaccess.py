@@ -1,15 +1,18 @@
-"""Who may use the live page: names under which it answers, requests of other sites, and the token.
+"""Who may use a web server of Heddle: names under which it answers, requests of other sites, and the token.
 
 In:  the headers of a request. Out: None, or the reason why it is refused.
 
 Three attacks are met here. DNS rebinding: another site's name resolves to this machine, so the name in Host must be one
 of ours. Cross-site requests: browsers tell the origin of a request (Origin, Sec-Fetch-Site), and a request that changes
 something must come from this page. Other users, of this machine too: every request that shows or changes a lab needs
-the token, as a cookie that scripts cannot read, or as `Authorization: Bearer` (Prometheus).
+the token, as a cookie that scripts cannot read, as `Authorization: Bearer` (Prometheus), or as the password of
+`Authorization: Basic`, which clients send for `https://heddle:TOKEN@HOST` (snappi).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -57,10 +60,10 @@ def is_loopback(host: str) -> bool:
 
 
 class PageAccess:
-    """The rules of one server. bind: the address it listens on. token: in ASCII."""
+    """The rules of one server. bind: the address it listens on. token: in ASCII. name: of the server, for refusals."""
 
-    def __init__(self, bind: str, port: int, token: str) -> None:
-        self._token = token
+    def __init__(self, bind: str, port: int, token: str, name: str = "dashboard") -> None:
+        self._token, self._name = token, name
         self._names = {"localhost", bind.lower()}
         if not is_loopback(bind):
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -72,11 +75,11 @@ class PageAccess:
         """Why this request is refused, or None. headers: names in lower case. open_to_all: it shows no lab."""
         host = headers.get("host", "")
         if not self._is_ours(host):
-            return Refusal(421, "this name is not one of the dashboard's: use the address that it printed")
+            return Refusal(421, f"this name is not one of the {self._name}'s: use the address that it printed")
         if foreign := _foreign(method, path, headers, host):
             return Refusal(403, foreign)
         if not open_to_all and not self._knows(headers):
-            return Refusal(401, "a token is needed: use the address that the dashboard printed, with #token=...")
+            return Refusal(401, f"a token is needed: use the address that the {self._name} printed")
         return None
 
     def matches(self, token: str) -> bool:
@@ -101,6 +104,8 @@ class PageAccess:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.matches(given.strip())
+        if kind.lower() == "basic":
+            return self.matches(_password(given))
         try:
             found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
@@ -127,6 +132,14 @@ def _foreign(method: str, path: str, headers: Mapping[str, str], host: str) -> s
         if site is not None and origin is None:
             return "Origin is missing"
     return ""
+
+
+def _password(given: str) -> str:
+    """The password of `Authorization: Basic` (RFC 7617); empty for what is none."""
+    try:
+        return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def make_token() -> str:
