@@ -243,9 +243,9 @@ def headroom(subject: Subject) -> Found:
 def pauses(subject: Subject) -> Found:
     """Agent and keeper run, and every closed gate belongs to an active pause."""
     lab = subject.lab
-    if not queues.Setup.of(lab.fabric).gated:
-        raise NothingError("no class can be paused")
     state, faults = agents.alive(lab), list[str]()
+    if not queues.Setup.of(lab.fabric).gated:
+        return f"no class can be paused; agent (process {state.agent}) and keeper (process {state.keeper}) run", faults
     closed = _closed(subject)
     if closed:
         time.sleep(_AGAIN_S)

@@ -108,9 +108,12 @@ def _daemons(look: LabLook) -> Iterable[Problem]:
 
 def _agent(look: LabLook) -> Iterable[Problem]:
     """The PFC agent or its keeper does not work: no pause is sent or obeyed, or gates stay closed."""
-    state = agents.alive(look.lab) if Setup.of(look.lab.fabric).gated else None
-    for name, effect in (("agent", "pauses are neither sent nor obeyed"), ("keeper", "gates stay closed without it")):
-        if state is not None and (why := state.fault(name)):
+    state = agents.alive(look.lab)
+    effects = {"agent": "pauses are neither sent nor obeyed", "keeper": "gates stay closed without it"}
+    if not Setup.of(look.lab.fabric).gated:
+        effects = {"agent": "queues of links that go down stay full", "keeper": "nothing replaces the agent"}
+    for name, effect in effects.items():
+        if why := state.fault(name):
             yield Problem("", f"the PFC {name}", f"{why}, so {effect}", look.repairs("starts it again"))
 
 

@@ -57,5 +57,5 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
     programs = "BPF at clsact: dequeue and hash (in; hosts: dequeue, nic), count and enqueue (out; hosts: enqueue)"
     how = delivery.chosen().delivery.settings
     journal.comment(f"On every port: GSO, TSO and checksum offloads off; {how}; {programs}.")
-    if setup.gated:
-        journal.comment("An agent is started, which sends pause frames and closes and opens the gates (tbf).")
+    gates = "sends pause frames and closes and opens the gates (tbf)" if setup.gated else "watches the links"
+    journal.comment(f"An agent is started, which {gates}.")

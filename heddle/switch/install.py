@@ -91,13 +91,13 @@ def apply(
 
 
 def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path, journal: Journal) -> None:
-    """Start the lab's PFC agent, if any port has gates; return when the agent is running.
+    """Start the lab's PFC agent, and return when it is running. Without gates it still corrects the counters of links
+    that go down: their queues would count as full for ever.
 
     directory: of the lab, for the agent's log. MachineError when the agent cannot start. `pfc.stop` ends it.
     """
-    if queues.Setup.of(fabric).gated:
-        pfc.start(fabric.name, fabric, handles, directory)
-        journal.comment(f"the PFC agent is running; its log is {directory}/pfc.log")
+    pfc.start(fabric.name, fabric, handles, directory)
+    journal.comment(f"the PFC agent is running; its log is {directory}/pfc.log")
 
 
 def check(fabric: Fabric) -> None:
@@ -105,8 +105,7 @@ def check(fabric: Fabric) -> None:
     check_ids(fabric)
     policies_of(fabric)
     require_netem(fabric.policy.link_faults, "link.delay_at: link")
-    if queues.Setup.of(fabric).gated:
-        pfc.check(fabric)
+    pfc.check(fabric)
 
 
 def remove(lab: str) -> None:

@@ -148,7 +148,7 @@ class _Change:
             self._step("set rates", self._rates)
         if self.plan.gone_links or self.plan.fresh_links:
             self._step("added ports and queues", self._add)
-        if Setup.of(self.new.fabric).gated and (self.plan.gone_links or self.plan.fresh_links):
+        if self.plan.gone_links or self.plan.fresh_links:
             switch.start_agent(self.new.fabric, self.handles, self.new.dir, self.journal)
         reapply_queues(self.new)
         self._step("configured FRR", self._configure)
