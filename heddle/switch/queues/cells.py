@@ -210,15 +210,13 @@ class LabQueues:
         return rows
 
     def classes(self) -> Rows:
-        """A copy of the class of each of the 64 DSCPs."""
-        found: Rows = self._views["dscp"]["of_dscp"][0].copy()
+        """A copy of the row of DSCP: the class of each of the 64 DSCPs, and which ones are never trimmed."""
+        found: Rows = self._views["dscp"][0].copy()
         return found
 
     def set_classes(self, queues: QueuePolicy) -> None:
         """Set the class of each DSCP, and that of packets other than IP."""
-        classes = self._views["dscp"]
-        classes["of_dscp"][0], classes["control"][0] = queues.class_of_dscp, queues.control
-        classes["whole"][0] = sum(1 << dscp for dscp in queues.trimming.whole)
+        self._views["dscp"][0] = class_row(queues)
 
     def set_policies(self, policies: Policies) -> None:
         """Replace the active policies between two packets: no packet sees a mixture, and none is lost.
@@ -493,6 +491,15 @@ class QueueState:
                 found[name] = part
             found[name].flags.writeable = False
         return replace(self, **found)
+
+
+def class_row(queues: QueuePolicy) -> Rows:
+    """The row of DSCP for a fabric file's queues."""
+    row = np.zeros(1, DSCP)
+    row["of_dscp"], row["control"] = queues.class_of_dscp, queues.control
+    row["whole"] = sum(1 << dscp for dscp in queues.trimming.whole)
+    found: Rows = row[0]
+    return found
 
 
 def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, dict[int, int]]:
