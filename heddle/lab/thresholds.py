@@ -27,6 +27,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.fabric.wiring import BACKEND, Level, Node, Port
 from heddle.lab import agents
+from heddle.lab.dscpclasses import wrong_classes
 from heddle.lab.spread import concat, nothing, spread
 from heddle.spec.groups import InFile, group_of
 from heddle.spec.keys import Strict
@@ -36,7 +37,6 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import Policies, numbered_ports, policies_of, row
 from heddle.switch.queues.portqueues import Setup
-from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -150,12 +150,7 @@ def wrong_thresholds(lab: Lab) -> list[Problem]:
             for port, number, what in threshold_differences(lab.fabric, live, policies_of(lab.fabric, own=own))
             if port.node in handles
         ]
-        moved: dict[tuple[int, int], list[str]] = {}
-        for dscp, (now, wanted) in enumerate(zip(live.classes().tolist(), usual.class_of_dscp, strict=True)):
-            if now != wanted:
-                moved.setdefault((now, wanted), []).append(f"{dscp}{' (data)' * (dscp == DSCP_DATA)}")
-    for (now, wanted), names in moved.items():
-        found.append(Problem("", f"DSCP {some_of(names)}", f"maps to class {now}, not {wanted}"))
+        found += wrong_classes(live, usual)
     for node in lab.own_nodes:
         queues = _queues_at(lab.fabric, node, own)
         if node.role is Role.SWITCH and queues.ecn.marker == "red":
@@ -262,6 +257,7 @@ def changed(
             one = key in ("buffer", "buffer.switch")
             for each in [f"buffer.{word}" for word in meant if words[word]] if one else [key]:
                 override(document, f"queues.{each}={value}", problems)
+    problems.found = [replace(each, where=each.where.replace("--set", "queues set")) for each in problems.found]
     for mark, found in list(document.marks.items()):
         document.marks[mark] = replace(found, where=found.where.replace("--set", "queues set"))
     result = examined(document, _Keys)
@@ -306,7 +302,8 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
             *("queues set", key, "is fixed when a lab is created: recreate the lab"),
             f"./inv down, then ./inv up FABRIC --set queues.{key}=...",
         )
-    leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
+    single = [each for each in known if not any(other.startswith(f"{each}.") for other in known)]
+    leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, single)
     hint = f"did you mean {leaf}?" if leaf else f"allowed: {', '.join(LIVE)}"
     return Problem("queues set", key, "is no key of queues", hint)
 
