@@ -37,6 +37,7 @@ from heddle.lab.cutlinks import TunnelSpan, memory_named, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.faults.packets import extra_delay_ns
 from heddle.lab.lab import Lab
+from heddle.lab.livetrimming import as_running
 from heddle.lab.queues import wait_empty
 from heddle.lab.rehash import label
 from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for_run, faults_on
@@ -118,7 +119,7 @@ def run_workload(
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for each in jobs for e in each.plan.endpoints}
     workers = [worker_count(each.plan) for each in jobs]
-    for warning in _warnings(jobs, lab.fabric.policy.queues):
+    for warning in _warnings(jobs, as_running(lab).policy.queues):
         observer.warn(warning)
     check_memory(lab, [each.plan for each in jobs], workers)
     with (
@@ -314,19 +315,19 @@ def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
 def plan_workload(
     fabric: Fabric, workload: Workload, lab: Lab | None = None
 ) -> tuple[tuple[PlannedJob, ...], tuple[PlannedFault, ...]]:
-    """The plan and transport of each job, and the faults of links; InputError for options that the fabric or the
-    transport does not support, MachineError when hosts here have no stack for the transport.
+    """The plan and transport of each job, and the faults of links. InputError for wrong options, MachineError where
+    hosts here have no stack for the transport.
 
-    lab: where it runs; timers take the delays of faults of its links into account.
+    lab: where it runs; timers take the delays of faults of its links into account, and the ends what `queues set` did.
     """
     workload.check()
     texts = tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults))
     faults = faults_on(fabric, texts, here=lab is None or lab.runtime.here)
     more_ns = 0 if lab is None else extra_delay_ns(lab, delays_of(faults))
-    problems, found = Problems(), []
+    problems, found, running = Problems(), [], fabric if lab is None else as_running(lab)
     for job, endpoints in zip(workload.jobs, workload.endpoints(fabric), strict=True):
         try:
-            plan, transport = _plan_job(fabric, job, endpoints, more_ns)
+            plan, transport = _plan_job(running, job, endpoints, more_ns)
         except InputError as error:
             problems.found += [job.keys.located(each) for each in error.problems]
             continue
