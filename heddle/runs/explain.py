@@ -27,6 +27,7 @@ from heddle.predict.predict import behind_bridges, forwarding_for, rule_of, rule
 from heddle.predict.rules import HashingRule
 from heddle.predict.walk import MAX_HOPS, element, walk
 from heddle.proof import oracle
+from heddle.runs.explaintrims import trims_of
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import PROTOCOL_SHIFT, Flow
 from heddle.wire.layout import PROTO_TCP
@@ -71,7 +72,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One switch. computed: the ports that the steps select; predicted, kernel: the other two sources."""
+    """One switch. computed: the ports that the steps select; predicted, kernel: the other two sources.
+
+    trims: a sentence for each computed port that trimmed packets of the run.
+    """
 
     switch: str
     arrives: str
@@ -80,6 +84,7 @@ class Hop:
     computed: Ports
     predicted: Ports
     kernel: Ports
+    trims: tuple[str, ...] = ()
 
     @property
     def agree(self) -> bool:
@@ -92,6 +97,7 @@ class Hop:
             "switch": self.switch, "in": self.arrives, "mode": h.mode, "policy": h.policy, "fields": h.fields,
             "seed": h.seed, "steps": [step.to_json() for step in self.steps], "computed": list(self.computed),
             "predicted": list(self.predicted), "kernel": list(self.kernel), "agree": self.agree,
+            **({"trims": list(self.trims)} if self.trims else {}),
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -102,7 +108,8 @@ class Hop:
         other = "" if set(self.computed) == set(self.predicted) else f"; predicted {_named(self.predicted)}"
         body = [f"  {line}" for step in self.steps for line in step.lines()]
         more = f"; continued with {self.computed[0]}" if len(self.computed) > 1 else ""
-        return [head, *body, f"  computed {_named(self.computed)}{other}; {kernel}: {verdict}{more}"]
+        choice = f"  computed {_named(self.computed)}{other}; {kernel}: {verdict}{more}"
+        return [head, *body, choice, *(f"  {each}" for each in self.trims)]
 
 
 def _named(ports: Ports) -> str:
@@ -151,8 +158,19 @@ class Explanation:
 
 def explain(lab: Lab, asked: str, run: str | None = None) -> Explanation:
     """Follow a flow through the current state of the lab. InputError for an invalid flow. run: the QP number's run."""
+    from heddle.runs.store import load
+
     flow = flow_of(lab, asked, run)
-    return explain_flow(lab, lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
+    found = explain_flow(lab, lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
+    stored = None if "," in asked else load(lab, run)
+    if stored is None or stored.proof.value is None:
+        return found
+    trims = trims_of(lab.fabric, stored.id, stored.proof.value, flow)
+    hops = (
+        replace(hop, trims=tuple(trims[ref] for port in hop.computed if (ref := f"{hop.switch}:{port}") in trims))
+        for hop in found.hops
+    )
+    return replace(found, hops=tuple(hops))
 
 
 def explain_flow(lab: Lab, now: Snapshot, flow: Flow) -> Explanation:
