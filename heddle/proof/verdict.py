@@ -393,7 +393,8 @@ def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mappin
         notes.append(f"{sum(trimmed.values())} packets were trimmed and went on as heads: at {ports}")
     if unused := sum(sum(each.unused.values()) for each in behind.values()):
         notes.append(f"{unused} trimmed packets reached NICs whose transport cannot use them")
-    for number, changes in behind.items():
+    for changes in behind.values():
+        number = " and ".join(map(str, changes.numbers))
         for port, count in sorted(changes.lost.items()):
             drops = evidence.class_drops(port, *changes.numbers)
             dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"

@@ -354,13 +354,13 @@ class QueuePolicy:
         )
 
     def lossy_data(self, *dscps: int) -> tuple[str, ...]:
-        """A sentence for each DSCP of data whose class PFC does not pause, where it pauses others."""
+        """A sentence for each DSCP of data whose class is neither trimmed nor paused, where PFC pauses others."""
         found = {dscp: self.class_of_dscp[dscp] for dscp in dscps if self.paused}
         return tuple(
             f"data with DSCP {dscp} is in class {number} ({self.kind(number)}): a full queue drops it, and nothing"
             f" is paused; set queues.dscp.{dscp}={self.paused[0]}, or use a DSCP of a lossless class"
             for dscp, number in found.items()
-            if number not in self.paused
+            if number not in self.paused and not self.trims(number)
         )
 
     @property

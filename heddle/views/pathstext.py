@@ -109,7 +109,7 @@ def delivery_text(result: PathsResult) -> str:
         return (
             f"the receiving NICs got {found.received:,} packets, with copies; the last ports counted {found.counted:,}"
         )
-    heads = f", of which switches trimmed {sum(result.trimmed.values()):,}" if result.trimmed else ""
+    heads = f"; switches trimmed {sum(result.trimmed.values()):,}" if result.trimmed else ""
     return (
         f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted{heads}"
     )

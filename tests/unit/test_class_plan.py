@@ -19,7 +19,7 @@ from heddle.fabric.policy import buffer_bytes
 from heddle.fabric.shapes import build
 from heddle.host.limits import at_once
 from heddle.lab.thresholds import changed
-from heddle.spec.queuepolicy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy
+from heddle.spec.queuepolicy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy, TrimmingPolicy
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import (
@@ -88,6 +88,10 @@ def test_data_in_a_class_that_is_not_paused_is_named_where_others_are() -> None:
     assert "class 6 (control)" in usual.lossy_data(48)[0]
     assert replace(moved, lossless=()).lossy_data(24) == ()
     assert replace(moved, pfc=replace(moved.pfc, enabled=False)).lossy_data(24) == ()
+    trimmed = replace(moved, trimming=TrimmingPolicy(5))
+    assert trimmed.lossy_data(24) == (), "a full queue trims it"
+    for other in ({"enabled": False}, {"actions": {0: "drop"}}):
+        assert replace(moved, trimming=TrimmingPolicy(5, **other)).lossy_data(24) == moved.lossy_data(24)
 
 
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
