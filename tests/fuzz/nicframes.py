@@ -1,8 +1,8 @@
 """Frames into the compiled NIC in a process of its own: `python -m tests.fuzz.nicframes OBJECT SEED FIRST COUNT`.
 
-Each case is a NIC with queue pairs in both directions, and some hundred frames: right ones, damaged ones, and ones with
-hostile fields and a right ICRC, which the NIC must read to the end. The object is built with AddressSanitizer and
-UndefinedBehaviorSanitizer, whose library is preloaded: the process ends at the first error.
+Each case is a NIC with queue pairs in both directions, and some hundred frames: right ones, damaged ones, trimmed ones,
+and ones with hostile fields and a right ICRC, which the NIC must read to the end. The object is built with
+AddressSanitizer and UndefinedBehaviorSanitizer, whose library is preloaded: the process ends at the first error.
 Out: the number of each case before it begins, then how many frames were turned away, and messages completed.
 """
 
@@ -29,6 +29,7 @@ from tests.fuzz.mutate import damaged
 from tests.unit.fastpath_bench import MTU, FastBench, answer, found
 from tests.unit.test_fuzz_nic import header
 from tests.unit.test_rc import RKEY
+from tests.unit.test_trimmed import mutated
 
 MESSAGE: Final = 12 * MTU - 100
 FRAMES: Final = 200
@@ -101,8 +102,10 @@ def case(seed: int, number: int) -> tuple[int, int]:
             frame, choice = dice.choice(right), dice.random()
             if choice < 0.45:
                 frame = hostile(dice, version, frame)
-            elif choice < 0.7:
+            elif choice < 0.58:
                 frame = damaged(dice, frame)
+            elif choice < 0.7:
+                frame = mutated(frame, version, dice, whole=False)
             elif choice < 0.9:  # a message becomes complete
                 frame = next(in_order, frame)
             if frame:

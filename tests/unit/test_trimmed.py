@@ -22,7 +22,6 @@ from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.sack import MARKED, TRIMMED, TRIMMED_LAST, Nack, PsnBits, Sack
 from heddle.wire.sport import entropy_sports
-from tests.marks import deep
 from tests.unit.fastpath_bench import MTU, FrameLists, flow
 from tests.unit.roce_samples import SAMPLES, SAMPLES6
 from tests.unit.test_fuzz_nic import header
@@ -266,34 +265,6 @@ def mutated(frame: bytes, version: int, dice: random.Random, whole: bool) -> byt
         made[24:26] = bytes(2)
         made[24:26] = ip_checksum(bytes(made[14:34])).to_bytes(2, "big")
     return bytes(made)
-
-
-@pytest.mark.parametrize("count", [400, deep(20_000)])
-@pytest.mark.parametrize("name", [*ENDS, *DEAF])
-def test_mutated_trimmed_frames_raise_nothing_and_change_no_data(name: str, count: int) -> None:
-    """In both directions, between the right packets; 5 ends x 20,000 is 100,000 frames in the long form."""
-    many = -(-count // 2 // (2 * 50))
-    for version in (4, 6):
-        loop, made = Loop({**ENDS, **DEAF}[name], version, 7), 0
-
-        def damaged(frames: list[bytes], loop: Loop = loop, version: int = version) -> list[bytes]:
-            nonlocal made
-            found = []
-            for frame in frames:
-                # A whole one may have a right ICRC, and is then a copy: uc takes one that comes early for a gap.
-                some = [loop.dice.choice(loop.data or [frame]) for _ in range(many)]
-                bad = [mutated(each, version, loop.dice, whole=name != "uc") for each in some]
-                made += len(bad)
-                found += [*bad, frame]
-            return found
-
-        loop.run(damaged, damaged)
-        if name == "uc":
-            assert bytes(loop.memory.data) == loop.total and loop.memory.arrivals == list(range(len(SIZES)))
-            assert not loop.receiver[2].end.error
-        else:
-            loop.check()
-        assert made >= count // 4
 
 
 def test_entropy_policies_choose_by_what_they_are_told() -> None:
