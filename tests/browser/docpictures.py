@@ -120,6 +120,7 @@ SHOWN: Final[Mapping[str, Callable[[], str]]] = {
     "report-queue.png": queue_text,
     "dcqcn.png": rates_text,
     "dashboard.png": page_text,
+    "trimming.png": rates_text,
 }
 
 
@@ -186,6 +187,24 @@ def rates(lab: Lab, browser: Browser, _: Path) -> Iterator[Path]:
     yield path
 
 
+def of_trimming(out: Path) -> Iterator[Path]:
+    """An incast with NSCC on switches that trim: windows per round trip, and the fullest queue with its trims."""
+    fabric = load_fabric(str(ROOT / "topologies/examples/trimming.yml"), name=_LAB)
+    lab = labs.up(fabric, rollback=True).lab
+    try:
+        options = RunOptions(
+            collective="incast", sizes=(4 << 20,), iters=1, warmup=0, transport="srd", congestion="nscc"
+        )
+        whole = _ran(lab, options)
+        recorded = whole.recorded.value
+        assert recorded is not None, whole.recorded.why
+        path = out / "trimming.png"
+        path.write_bytes(queuepicture.draw("png", recorded, queuepicture.panels(recorded)[:1], whole.rates.value))
+    finally:
+        labs.down(_LAB)
+    yield path
+
+
 def live_page(lab: Lab, browser: Browser, _: Path) -> Iterator[Path]:
     """The dashboard during an all-to-all, with a port chosen."""
     with dashboard() as server:
@@ -210,6 +229,7 @@ def _pictures(out: Path, scratch: Path) -> Iterator[Path]:
     from tests.browser.chromium import Browser, start
 
     yield from of_demo(out)
+    yield from of_trimming(out)
     driver = start(scratch / "profile")
     try:
         lab = labs.up(load_fabric("zone", name=_LAB, overrides=["queues.pfc.enabled=true"]), rollback=True).lab

@@ -20,10 +20,12 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.rdma.launching import launch
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import rdma
-from heddle.lab import outages
+from heddle.lab import lifecycle, outages
 from heddle.lab.faults import packets
 from heddle.lab.lab import Lab
+from heddle.lab.opening import open_lab
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
@@ -133,6 +135,20 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
     assert all(proof in behind and proof.why.endswith("of other traffic: not attributable") for proof in unproven), (
         shown
     )
+
+
+def test_trimmed_packets_are_dropped_by_the_kernel_whose_own_retransmissions_recover(
+    lab_name: Callable[[], str],
+) -> None:
+    keys = (*slower(100_000_000), "queues.lossless=[]", "queues.buffer=200KB", "queues.trimming.queue=5")
+    name = lab_name()
+    lifecycle.up(load_fabric("tiny", name=name, overrides=keys))
+    try:
+        options = RunOptions("incast", sizes=(1 << 19,), iters=1, warmup=0, transport="rxe", timeout=rc_timeout(14))
+        result = run(open_lab(name), options, Silent())
+    finally:
+        lifecycle.down(name)
+    assert result.wrong == 0 and result[QueueUse].trims > 0 and total(result, "retransmitted") > 0
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_one_and_by_down(tiny: Lab) -> None:

@@ -17,12 +17,14 @@ import pytest
 
 from heddle.base.process import run
 from heddle.fabric.wiring import Port
-from heddle.switch.queues.cells import LabQueues
+from heddle.kernel.namespace import inside
+from heddle.lab.dscpclasses import wrong_classes
+from heddle.switch.queues.cells import LabQueues, class_row
 from heddle.switch.queues.classes import policies_of
 from heddle.wire.dissect import dissect
 from tests.machine import until
 from tests.netns.sockets import checksum, packet_socket, taking
-from tests.netns.static_fabric import StaticLab, address, static_fabric
+from tests.netns.static_fabric import GATEWAY6, StaticLab, address, static_fabric
 
 QUEUE, TRIMMED, LAST_HOP = 5, 12, 16
 WHOLE, SHORT = 4110, 270  # bytes of a frame: 4 KB of IP, 256 bytes of IP
@@ -184,3 +186,89 @@ def test_a_change_of_size_and_action_loses_nothing_and_drop_sends_no_heads() -> 
     assert after["trims"] == before[1] and after["drops"] > counts["drops"]
     late = found.frames[before[0] :]
     assert {*map(len, late)} == {WHOLE} and len(late) + after["drops"] - counts["drops"] == 2 * count
+
+
+def test_exempt_dscps_in_the_kernel_are_compared_with_the_file() -> None:
+    with trimming(racks=1, hosts_per_rack=2) as found:
+        queues = found.lab.fabric.policy.queues
+        assert not [*wrong_classes(found.queues, queues)]
+        others = replace(queues, control=7, trimming=replace(queues.trimming, exempt=(4, 5)))
+        row = found.queues._views["dscp"]
+        row["whole"], row["control"] = class_row(others)["whole"], others.control
+        assert [f"{each.what} {each.why}" for each in wrong_classes(found.queues, queues)] == [
+            "control is class 7, not 6", "DSCP 0 can be trimmed, and should not",
+            "DSCP 4, 5 is never trimmed, and should be",
+        ]  # fmt: skip
+        found.queues.set_classes(queues)
+        assert not [*wrong_classes(found.queues, queues)]
+
+
+def test_a_packet_trimmed_inside_a_segment_routing_tunnel_arrives_in_the_form_of_sonic() -> None:
+    """The kernel encapsulates at the first switch, which also trims, and decapsulates at the last one (RFC 8986)."""
+    count, sid = 300, "fd00:ffff::1"
+    with trimming(racks=2, hosts_per_rack=3, family="ipv6") as found:
+        lab, port = found.lab, found.lab.fabric.hosts[-1].ports[0]
+        host = address(found.lab.fabric.hosts[-1])
+        for node in ("rtsw1", "ctsw1"):
+            lab.ip(node, "-6", "route", "add", sid, "via", GATEWAY6, "dev", "eth1" if node == "rtsw1" else "eth2")
+        lab.ip("rtsw1", "sr", "tunsrc", "set", "fd00:ffff::2")
+        lab.ip("rtsw1", *f"-6 route add {host} encap seg6 mode encap segs {sid} dev eth1".split())
+        with inside(lab.handle("rtsw2").netns):
+            for each in ("all", "eth1"):
+                Path(f"/proc/sys/net/ipv6/conf/{each}/seg6_enabled").write_text("1")
+        decap = f"-6 route add {sid} encap seg6local action End.DX6 nh6 {host} dev {port.peer_port}"
+        lab.ip("rtsw2", *decap.split())
+        found.sent((0, 1), count)
+        frames, trims = found.frames, found.counts("trims", "trim_sent", "drops")
+    outer = 40 + 24
+    short = [each for each in frames if len(each) == SHORT - outer]
+    assert {*map(len, frames)} == {WHOLE, SHORT - outer} and len(frames) == 2 * count
+    assert trims == {"trims": len(short), "trim_sent": len(short), "drops": 0} and len(short) > 100
+    assert {dissect(each, len(each)).kind for each in short} == {"RoCE trimmed"}
+    lengths = {(struct.unpack_from("!H", each, 18)[0], struct.unpack_from("!H", each, 58)[0]) for each in short}
+    assert lengths == {(WHOLE - 54, WHOLE - 54)}, "the original ones of the inner packet"
+    assert {struct.unpack_from("!I", each, 14)[0] >> 22 & 63 for each in short} == {TRIMMED}
+
+
+def test_sockets_of_the_kernel_drop_what_was_trimmed_and_their_programs_recover() -> None:
+    """The kernel counts the heads as truncated packets. A program that sends what is missing again gets all there."""
+    count, port = 300, 5000
+    with trimming(racks=1, hosts_per_rack=3) as found:
+        *senders, last = found.lab.fabric.hosts
+        spaces = [found.lab.handle(each.name).netns for each in (*senders, last)]
+        to, got = (address(last), port), Counter[bytes]()
+
+        def udp(space: Path) -> socket.socket:
+            with inside(space):
+                made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            made.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, DATA)
+            return made
+
+        def truncated() -> int:
+            with inside(spaces[-1]):
+                names, values = Path("/proc/thread-self/net/netstat").read_text().splitlines()[2:4]
+            return int(dict(zip(names.split(), values.split(), strict=True))["InTruncatedPkts"])
+
+        def send(space: Path, numbers: Sequence[bytes]) -> None:
+            with udp(space) as out:
+                for number in numbers:
+                    out.sendto(number + bytes(WHOLE - 42 - len(number)), to)
+
+        with udp(spaces[-1]) as into:
+            into.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+            into.bind(to)
+            with taking(into, lambda data, _: got.update([data[:8]])):
+                all_ = [[struct.pack("!II", at, n) for n in range(count)] for at in range(len(senders))]
+                threads = [threading.Thread(target=send, args=each) for each in zip(spaces, all_, strict=False)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                found.at_rest()
+                trims = found.counts("trims", "trim_sent")["trim_sent"]
+                until(lambda: got.total() + truncated() == 2 * count)
+                assert truncated() == trims > 100
+                missing = [number for numbers in all_ for number in numbers if not got[number]]
+                send(spaces[0], missing)
+                until(lambda: got.total() == 2 * count)
+        assert max(got.values()) == 1 and len(missing) == trims

@@ -21,7 +21,8 @@ CHOSEN: Final = (
     deep("test_link_faults.py", "", 10),
     deep("test_runs_with_link_faults.py", "", 9),
     deep("test_prediction_exact.py", "", 1),
-    deep("test_rxe.py", "", 12),
+    deep("test_rxe.py", "", 13),
+    deep("test_trimming_ends.py test_trimming_live.py", "", 10),
     deep("test_rxe_interop.py", "", 4),
 )
 APART: Final = "all-to-all or obeys or killed or launch"
