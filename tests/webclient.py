@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from heddle.host.webserver import LOOPBACK, listen
+from heddle.host.webserver import LOOPBACK, WebServer, listen
 from heddle_plugins.dashboard.serving import Serving
 
 TOKEN = "a-token-of-the-tests"
@@ -114,26 +114,32 @@ class EventStream:
 
 
 @contextmanager
-def dashboard() -> Iterator[WebClient]:
-    """A running dashboard of the labs in this state directory, on a free port of loopback."""
-    serving = Serving(listen(LOOPBACK, 0, TOKEN))
+def running(server: WebServer) -> Iterator[int]:
+    """A server in a thread, until the block ends; its port."""
     ready = threading.Event()
     failed: list[BaseException] = []
 
     def serve() -> None:
         try:
-            serving.serve(ready.set)
+            server.serve(ready.set)
         except BaseException as error:
             failed.append(error)
             raise
 
-    thread = threading.Thread(target=serve, name="dashboard")
+    thread = threading.Thread(target=serve, name="server")
     thread.start()
     try:
         assert ready.wait(20)
-        yield WebClient(serving.where.port)
+        yield server.where.port
     finally:
-        serving.stop()
+        server.stop()
         thread.join(60)
-        assert not thread.is_alive(), "the dashboard does not end"
+        assert not thread.is_alive(), "the server does not end"
         assert not failed
+
+
+@contextmanager
+def dashboard() -> Iterator[WebClient]:
+    """A running dashboard of the labs in this state directory, on a free port of loopback."""
+    with running(Serving(listen(LOOPBACK, 0, TOKEN))) as port:
+        yield WebClient(port)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.packetsocket import _attach, _filter
+from heddle.endpoints.nic.packetsocket import _filter, attach_filter
 from heddle.wire import layout as wire
 
 OWN = "02:04:00:03:00:01"
@@ -26,7 +26,7 @@ def frame(version: int, mac: str, qpn: int = 0x123) -> bytes:
 def passes(version: int, sent: bytes, qpns: range | None, *, foreign: bool) -> bool:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with near, far:
-        _attach(far, _filter(version, qpns, bytes.fromhex(OWN.replace(":", "")), foreign))
+        attach_filter(far, _filter(version, qpns, bytes.fromhex(OWN.replace(":", "")), foreign))
         far.setblocking(False)
         try:
             near.send(sent)

@@ -104,10 +104,19 @@ def _filter(version: int, qpns: range | None, mac: bytes, foreign: bool) -> list
     return [(code, jump(at, yes), jump(at, no), value) for at, (code, yes, no, value) in enumerate(program)]
 
 
-def _attach(sock: socket.socket, program: Sequence[_Op]) -> None:
+def attach_filter(sock: socket.socket, program: Sequence[_Op]) -> None:
     """Attach a classic BPF filter to a socket (struct sock_fprog)."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+
+
+def filter_count(sock: socket.socket) -> tuple[int, int]:
+    """Frames that have passed the filter of a packet socket since the last call, and those of them that were dropped.
+
+    The kernel resets its own counts with every read. That of packets includes drops (packet_getsockopt).
+    """
+    packets, drops = _STATISTICS.unpack(sock.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size))
+    return packets, drops
 
 
 def true_bytes(frame_bytes: int) -> int:
@@ -179,7 +188,7 @@ class PacketSocket:
         if not receive_bytes:
             return
         mac = self._socket.getsockname()[4]
-        _attach(self._socket, _filter(self._version, self._qpns, mac, foreign))
+        attach_filter(self._socket, _filter(self._version, self._qpns, mac, foreign))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         # For one protocol: such sockets get a frame after clsact ingress (__netif_receive_skb_core), where a queue that
         # marks at dequeue has already written CE; and they do not get frames that the host itself sends.
@@ -238,9 +247,7 @@ class PacketSocket:
         return self._passed
 
     def _count(self) -> None:
-        # The kernel resets its own counts with every read. That of packets includes drops (packet_getsockopt).
-        answer = self._socket.getsockopt(SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
-        packets, drops = _STATISTICS.unpack(answer)
+        packets, drops = filter_count(self._socket)
         self._passed += packets
         self._drops += drops
 

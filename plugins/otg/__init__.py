@@ -1,0 +1,1 @@
+"""A traffic generator over a running lab, with the API of Open Traffic Generator (OTG)."""

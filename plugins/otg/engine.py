@@ -1,0 +1,433 @@
+"""Flows under way: a thread drives the senders and NICs of a configuration, until all flows have ended and settled.
+
+In:  a TrafficPlan, the namespaces of the hosts. Out: counters of each flow at any time.
+A flow has ended when it sends no more. It has settled when its last frame has arrived, or nothing has arrived for
+_QUIET_S: then its counters are final, and it is reported as stopped.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.endpoints.nic.nic import Nic, QueuePair, announce
+from heddle.endpoints.nic.packetsocket import PacketSocket
+from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.nicloop import SEND_FRAMES, TICK_S
+from heddle.traffic.flow import Endpoint
+from heddle.wire.layout import LAYOUTS
+from heddle_plugins.otg.plan import RawFlow, RoceFlow, TrafficPlan
+from heddle_plugins.otg.qps import (
+    CnpSender,
+    MessageMemory,
+    MessageReceiver,
+    MessageSender,
+    header_of,
+    paced,
+    shaper_of,
+)
+from heddle_plugins.otg.rawflows import RawCounter, RawSender, sinks
+
+_QUIET_S: Final = 0.5
+_DRAIN_S: Final = 10.0  # for messages that were posted, when a flow is stopped
+_PASS_S: Final = 0.0005  # between two looks at the sockets
+_PERIOD_S: Final = 0.25  # of samples of rates
+_SAMPLES: Final = 5
+_STARTED, _PAUSED, _STOPPED = "started", "paused", "stopped"
+Counts = dict[str, int]
+
+
+@dataclass(slots=True)
+class FlowRow:
+    """What is known of a flow. rates: per second over the last second, for each counter. error: why it failed."""
+
+    state: str = _STOPPED
+    counts: Counts = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+class _Active:
+    """One flow of the engine, raw or of RoCEv2."""
+
+    def __init__(self) -> None:
+        self.state, self.ending_since, self.changed_at = _STOPPED, 0.0, 0.0
+        self._samples: list[tuple[float, Counts]] = []
+        self._last: Counts = {}
+        self.error = ""
+
+    def begin(self, now: float) -> None:
+        """Start from its first packet, with counters of 0."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Send nothing."""
+        raise NotImplementedError
+
+    def go_on(self, now: float) -> None:
+        """Continue after a pause."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Send nothing new any more."""
+        raise NotImplementedError
+
+    @property
+    def sending(self) -> bool:
+        """Whether it has something to send, now or later."""
+        raise NotImplementedError
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was sent has arrived."""
+        raise NotImplementedError
+
+    def counts(self) -> Counts:
+        """Its counters since `begin`."""
+        raise NotImplementedError
+
+    def start(self, now: float) -> None:
+        """Begin, and sample from here."""
+        self.begin(now)
+        self.state, self.ending_since, self.error = _STARTED, 0.0, ""
+        self._samples, self._last = [], {}
+
+    def look(self, now: float) -> None:
+        """Sample its counters, and find out whether it has settled."""
+        if self.state == _STOPPED:
+            return
+        counts = self.counts()
+        if counts != self._last:
+            self._last, self.changed_at = counts, now
+        if not self._samples or now - self._samples[-1][0] >= _PERIOD_S:
+            self._samples = [*self._samples[1 - _SAMPLES :], (now, counts)]
+        if self.state == _PAUSED or self.sending:
+            self.ending_since = 0.0
+            return
+        self.ending_since = self.ending_since or now
+        quiet = now - max(self.changed_at, self.ending_since) >= _QUIET_S
+        if self.complete or quiet or now - self.ending_since >= _DRAIN_S:
+            self.state = _STOPPED
+
+    def row(self) -> FlowRow:
+        """Its state, counters and rates."""
+        rates: dict[str, float] = {}
+        if self.state == _STARTED and len(self._samples) > 1:
+            (began, before), (ended, after) = self._samples[0], self._samples[-1]
+            rates = {name: (after[name] - before.get(name, 0)) / (ended - began) for name in after}
+        return FlowRow(self.state, self.counts(), rates, self.error)
+
+
+class _RawActive(_Active):
+    def __init__(self, sender: RawSender, counter: RawCounter | None) -> None:
+        super().__init__()
+        self.sender, self._counter = sender, counter
+
+    def begin(self, now: float) -> None:
+        if self._counter is not None:
+            self._counter.clear()
+        self.sender.start(now)
+
+    def pause(self) -> None:
+        self.sender.pause()
+
+    def go_on(self, now: float) -> None:
+        self.sender.go_on(now)
+
+    def stop(self) -> None:
+        self.sender.stop()
+
+    @property
+    def sending(self) -> bool:
+        return self.sender.due is not None
+
+    @property
+    def complete(self) -> bool:
+        return self._counter is None or self._counter.count >= self.sender.sent
+
+    def counts(self) -> Counts:
+        sent, size = self.sender.sent, self.sender.flow.frames.size
+        found = {"frames_tx": sent, "bytes_tx": sent * size}
+        if self._counter is not None:
+            count = self._counter.count
+            found |= {"frames_rx": count, "bytes_rx": count * size}
+        return found
+
+
+class _RoceActive(_Active):
+    def __init__(
+        self, nic: Nic, sender: MessageSender, requester: QueuePair, receiver: MessageReceiver, responder: QueuePair
+    ) -> None:
+        super().__init__()
+        self._nic, self._sender, self._requester = nic, sender, requester
+        self._receiver, self._responder = receiver, responder
+        self._base: Counts = {}
+
+    def begin(self, now: float) -> None:
+        self._base = self._total()
+        self.go_on(now)
+
+    def pause(self) -> None:
+        self._sender.stop()
+
+    def go_on(self, now: float) -> None:
+        self._sender.run()
+        self._nic.wake(self._requester)
+
+    def stop(self) -> None:
+        self._sender.stop()
+
+    @property
+    def sending(self) -> bool:
+        if self._sender.error:
+            self.error = self._sender.error
+            return False
+        return self._sender.running or not self._sender.idle
+
+    @property
+    def complete(self) -> bool:
+        return self._sender.idle and not self._receiver.answering
+
+    def _total(self) -> Counts:
+        out, into = self._requester.end.counters(), self._responder.end.counters()
+        arrived = sum(each.packets for each in self._responder.received)
+        return {
+            "data_frames_tx": self._requester.packets, "data_frames_rx": arrived,
+            "data_frames_retransmitted": out["retransmitted"], "frame_sequence_error": into["out_of_order"],
+            "tx_bytes": self._requester.bytes, "rx_bytes": self._receiver.bytes,
+            "message_tx": self._sender.posted, "message_complete_rx": self._receiver.messages,
+            "ecn_ce_rx": self._responder.ce, "cnp_tx": into.get("cnps_sent", 0),
+            "cnp_rx": out.get("cnps_received", 0) + self._sender.cnps,
+            "ack_tx": self._receiver.acks, "ack_rx": self._sender.acks,
+            "nak_tx": self._receiver.naks, "nak_rx": self._sender.naks,
+        }  # fmt: skip
+
+    def counts(self) -> Counts:
+        return {name: value - self._base.get(name, 0) for name, value in self._total().items()}
+
+
+class Engine:
+    """The senders, receivers and NICs of a configuration. `ended` is called in its thread when all flows have settled.
+
+    MachineError when a port cannot be used.
+    """
+
+    def __init__(
+        self, plan: TrafficPlan, k: int, ib_mtu: int, netns: Callable[[str], Path], ended: Callable[[], None]
+    ) -> None:
+        self._plan, self._k, self._ib_mtu, self._netns, self._ended = plan, k, ib_mtu, netns, ended
+        self._stack = ExitStack()
+        self._lock = threading.RLock()
+        self._flows: dict[str, _Active] = {}
+        self._raw: list[_RawActive] = []
+        self._nics: dict[str, Nic] = {}
+        self._by_fd: dict[int, Nic] = {}
+        self._sockets: dict[str, PacketSocket] = {}
+        self._poll = select.epoll()
+        self._stack.callback(self._poll.close)
+        self._closing = self._closed = False
+        self._next_tick = 0.0
+        self.error: HeddleError | None = None
+        try:
+            for flow in plan.raw:
+                self._open_raw(flow)
+            self._open_roce(plan.roce)
+        except OSError as error:
+            self._stack.close()
+            why = f"cannot be opened: {error.strerror}; a link may be down"
+            raise MachineError(Problem("", "a port of the configuration", why, "run ./inv validate")) from None
+        except BaseException:
+            self._stack.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name="otg", daemon=True)
+
+    def _announce(self, end: Endpoint) -> None:
+        from heddle.kernel.namespace import inside
+
+        with inside(self._netns(end.host)):
+            announce(end.port, end.mac, end.ip, end.gateway_ip)
+
+    def _open_raw(self, flow: RawFlow) -> None:
+        end = flow.tx.end
+        port = self._sockets.get(end.nic)
+        if port is None:
+            self._announce(end)
+            size = end.mtu
+            port = PacketSocket(self._netns(end.host), end.port, size, send_frames=SEND_FRAMES, receive_bytes=0)
+            self._sockets[end.nic] = port
+            self._stack.callback(port.close)
+        counter = None
+        if flow.rx is not None and flow.signature is not None:
+            there = self._netns(flow.rx.end.host)
+            counter = RawCounter(flow, there)
+            self._stack.callback(counter.close)
+            for each in sinks(flow, there):
+                self._stack.callback(each.close)
+        made = _RawActive(RawSender(flow, port), counter)
+        self._raw.append(made)
+        self._flows[flow.name] = made
+
+    def _nic(self, end: Endpoint) -> Nic:
+        found = self._nics.get(end.nic)
+        if found is None:
+            self._announce(end)
+            netns, version = self._netns(end.host), 6 if ":" in end.ip else 4
+            data = PacketSocket(netns, end.port, self._ib_mtu, send_frames=SEND_FRAMES, version=version)
+            self._stack.callback(data.close)
+            answers = PacketSocket(netns, end.port, self._ib_mtu, receive_bytes=0, version=version)
+            self._stack.callback(answers.close)
+            found = self._nics[end.nic] = Nic(data, answers, self._ib_mtu, version)
+            self._by_fd[data.fileno()] = found
+            self._poll.register(data.fileno(), select.EPOLLIN)
+        return found
+
+    def _open_roce(self, flows: Collection[RoceFlow]) -> None:
+        shapers = {}
+        for flow in flows:
+            here, there, data = flow.qp.port.end, flow.rx.end, flow.qp.data
+            frame_bits = 8 * (self._ib_mtu + LAYOUTS[6 if ":" in here.ip else 4].overhead_bytes)
+            if here.nic not in shapers:
+                shapers[here.nic] = shaper_of(flow, frame_bits)
+            own, sport = data["source_qp_number"], data["udp_source_port"]
+            out = QpInfo(own, header_of(here, there, sport, flow.responder, flow.qp.tos), data["initial_psn"], 0,
+                         flow.delay_s, (), flow.rtt_s)  # fmt: skip
+            sender = MessageSender(flow, out)
+            nic = self._nic(here)
+            requester = QueuePair(nic, out, paced(sender, flow, out, shapers[here.nic], self._k, frame_bits))
+            nic.add(requester)
+            back = QpInfo(flow.responder, header_of(there, here, sport, own, 0), data["initial_psn"], 0, flow.delay_s,
+                          peer_sport=sport)  # fmt: skip
+            receiver = MessageReceiver(flow, back, MessageMemory(flow.message_bytes))
+            far = self._nic(there)
+            responder = QueuePair(far, back, CnpSender(receiver, flow.rx, self._k, back) if flow.rx.dcqcn else receiver)
+            far.add(responder)
+            self._flows[flow.name] = _RoceActive(nic, sender, requester, receiver, responder)
+
+    def start(self, names: Collection[str]) -> None:
+        """Start flows from their beginning."""
+        with self._lock:
+            now = time.monotonic()
+            for name in names:
+                self._flows[name].start(now)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def stop(self, names: Collection[str]) -> None:
+        """End flows; their last packets still arrive."""
+        with self._lock:
+            for name in names:
+                flow = self._flows[name]
+                flow.stop()
+                if flow.state == _PAUSED:
+                    flow.state = _STARTED
+
+    def pause(self, names: Collection[str]) -> None:
+        """Let flows wait that send."""
+        with self._lock:
+            for name in names:
+                flow = self._flows[name]
+                if flow.state == _STARTED and flow.sending:
+                    flow.pause()
+                    flow.state = _PAUSED
+
+    def resume(self, names: Collection[str]) -> None:
+        """Continue paused flows, and start those that are stopped, with their counters."""
+        with self._lock:
+            now = time.monotonic()
+            for name in names:
+                flow = self._flows[name]
+                if flow.state == _PAUSED:
+                    flow.go_on(now)
+                    flow.state = _STARTED
+                elif flow.state == _STOPPED:
+                    flow.start(now)
+
+    def rows(self) -> Mapping[str, FlowRow]:
+        """Every flow."""
+        with self._lock:
+            return {name: flow.row() for name, flow in self._flows.items()}
+
+    def close(self) -> None:
+        """End everything now."""
+        self._closing = True
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._stack.close()
+
+    def settle(self, names: Collection[str], seconds: float) -> None:
+        """Return when these flows are stopped, or after so many seconds."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(self._flows[name].state != _STOPPED for name in names):
+            time.sleep(TICK_S)
+
+    def complaints(self) -> list[str]:
+        """Why its counters are not those of the network, or why it has ended; empty usually."""
+        lost = {name: nic.socket.drops() for name, nic in self._nics.items()}
+        found = [f"{name} was too slow, and its host lost {count} packets" for name, count in lost.items() if count]
+        return [*found, *(map(str, self.error.problems) if self.error is not None else ())]
+
+    def _work(self) -> None:
+        try:
+            while not self._closing:
+                with self._lock:
+                    due = self._turn(time.monotonic())
+                    if all(flow.state == _STOPPED for flow in self._flows.values()):
+                        break
+                time.sleep(_PASS_S)
+                self._receive(due)
+        except HeddleError as error:
+            self.error = error
+        except OSError as error:
+            why = f"cannot be used any more: {error.strerror}"
+            self.error = MachineError(Problem("", str(error.filename or "a port"), why, "run ./inv validate"))
+        finally:
+            with self._lock:
+                for flow in self._flows.values():
+                    flow.state = _STOPPED
+            self._ended()
+
+    def _turn(self, now: float) -> float:
+        """Send what is due; the time of the next turn."""
+        for each in self._raw:
+            each.sender.turn(now)
+        for nic in self._nics.values():
+            if nic.deadline <= now:
+                nic.expire(now)
+            if nic.eager:
+                nic.transmit(now)
+                events = select.EPOLLIN | (select.EPOLLOUT if nic.blocked else 0)
+                if events != nic.events:
+                    self._poll.modify(nic.socket.fileno(), events)
+                    nic.events = events
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            for nic in self._nics.values():
+                nic.expire(now)
+                nic.blocked, nic.eager = False, True
+            for flow in self._flows.values():
+                flow.look(now)
+        dues = [each.sender.due for each in self._raw if each.sender.due is not None]
+        return min([self._next_tick, *dues, *(nic.deadline for nic in self._nics.values())])
+
+    def _receive(self, due: float) -> None:
+        ready = self._poll.poll(max(0.0, due - time.monotonic()))
+        with self._lock:
+            for fd, events in ready:
+                nic = self._by_fd[fd]
+                if events & (select.EPOLLIN | select.EPOLLERR):
+                    nic.receive(time.monotonic())
+                if events & select.EPOLLOUT:
+                    nic.blocked, nic.eager = False, True
