@@ -38,6 +38,7 @@ def with_ports(api: Any, lab: Lab, hosts: Sequence[str]) -> Any:
         ethernet = device.ethernets.add(name=f"eth {number}", mac=port.mac)
         ethernet.connection.port_name = f"p{number}"
         gateway = lab.fabric.gateways[port.node, port.name].address
+        assert gateway is not None
         ethernet.ipv4_addresses.add(name=f"ip {number}", address=str(port.address.ip), gateway=str(gateway.ip))
     return config
 

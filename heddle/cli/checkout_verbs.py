@@ -39,6 +39,7 @@ _LINTERS: Final = (
     ("mypy",),
 )
 _DRIVER: Final = "the browser's driver"
+_OFFLINE: Final = frozenset({"unit", "golden"})  # suites
 _OF_A_SITE: Final = "search/search_index.json"
 # What a browser loads by itself; a link that the reader clicks may lead anywhere.
 _LOADED: Final = re.compile(
@@ -369,6 +370,8 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     root, suites = resources.HERE.checkout("./inv test"), suites_of(suite)
     if "browser" in suites:
         ensure_locked(root / "requirements-browser.lock", _DRIVER, out.say)
+    if not _OFFLINE.issuperset(suites):  # some live stories are those of other programs
+        ensure_locked(root / "requirements-dev.lock", "the linters and the clients of live tests", out.say)
     # pytest's text is the result; with --format json it is progress.
     argv = [*_pytest(suites, extra, _folders(root, suites, extra)), *_workers(suites, extra)]
     env = _compiling()

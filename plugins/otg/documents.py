@@ -14,7 +14,7 @@ from heddle_plugins.otg.rules import (
     U32,
     U64,
     At,
-    Notes,
+    Remarks,
     Rule,
     address,
     choice,
@@ -36,12 +36,12 @@ from heddle_plugins.otg.rules import (
 MOST_PORTS: Final = 256
 MOST_FLOWS: Final = 1024  # raw ones, and queue pairs
 MOST_HEADERS: Final = 16
-MOST_NAMES: Final = 4096
+MOST_ASKED: Final = 2048
 ECN: Final = {"non_ect": 0, "ect_1": 1, "ect_0": 2, "ce": 3}
 _LAB: Final = "the lab decides it"
 
 _NAME: Final = text()
-_NAMES: Final = listed(_NAME, MOST_NAMES)
+_NAMES: Final = listed(_NAME, MOST_ASKED)
 _GAP: Final = only(12, "packets leave at the rate of the flow")
 
 
@@ -229,14 +229,14 @@ CAPTURE: Final = fields({
 })  # fmt: skip
 
 
-def read(document: Any, rule: Rule, notes: Notes) -> Any:
+def read(document: Any, rule: Rule, notes: Remarks) -> Any:
     """A document by a rule; InputError with everything that is wrong."""
     found = rule.read(document, At("", notes))
     check(notes)
     return found
 
 
-def check(notes: Notes) -> None:
+def check(notes: Remarks) -> None:
     """InputError with all problems so far, if there are any."""
     if notes.problems:
         raise InputError(*notes.problems)

@@ -45,7 +45,7 @@ Counts = dict[str, int]
 
 
 @dataclass(slots=True)
-class FlowRow:
+class FlowState:
     """What is known of a flow. rates: per second over the last second, for each counter. error: why it failed."""
 
     state: str = _STOPPED
@@ -116,13 +116,13 @@ class _Active:
         if self.complete or quiet or now - self.ending_since >= _DRAIN_S:
             self.state = _STOPPED
 
-    def row(self) -> FlowRow:
+    def row(self) -> FlowState:
         """Its state, counters and rates."""
         rates: dict[str, float] = {}
         if self.state == _STARTED and len(self._samples) > 1:
             (began, before), (ended, after) = self._samples[0], self._samples[-1]
             rates = {name: (after[name] - before.get(name, 0)) / (ended - began) for name in after}
-        return FlowRow(self.state, self.counts(), rates, self.error)
+        return FlowState(self.state, self.counts(), rates, self.error)
 
 
 class _RawActive(_Active):
@@ -213,7 +213,7 @@ class _RoceActive(_Active):
         return {name: value - self._base.get(name, 0) for name, value in self._total().items()}
 
 
-class Engine:
+class TrafficEngine:
     """The senders, receivers and NICs of a configuration. `ended` is called in its thread when all flows have settled.
 
     MachineError when a port cannot be used.
@@ -349,7 +349,7 @@ class Engine:
                 elif flow.state == _STOPPED:
                     flow.start(now)
 
-    def rows(self) -> Mapping[str, FlowRow]:
+    def rows(self) -> Mapping[str, FlowState]:
         """Every flow."""
         with self._lock:
             return {name: flow.row() for name, flow in self._flows.items()}

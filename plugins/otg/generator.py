@@ -22,10 +22,10 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle_plugins.otg import documents, metrics
 from heddle_plugins.otg.captures import PortCapture
-from heddle_plugins.otg.engine import Engine, FlowRow
+from heddle_plugins.otg.engine import FlowState, TrafficEngine
 from heddle_plugins.otg.metrics import PortCounts, read_ports
 from heddle_plugins.otg.plan import TrafficPlan, plan_of
-from heddle_plugins.otg.rules import MOST_ERRORS, Notes
+from heddle_plugins.otg.rules import MOST_ERRORS, Remarks
 
 _SETTLE_S: Final = 12.0  # that the answer to `stop` waits for the last packets
 _LOOK_S: Final = 1.0
@@ -40,9 +40,9 @@ class Generator:
         self._config: dict[str, Any] = {}
         self._plan = TrafficPlan({})
         self._lab: Lab | None = None
-        self._engine: Engine | None = None
+        self._engine: TrafficEngine | None = None
         self._locked = ExitStack()  # the lab, while flows run
-        self._rows: dict[str, FlowRow] = {}
+        self._rows: dict[str, FlowState] = {}
         self._base: Mapping[str, PortCounts] = {}
         self._seen: tuple[float, Mapping[str, PortCounts]] = (0.0, {})  # the last reading of ports, and its time
         self._captures: dict[str, PortCapture] = {}
@@ -58,17 +58,17 @@ class Generator:
     def configure(self, document: Any) -> dict[str, Any]:
         """set_config: replace everything. Flows and captures of the old configuration end."""
         with self._called():
-            notes = Notes()
+            notes = Remarks()
             config = documents.read(document, documents.CONFIG, notes)
             lab = open_lab(self._name)
             if not lab.runtime.here:
                 why = "runs in shards, and the traffic generator needs a lab of this machine"
                 raise InputError(Problem("", f"lab {lab.name}", why, "use another runtime"))
-            plan = plan_of(lab, config, notes)
+            plan = plan_of(lab.fabric, config, notes)
             documents.check(notes)
             self._end()
             self._lab, self._config, self._plan = lab, document, plan
-            self._rows = {name: FlowRow() for name in plan.flow_names}
+            self._rows = {name: FlowState() for name in plan.flow_names}
             self._protocols = False
             self._base = read_ports(lab, plan.ports.values())
             return _warned(notes.warnings)
@@ -83,7 +83,7 @@ class Generator:
     def control(self, document: Any) -> dict[str, Any]:
         """set_control_state."""
         with self._called():
-            notes = Notes()
+            notes = Remarks()
             what, (_, asked) = documents.read(document, documents.CONTROL, notes)
             if what == "port":
                 return self._capture(asked["port_names"], asked["state"])
@@ -111,7 +111,7 @@ class Generator:
             engine.resume(names)
         return _warned([])
 
-    def _opened(self) -> Engine:
+    def _opened(self) -> TrafficEngine:
         """The engine, with the lab locked. InputError without flows, or while another command works on the lab."""
         if self._engine is not None:
             return self._engine
@@ -126,7 +126,7 @@ class Generator:
                 return handles[host].netns
 
             self._failed = []
-            self._engine = Engine(self._plan, policy.k, policy.ib_mtu, netns, self._ended)
+            self._engine = TrafficEngine(self._plan, policy.k, policy.ib_mtu, netns, self._ended)
             self._locked = stack.pop_all()
         return self._engine
 
@@ -140,7 +140,7 @@ class Generator:
                 engine.close()
                 self._locked.close()
 
-    def _keep(self, engine: Engine) -> None:
+    def _keep(self, engine: TrafficEngine) -> None:
         """Remember the counters of an engine that ends: those of flows that it has sent."""
         self._rows |= {name: row for name, row in engine.rows().items() if any(row.counts.values()) or row.error}
         self._failed += [f"{name}: {row.error}" for name, row in self._rows.items() if row.error]
@@ -189,7 +189,7 @@ class Generator:
     def metrics(self, document: Any) -> dict[str, Any]:
         """get_metrics."""
         with self._called():
-            notes = Notes()
+            notes = Remarks()
             kind, asked = documents.read(document, documents.METRICS, notes)
             rows = self._rows if self._engine is None else {**self._rows, **self._engine.rows()}
             k = 1 if self._lab is None else self._lab.fabric.policy.k
@@ -239,7 +239,7 @@ class Generator:
     def captured(self, document: Any) -> bytes:
         """get_capture: a pcap. It ends the capture."""
         with self._called():
-            asked = documents.read(document, documents.CAPTURE, Notes())
+            asked = documents.read(document, documents.CAPTURE, Remarks())
             name = asked["port_name"]
             if name not in self._captures:
                 hint = "start it with set_control_state"

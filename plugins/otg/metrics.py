@@ -15,7 +15,7 @@ from typing import Any, Final
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import IFF_LOWER_UP
 from heddle.lab.lab import Lab
-from heddle_plugins.otg.engine import FlowRow
+from heddle_plugins.otg.engine import FlowState
 from heddle_plugins.otg.plan import OtgPort, RawFlow, RoceFlow
 
 _IFLA_STATS64: Final = 23
@@ -68,7 +68,7 @@ def port_rates(now: PortCounts, before: PortCounts | None, seconds: float, k: in
     return {f"{name}_rate": k * (getattr(now, name) - getattr(before, name)) / seconds for name in names}
 
 
-def raw_row(flow: RawFlow, row: FlowRow, k: int) -> dict[str, Any]:
+def raw_row(flow: RawFlow, row: FlowState, k: int) -> dict[str, Any]:
     """One raw flow."""
     rates = {name: value * k for name, value in row.rates.items()}
     found: dict[str, Any] = {
@@ -94,7 +94,7 @@ _ROCE_COUNTERS: Final = (
 )  # fmt: skip
 
 
-def roce_row(flow: RoceFlow, row: FlowRow, k: int) -> dict[str, Any]:
+def roce_row(flow: RoceFlow, row: FlowState, k: int) -> dict[str, Any]:
     """One queue pair."""
     here, there = flow.qp.port, flow.rx
     counts = {name: row.counts.get(name, 0) for name in _ROCE_COUNTERS}

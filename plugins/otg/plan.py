@@ -1,6 +1,7 @@
 """What a configuration means in a lab: ports as NICs, flows with rates of the emulation, queue pairs with numbers.
 
-In:  a configuration (documents.CONFIG) and a running lab. Out: TrafficPlan, and warnings; InputError with all errors.
+In:  a configuration (documents.CONFIG) and the fabric of a lab. Out: TrafficPlan; errors and warnings
+in Remarks.
 Rates of a configuration are those of the modelled fabric and are divided by k, gaps and delays are multiplied by k.
 Percentages need no k; `fixed_seconds` are seconds of the clock. Sizes of frames are without FCS.
 """
@@ -14,8 +15,8 @@ from typing import Any, Final
 
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, did_you_mean
+from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
-from heddle.lab.lab import Lab
 from heddle.runs.explain import nic_named
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import Propagation, delay_between
@@ -26,7 +27,7 @@ from heddle.wire.layout import LAYOUTS
 from heddle_plugins.otg import frames
 from heddle_plugins.otg.documents import ECN, MOST_FLOWS, ROCE_DEFAULTS
 from heddle_plugins.otg.frames import RawFrames, Signature
-from heddle_plugins.otg.rules import At, Notes
+from heddle_plugins.otg.rules import At, Remarks
 
 MOST_MESSAGE: Final = 64 << 20  # bytes
 FIRST_RESPONDER: Final = 0x100000  # number of the first queue pair that receives at a NIC
@@ -137,16 +138,16 @@ class TrafficPlan:
         return [*(flow.name for flow in self.raw), *(flow.name for flow in self.roce)]
 
 
-def plan_of(lab: Lab, config: Mapping[str, Any], notes: Notes) -> TrafficPlan:
-    """Read a configuration for a lab. Errors and warnings go to the notes; the caller raises them."""
-    return _Reading(lab, config, notes).plan()
+def plan_of(fabric: Fabric, config: Mapping[str, Any], notes: Remarks) -> TrafficPlan:
+    """Read a configuration for a fabric. Errors and warnings go to the notes; the caller raises them."""
+    return _Reading(fabric, config, notes).plan()
 
 
 class _Reading:
-    def __init__(self, lab: Lab, config: Mapping[str, Any], notes: Notes) -> None:
-        self._lab, self._config, self._root = lab, config, At("", notes)
-        self._k = lab.fabric.policy.k
-        self._delays = PathDelays(lab.fabric)
+    def __init__(self, fabric: Fabric, config: Mapping[str, Any], notes: Remarks) -> None:
+        self._fabric, self._config, self._root = fabric, config, At("", notes)
+        self._k = fabric.policy.k
+        self._delays = PathDelays(fabric)
         self._ports: dict[str, OtgPort] = {}
         self._interfaces: dict[str, OtgPort] = {}  # of devices, by name
         self._qps: dict[str, QpSetting] = {}
@@ -179,18 +180,18 @@ class _Reading:
         for index, each in enumerate(ports):
             name, location, place = each["name"], each["location"], at.inside(index)
             try:
-                port, _ = nic_named(self._lab.fabric, "location", location)
+                port, _ = nic_named(self._fabric, "location", location)
             except InputError as error:
                 place.inside("location").wrong(f"is {location}: {error.problems[0].why}", error.problems[0].hint)
                 continue
-            if why := no_nic(self._lab.fabric, port):
+            if why := no_nic(self._fabric, port):
                 place.inside("location").wrong(f"is {location}, which {why}")
                 continue
             for names, what in ((self._ports, name), (taken, port.ref)):
                 if what in names:
                     place.wrong(f"names {what}, as another port does", "use each name and each NIC once")
             taken[port.ref] = name
-            end = endpoint_at(self._lab.fabric, index, port)
+            end = endpoint_at(self._fabric, index, port)
             self._ports[name] = OtgPort(name, location, end, settings.get(name, ROCE_DEFAULTS))
         for name in settings.keys() - self._ports.keys():
             self._root.inside("options").wrong(f"name port {name}, which is not there", did_you_mean(name, self._ports))
@@ -243,7 +244,7 @@ class _Reading:
                 f"is {name}, which is not an interface", did_you_mean(str(name), self._interfaces)
             )
             return
-        own = self._lab.fabric.policy.ib_mtu
+        own = self._fabric.policy.ib_mtu
         mtu = min(interface["ib_mtu"] or own, own)
         if interface["ib_mtu"] > own:
             at.inside("ib_mtu").note(f"is {interface['ib_mtu']}: packets have {own} bytes, as in this lab")
@@ -393,7 +394,7 @@ class _Reading:
         verb, data = flow["rocev2_verb"]
         one_way_ns = delay_between(self._delays, qp.port.end, rx.end)
         one_way_s = one_way_ns * self._k * 1e-9
-        policy = self._lab.fabric.policy
+        policy = self._fabric.policy
         timeout_s, retries = self._timer(qp, one_way_ns, at)
         return RoceFlow(
             flow["name"], qp, rx, number, verb, data["immediate_data"] if data else 0, size, share, timeout_s, retries,
@@ -405,11 +406,11 @@ class _Reading:
         setting = qp.port.roce["connection_type"][1]
         if not setting["enable_retransmission_timeout"]:
             return 1e6, 0
-        policy = self._lab.fabric.policy
+        policy = self._fabric.policy
         frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
         there = Propagation(one_way_ns, one_way_ns, self._k, qp.port.end.rate_bps, frame)
         options = RunOptions(dscp=qp.data["dscp"])
-        least = ack_timeout(self._lab.fabric, options, there, len(self._qps) * WINDOW)
+        least = ack_timeout(self._fabric, options, there, len(self._qps) * WINDOW)
         asked = setting["retransmission_timeout_value"] / 1e3
         if asked < least:
             here = f"{least * 1e3:.0f} ms here: links are {self._k} times slower"

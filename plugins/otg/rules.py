@@ -25,7 +25,7 @@ _NOTED: Final = 1 << 16  # characters of a value without effect
 
 
 @dataclass(slots=True)
-class Notes:
+class Remarks:
     """What is wrong with a document, and what of it has no effect."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -37,7 +37,7 @@ class At:
     """A place in a document: `flows[0].rate`."""
 
     path: str
-    notes: Notes
+    notes: Remarks
 
     def inside(self, key: str | int) -> At:
         """The place of a field, or of an item of a list."""

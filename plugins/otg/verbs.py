@@ -13,7 +13,7 @@ from heddle.cli.verbs import verb
 
 ACTIONS: Final = ("serve",)
 _IDLE_S: Final = 300.0
-_LONGEST_S: Final = 86_400.0
+_MOST_IDLE_S: Final = 86_400.0
 
 
 @verb(
@@ -56,8 +56,8 @@ def otg(
 
     if action not in ACTIONS:
         raise InputError(Problem("", f"otg {action}", "is not an action of otg", did_you_mean(action, ACTIONS)))
-    if not 1 <= idle <= _LONGEST_S:
-        raise InputError(Problem("", f"--idle {idle:g}", "is outside the range", f"use 1 to {_LONGEST_S:g} seconds"))
+    if not 1 <= idle <= _MOST_IDLE_S:
+        raise InputError(Problem("", f"--idle {idle:g}", "is outside the range", f"use 1 to {_MOST_IDLE_S:g} seconds"))
     if (tls_cert is None) != (tls_key is None):
         flag = "--tls-cert" if tls_key is None else "--tls-key"
         raise InputError(Problem("", flag, "needs the other file, too", "use both: --tls-cert CERT --tls-key KEY"))

@@ -244,6 +244,8 @@ LOADED = {"pytest-timeout", "hatchling"}
 PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
+# Clients of live tests, in the group dev: `./inv test` installs it.
+CLIENTS = {"snappi"}
 OURS = {"heddle", PLUGINS, "tests", "docs", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
 OURSELVES = "heddle-fabric"
 
@@ -269,8 +271,13 @@ def core() -> set[str]:
 
 def browsers() -> set[str]:
     """The packages of suite browser, which `./inv test browser` installs."""
+    return group("browser")
+
+
+def group(name: str) -> set[str]:
+    """The packages of a dependency group."""
     file = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return {_name(each) for each in file["dependency-groups"]["browser"]}
+    return {_name(each) for each in file["dependency-groups"][name]}
 
 
 def _name(requirement: str) -> str:
@@ -308,7 +315,8 @@ def locked(lock: str) -> dict[str, set[str]]:
 
 
 def test_every_declared_package_is_imported_and_every_imported_one_declared() -> None:
-    assert imported() == (declared() | browsers()) - LOADED - CARRIERS
+    assert imported() == (declared() | browsers() | CLIENTS) - LOADED - CARRIERS
+    assert group("dev") >= CLIENTS
     assert declared() >= LOADED
 
 

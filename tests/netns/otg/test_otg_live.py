@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
-
-import pytest
 
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
@@ -13,7 +10,6 @@ from heddle.lab.snapshot import LabPart
 from heddle.switch.counters import SwitchCounters
 from tests.otgclient import (
     capture,
-    flow_rows,
     generator,
     port_rows,
     qp_rows,
@@ -61,7 +57,13 @@ def test_a_client_gets_the_counters_of_switches_and_queues_for_raw_and_rocev2_fl
         queues = {row.port: row for row in read_queues(tiny).rows}
         transmit(api, "start", "raw")
         done = settled(api)["raw"]
-        assert (done.frames_tx, done.frames_rx, done.bytes_tx, done.bytes_rx, done.loss) == (300, 300, 150_000, 150_000, 0)
+        assert (done.frames_tx, done.frames_rx, done.bytes_tx, done.bytes_rx, done.loss) == (
+            300,
+            300,
+            150_000,
+            150_000,
+            0,
+        )
         assert at_port(tiny, before, leaf_port(tiny, "host3"), 17 << 24 | 6000) == (300, 150_000)
 
         transmit(api, "start", "qp 1")
@@ -80,7 +82,7 @@ def test_a_client_gets_the_counters_of_switches_and_queues_for_raw_and_rocev2_fl
         frames = records(api.get_capture(asked).read())
         of_raw = [frame for frame in frames if frame[23] == 17 and frame[34:38] == struct.pack(">HH", 5000, 6000)]
         assert len(of_raw) == 300 and {len(frame) for frame in of_raw} == {500}
-        assert len(queues)
+        assert queues
 
 
 def records(pcap: bytes) -> list[bytes]:
