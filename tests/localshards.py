@@ -26,11 +26,13 @@ from heddle.fabric.model import Fabric
 from heddle.runtimes import registry
 from heddle.runtimes.clusterkind import Cluster, ShardCommand, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
+from heddle.shards.server import RELAY
 from tests.objects.shared import ROOT
 
 NAME: Final = "localshards"
 MTU: Final = 1450
 _WIRE: Final = "wire"
+_SERVER: Final = "heddle.shards.server"
 _ALONE: Final = (
     "unshare",
     "--net",
@@ -44,7 +46,7 @@ _ALONE: Final = (
 )
 _SETUP: Final = (
     "mount -t tmpfs none /run && mkdir -p /run/netns /run/lock && mount -t bpf none /sys/fs/bpf && "
-    "ip link set lo up && echo ready && exec sleep infinity"
+    'ip link set lo up && exec "$@"'
 )
 
 
@@ -52,7 +54,7 @@ class LocalCluster:
     """Implements heddle.runtimes.clusterkind.Cluster."""
 
     name = NAME
-    python: Sequence[str] = (sys.executable, "-P", "-m")
+    python: Sequence[str] = (RELAY,)
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -64,13 +66,13 @@ class LocalCluster:
         """Start the shards that do not run, and wire them."""
         held = self._holders.setdefault(lab, {})
         if _WIRE not in held:
-            held[_WIRE] = _hold()
+            held[_WIRE] = _hold(["sh", "-c", "echo ready; exec sleep infinity"])
             self._on(held[_WIRE], "ip", "link", "add", "bridge", "mtu", str(self.mtu), "type", "bridge")
             self._on(held[_WIRE], "ip", "link", "set", "bridge", "up")
         for at, shard in enumerate(shards, 1):
             if shard.name in held and held[shard.name].poll() is None:
                 continue
-            holder = held[shard.name] = _hold()
+            holder = held[shard.name] = _hold([*self._own(lab, shard.name), sys.executable, "-P", "-m", _SERVER])
             veth = f"to-{shard.name}"
             with suppress(Exception):
                 self._on(held[_WIRE], "ip", "link", "del", veth)
@@ -89,15 +91,12 @@ class LocalCluster:
         """nsenter, with a state directory of the shard's own."""
         if lost := [each for each in self.lost(lab) if each.where == f"shard {shard}"]:
             raise MachineError(*lost)
+        return [*self._enter(self._holders[lab][shard]), *self._own(lab, shard), *argv]
+
+    def _own(self, lab: str, shard: str) -> list[str]:
         place = self._directory / lab / shard
         place.mkdir(parents=True, exist_ok=True)
-        return [
-            *self._enter(self._holders[lab][shard]),
-            "env",
-            f"HEDDLE_STATE_DIR={place}",
-            f"PYTHONPATH={ROOT}",
-            *argv,
-        ]
+        return ["env", f"HEDDLE_STATE_DIR={place}", f"PYTHONPATH={ROOT}"]
 
     def open(self, lab: str, shard: str, argv: Sequence[str], errors: IO[bytes]) -> ShardCommand:
         """A process of this machine."""
@@ -158,8 +157,10 @@ class LocalCluster:
         return ["nsenter", f"--target={_inside(holder)}", "--net", "--mount", "--pid", "--root"]
 
 
-def _hold() -> subprocess.Popen[str]:
-    holder = subprocess.Popen([*_ALONE, "sh", "-c", _SETUP], stdout=subprocess.PIPE, text=True, start_new_session=True)
+def _hold(argv: Sequence[str]) -> subprocess.Popen[str]:
+    """Namespaces whose first process is this command, which says when it is ready."""
+    words = [*_ALONE, "sh", "-c", _SETUP, "sh", *argv]
+    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert holder.stdout is not None
     if holder.stdout.readline().strip() != "ready":
         raise RuntimeError("a shard did not start")

@@ -54,7 +54,9 @@ class Cluster(Protocol):
     """The shards of labs. Every object that it makes carries its lab's name."""
 
     name: str
-    python: Sequence[str]  # in a shard: the start of a command that runs a module of Heddle, such as `python3 -P -m`
+    python: Sequence[
+        str
+    ]  # in a shard: the start of a command that runs a module of Heddle: its relay (shards/relay.py)
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """Start all shards; they accept commands when this returns. MachineError with the shard, its nodes and why not.

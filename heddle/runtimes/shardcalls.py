@@ -36,6 +36,8 @@ OBSERVER: Final = {"observer": True}  # in place of an Observer among the argume
 _COMPARED: Final = 5
 _END_S: Final = 5.0
 _EVENTS: Final = ("say", "warn")
+_NOT_FOUND: Final = 127  # exit code: there is no such command
+_IMAGE: Final = "build the image of this version: ./inv image --archive FILE (docs/kubernetes.md); then ./inv down, up"
 _ANSWER_S: Final = 900.0  # for the work of a call; a pod that sends and never answers is ended, too
 _CLOCK_S: Final = 60.0  # for the first one, which waits for the start of the agent
 _MOST_EVENTS: Final = 10_000  # of one call
@@ -202,6 +204,9 @@ class AgentCall:
             self._process.wait(_END_S)
         self._listener.join(_END_S)
         said = self._said.decode(errors="replace").strip().splitlines()
+        if self._process.poll() == _NOT_FOUND:
+            why = "has no server of agents: its image is of an older Heddle"
+            return MachineError(self._located(Problem("", "its pod", why, _IMAGE)))
         why = self._late or (f"has ended: {said[-1]}" if said else "has ended")
         return MachineError(self._lost() or self._located(Problem("", "its agent", why, "run it again")))
 

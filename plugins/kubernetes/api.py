@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
@@ -21,11 +21,13 @@ from typing import Any, Final
 
 from heddle.base import extras, state
 from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.untrusted import LINE_BYTES, parsed
 from heddle.runtimes.clusterkind import UnreachableError
 from heddle_plugins.kubernetes.target import NAMESPACE, KubeTarget, checked
 
 MANAGER: Final = "heddle"  # of the fields that server-side apply sets
 _SECONDS: Final = (10.0, 30.0)  # to connect, and to get an answer
+_WATCH_S: Final = 30  # then the server ends a watch
 _IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 # Kind -> where its objects are, and its name there.
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -66,10 +68,35 @@ class KubeApi:
 
     def all(self, kind: str, selector: str = "", *, fields: str = "") -> list[dict[str, Any]]:
         """All objects of a kind. selector: of their labels; fields: of their fields."""
+        return self.listed(kind, selector, fields=fields)[0]
+
+    def listed(self, kind: str, selector: str = "", *, fields: str = "") -> tuple[list[dict[str, Any]], str]:
+        """The same, and the version of the list, from which `changes` goes on."""
         pairs = {"labelSelector": selector, "fieldSelector": fields}
         query = [(key, value) for key, value in pairs.items() if value]
-        answer = self._call("GET", self.path(kind), f"list {KINDS[kind][1]}", query=query)
-        return list((answer or {}).get("items") or [])
+        answer = self._call("GET", self.path(kind), f"list {KINDS[kind][1]}", query=query) or {}
+        return list(answer.get("items") or []), str((answer.get("metadata") or {}).get("resourceVersion") or "")
+
+    def changes(self, kind: str, version: str, selector: str = "") -> Iterator[dict[str, Any]]:
+        """The lines of a watch: {"type": ..., "object": ...}, until the connection ends, which is no error.
+
+        GoneError: the server does not know the version any more. ValueError for a line that is no JSON, or too long.
+        """
+        query = [("watch", "true"), ("resourceVersion", version), ("allowWatchBookmarks", "true")]
+        query += [("timeoutSeconds", str(_WATCH_S)), *([("labelSelector", selector)] if selector else [])]
+        connect_s, answer_s = _SECONDS
+        with self.errors(f"watch {KINDS[kind][1]}"):
+            stream = self._connections.request(
+                "GET", self.server + self.path(kind), query_params=query, headers=self.bearer(),
+                _preload_content=False, _request_timeout=(connect_s, _WATCH_S + answer_s),
+            )  # fmt: skip
+        rest = b""
+        with closing(stream), suppress(UnreachableError), self.errors(f"watch {KINDS[kind][1]}"):
+            for piece in stream.stream(1 << 16):
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from map(parsed, lines)
+                if len(rest) > LINE_BYTES:
+                    raise ValueError(f"a line of more than {LINE_BYTES} bytes")
 
     def create(self, manifest: Mapping[str, Any], *, trial: bool = False) -> dict[str, Any] | None:
         """Create an object; None when there is one of its name. trial: only ask whether it would be accepted."""
@@ -167,12 +194,16 @@ class ForbiddenError(MachineError):
     """This user may not do that."""
 
 
+class GoneError(MachineError):
+    """The version from which a watch would go on is too old."""
+
+
 class ConflictError(MachineError):
     """There is another object of that name."""
 
 
 _KINDS_OF_ERROR: Final[Mapping[int, type[MachineError]]] = {
-    401: ForbiddenError, 403: ForbiddenError, 409: ConflictError,
+    401: ForbiddenError, 403: ForbiddenError, 409: ConflictError, 410: GoneError,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,6 +21,7 @@ from heddle_plugins.kubernetes.manifests import EXPERIMENT, EXPERIMENT_KINDS, IN
 from heddle_plugins.kubernetes.podexec import PodProcess
 from heddle_plugins.kubernetes.podstate import pod_state
 from heddle_plugins.kubernetes.target import KubeTarget, owner
+from heddle_plugins.kubernetes.watch import Watch
 
 _DEADLINE_S: Final = 900.0  # from now: the Job's, which `renew` moves
 _RENEW_S: Final = 300.0
@@ -32,9 +34,14 @@ class IndexedJob(PodJob):
         self._cluster, self._name, self._need = cluster, name, need
         self._begun = self._renewed = time.monotonic()
         self._selector = manifests.experiment_selector(owner(), name)
+        self._pods = Watch(cluster.api, "Pod", self._selector)
+        self._events = Watch(cluster.api, "Event", optional=True)
+        self._watching = ExitStack()
 
     def create(self) -> None:
         """Make its objects: no pod starts before its policy. The cluster removes the policy with the Job."""
+        for each in (self._pods, self._events):
+            self._watching.enter_context(each)
         job, policy = self._objects()
         made = self._cluster.put(self._name, {**job, "spec": {**job["spec"], "suspend": True}})
         uid, name = made["metadata"]["uid"], job["metadata"]["name"]
@@ -56,12 +63,9 @@ class IndexedJob(PodJob):
             self._renewed = time.monotonic()
 
     def pods(self) -> Mapping[int, IndexPod]:
-        """Index -> its newest pod. Why one is not ready is in its state; events are read only while one starts."""
-        pods = self._cluster.api.all("Pod", self._selector)
-        starting = any((pod.get("status") or {}).get("phase") == "Pending" for pod in pods)
-        events = self._cluster.events() if starting else []
-        found = {}
-        for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        """Index -> its newest pod. Why one is not ready is in its state."""
+        events, found = self._events.now(), {}
+        for pod in sorted(self._pods.now(), key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
             name, uid = str(pod["metadata"]["name"]), str(pod["metadata"]["uid"])
             index = int((pod["metadata"].get("annotations") or {}).get(INDEX, -1))
             found[index] = IndexPod(name, uid, pod_state(pod, _about(events, name)))
@@ -76,7 +80,7 @@ class IndexedJob(PodJob):
         for each in (jobs[0].get("status") or {}).get("conditions") or []:
             if each.get("type") in ("Failed", "FailureTarget") and each.get("status") == "True":
                 return PodState(False, f"has no pod: its Job has ended: {each.get('message')}", patience_s=0.0)
-        return pod_state(None, _about(self._cluster.events(), name))
+        return pod_state(None, _about(self._events.now(), name))
 
     def delete(self, pod: str) -> None:
         self._cluster.api.delete("Pod", pod, grace_s=0)
@@ -85,6 +89,7 @@ class IndexedJob(PodJob):
         return PodProcess(self._cluster.api, pod, argv, errors)
 
     def remove(self) -> None:
+        self._watching.close()
         removed(self._cluster.api, EXPERIMENT_KINDS, self._selector)
 
 

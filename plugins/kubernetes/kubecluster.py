@@ -7,6 +7,7 @@ All objects carry the lab and its owner as labels, so `remove` needs no record.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +24,17 @@ from heddle.fabric.model import Fabric
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.clusterkind import USUAL_S, Cluster, PodState, ShardCommand, ShardNeed, UnreachableError
 from heddle.runtimes.sharded import ShardedRuntime
+from heddle.shards.server import RELAY
 from heddle_plugins.kubernetes import manifests, podexec
 from heddle_plugins.kubernetes.api import RIGHTS, ConflictError, ForbiddenError, KubeApi
 from heddle_plugins.kubernetes.manifests import LAB_RULES, OWNER, READY, RULES, SHARD, AccessRule
 from heddle_plugins.kubernetes.podstate import chosen_address, ended_before, pod_state, when
 from heddle_plugins.kubernetes.target import KubeTarget, owner
+from heddle_plugins.kubernetes.watch import Watch
 
 _STEP: Final = "pods"
-_LOOKS_S: Final = (0.1, 0.5)  # between two looks at the pods: at first, and after some seconds
+_TRIES_S: Final = (0.1, 0.5)  # between two tries of a command in a pod: at first, and after some seconds
+_LOOK_S: Final = 1.0  # at the clock, while nothing changes
 _PATIENCE_S: Final = 20.0  # for an API that does not answer in the middle of `up`
 _SILENT_S: Final = 20.0  # for a pod that runs, and refuses commands or is not ready for a shard
 _IMAGE_HINT: Final = "make the image again: ./inv image --archive FILE; kubectl logs shows what the pod says"
@@ -44,7 +48,7 @@ class KubeCluster(Cluster):
     """The cluster of a target. The kubeconfig is read when it is first needed."""
 
     name = "kubernetes"
-    python: Sequence[str] = manifests.PYTHON
+    python: Sequence[str] = (RELAY,)
 
     def __init__(self, target: KubeTarget, *, options: Sequence[str] = ()) -> None:
         self._asked, self.options = target, options
@@ -81,9 +85,9 @@ class KubeCluster(Cluster):
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """See Cluster. InputError when the lab's objects are of another owner."""
-        start = _Start(self, lab, shards, observer)
-        start.apply()
-        self._answered.update(start.wait())
+        with _Start(self, lab, shards, observer) as start:
+            start.apply()
+            self._answered.update(start.wait())
 
     def put(self, lab: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object, or change this user's of that name; as the cluster has it then.
@@ -137,7 +141,7 @@ class KubeCluster(Cluster):
 
     def pods(self, lab: str) -> dict[str, dict[str, Any]]:
         """Shard -> its pod."""
-        return {_labels(pod).get(SHARD, ""): pod for pod in self.api.all("Pod", manifests.selector(lab, owner()))}
+        return by_shard(self.api.all("Pod", manifests.selector(lab, owner())))
 
     def place(self, lab: str, shard: str) -> str:
         found = self.states(lab).get(shard)
@@ -207,23 +211,23 @@ def removed(api: KubeApi, kinds: Sequence[str], chosen: str) -> int:
         names = [str(each["metadata"]["name"]) for each in api.all(kind, chosen)]
         count += sum(api.delete(kind, name) for name in names)
     begun, forced = time.monotonic(), False
-    while left := [str(each["metadata"]["name"]) for each in api.all("Pod", chosen)]:
-        waited = time.monotonic() - begun
-        if waited > _GONE_S:
-            hint = "kubectl delete pod --force removes it; its node may be lost"
-            raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
-        if waited > _FORCE_S and not forced:
-            forced = True
-            for name in left:
-                api.delete("Pod", name, grace_s=0)
-        _pause(waited)
+    with Watch(api, "Pod", chosen) as pods:  # from now on: an earlier list may not have all that were made
+        while left := [str(each["metadata"]["name"]) for each in pods.now()]:
+            waited = time.monotonic() - begun
+            if waited > _GONE_S:
+                hint = "kubectl delete pod --force removes it; its node may be lost"
+                raise MachineError(Problem("kubernetes", f"pod {some_of(left)}", "does not end", hint))
+            if waited > _FORCE_S and not forced:
+                forced = True
+                for name in left:
+                    api.delete("Pod", name, grace_s=0)
+            pods.wait(_LOOK_S)
     return count
 
 
-def _pause(waited: float) -> None:
-    """Until the next look. waited: seconds so far; the longer, the less often."""
-    first, last = _LOOKS_S
-    time.sleep(min(last, first + waited / 10))
+def by_shard(pods: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Shard -> its pod."""
+    return {_labels(pod).get(SHARD, ""): pod for pod in pods}
 
 
 def _labels(each: Mapping[str, Any]) -> Mapping[str, str]:
@@ -257,14 +261,25 @@ class _Start:
     def __init__(self, cluster: KubeCluster, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         self._cluster, self._lab, self._shards, self._observer = cluster, lab, shards, observer
         self._objects = manifests.lab_objects(lab, owner(), shards, cluster.target, options=cluster.options)
-        self._old = {_occurrence(each) for each in cluster.events()}
-        self._events: list[dict[str, Any]] = []
-        self._asked = 0.0  # when the events were read
+        changed = threading.Event()
+        self._pods = Watch(cluster.api, "Pod", manifests.selector(lab, owner()), changed=changed)
+        self._events = Watch(cluster.api, "Event", changed=changed, optional=True)
+        self._old: set[tuple[str, str]] = set()
         self._addresses: dict[str, str] = {}  # of shards that have answered
         self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
 
+    def __enter__(self) -> _Start:
+        self._pods.__enter__()
+        self._events.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pods.__exit__()
+        self._events.__exit__()
+
     def apply(self) -> None:
         """Create all objects, or change them: the first one is the claim on the lab's name."""
+        self._old = {_occurrence(each) for each in self._events.now()}
         for each in self._objects:
             self._cluster.put(self._lab, each)
 
@@ -284,7 +299,7 @@ class _Start:
                 except UnreachableError:
                     if time.monotonic() - answered > _PATIENCE_S:
                         raise
-                    time.sleep(_LOOKS_S[1])
+                    self._pods.wait(_LOOK_S)
                     continue
                 waiting = [each for each in self._shards if each.name not in self._addresses]
                 self._observer.advance(_STEP, len(self._shards) - len(waiting))
@@ -295,18 +310,16 @@ class _Start:
                 if any(self._overdue(each.name, states[each.name]) for each in waiting):
                     wrong = [each for each in waiting if states[each.name].patience_s < USUAL_S] or waiting
                     raise MachineError(*(self._problem(each, states[each.name]) for each in wrong))
-                _pause(time.monotonic() - begun)
+                first_s, last_s = _TRIES_S
+                tried = any(states[each.name].ready or states[each.name].fresh for each in waiting)
+                self._pods.wait(min(last_s, first_s + (time.monotonic() - begun) / 10) if tried else _LOOK_S)
         self._record({shard: each.incarnation for shard, each in states.items()})
         self._observer.end(_STEP, ", ".join(f"{name} on {each.node}" for name, each in sorted(states.items())))
         return {states[shard].incarnation: address for shard, address in self._addresses.items()}
 
     def _look(self) -> dict[str, PodState]:
-        pods = self._cluster.pods(self._lab)
-        if not all(pod_state(pods.get(each.name)).ready for each in self._shards):
-            now = time.monotonic()
-            if now - self._asked >= _LOOKS_S[1]:
-                self._events, self._asked = self._cluster.events(), now
-        new = [each for each in self._events if _occurrence(each) not in self._old]
+        pods = by_shard(self._pods.now())
+        new = [each for each in self._events.now() if _occurrence(each) not in self._old]
         names = (each.name for each in self._shards)
         return {name: pod_state(pods.get(name), about(new, self._lab, name)) for name in names}
 
@@ -336,7 +349,7 @@ class _Start:
 
     def _problem(self, shard: ShardNeed, state: PodState) -> Problem:
         if not state.uid:  # the cluster may not have tried again since the start: what it said before is the reason
-            state = pod_state(None, about(self._events, self._lab, shard.name))
+            state = pod_state(None, about(self._events.now(), self._lab, shard.name))
         return problem_of(shard.name, shard.nodes, state.why, state.hint)
 
     def _record(self, started: Mapping[str, str]) -> None:

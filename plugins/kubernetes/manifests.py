@@ -64,9 +64,9 @@ class AccessRule:
 _OBJECTS: Final = ("get", "list", "create", "patch", "delete")
 _PODS: Final = (
     AccessRule("networking.k8s.io", ("networkpolicies",), _OBJECTS, "which pods reach each other"),
-    AccessRule("", ("pods",), ("get", "list", "delete"), "whether pods run, and their addresses"),
+    AccessRule("", ("pods",), ("get", "list", "watch", "delete"), "whether pods run, and their addresses"),
     AccessRule("", ("pods/exec",), ("get", "create"), "commands in pods; get: up to Kubernetes 1.34"),
-    AccessRule("", ("events",), ("list",), "why a pod does not run"),
+    AccessRule("", ("events",), ("list", "watch"), "why a pod does not run"),
 )
 LAB_RULES: Final = (
     AccessRule("", ("configmaps", "services"), _OBJECTS, "the cut and the names of shards"),

@@ -1,15 +1,15 @@
-"""The first process of a pod: `python -m heddle_plugins.kubernetes.podinit`. It prepares the pod, then is `tini`.
+"""The first process of a pod: `python -m heddle_plugins.kubernetes.podinit`. It prepares the pod, and keeps its server.
 
 Sysctls become writable, the BPF file system is mounted, and a file with the pod's address says that the pod is ready.
-Each daemon of a node becomes a child of the first process; tini waits for all of them, in 16 MB less than Python. The
-pod ends with it, by SIGTERM.
+Commands are then started by the server of agents (heddle/shards/server.py), which this process starts again when it has
+ended. Each daemon of a node becomes a child of this process. The pod ends with it, by SIGTERM.
 
-    --lease 120     a pod of a Job: its exit code is 0 only by `end_pod`; it ends when no `renew` came for 120 s. The
-                    first process stays this one: tini has no such times
+    --lease 120     a pod of a Job: its exit code is 0 only by `end_pod`; it ends when no `renew` came for 120 s
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -23,13 +23,13 @@ from typing import Final
 from heddle.base.problems import HeddleError, first_lines
 from heddle.base.sysctls import SYSCTLS
 from heddle.kernel.libbpf import ensure_bpffs
+from heddle.shards import server
 from heddle_plugins.kubernetes.manifests import ADDRESS, EXPIRED, LEASE, READY
 
 TRY: Final = "--try"  # a probe: be ready in any case, since it asks for the reasons itself
-_STAYS: Final = ("tini", "--", "sleep", "infinity")
 _SAID: Final = Path("/dev/termination-log")  # the kubelet copies it into the pod's status
 _DONE: Final = signal.SIGUSR1
-_LOOK_S: Final = 2.0
+_ENDS: Final = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 128 + signal.SIGTERM, _DONE: 0}
 
 
 def _writable_sysctls() -> None:
@@ -55,27 +55,6 @@ def prepare() -> dict[str, str]:
     return failed
 
 
-def reap(lease_s: float) -> int:
-    """Wait for children until a signal ends this process; its exit code. lease_s: see above.
-
-    The signals are blocked, so that none is missed between two waits.
-    """
-    watched = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, _DONE}
-    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    while True:
-        found = signal.sigtimedwait(watched, _LOOK_S)
-        number = None if found is None else found.si_signo
-        if number == _DONE:
-            return 0
-        if number in (signal.SIGTERM, signal.SIGINT):
-            return 128 + signal.SIGTERM
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if time.time() - Path(READY).stat().st_mtime > lease_s:
-            return _refuse(f"its ./inv experiment has been silent for {lease_s:g} s", EXPIRED)
-
-
 def renew() -> None:
     """This pod is needed."""
     os.utime(READY)
@@ -95,19 +74,20 @@ def _refuse(text: str, code: int = 1) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Prepare, say that the pod is ready, and stay. Returns when a lease has ended, or when the pod cannot be ready."""
+    """Prepare, say that the pod is ready, and stay. Returns when the pod ends, or cannot be ready."""
     failed = prepare()
-    if TRY in words:
-        failed.clear()
-    if not failed:
-        Path(READY).write_text(os.environ.get(ADDRESS, ""), encoding="utf-8")
-        if LEASE in words:
-            return reap(float(words[words.index(LEASE) + 1]))
-        try:
-            os.execvp(_STAYS[0], _STAYS)  # noqa: S606  (no shell)
-        except OSError as error:
-            failed["first process"] = str(error)
-    return _refuse("the pod cannot be prepared: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
+    if failed and TRY not in words:
+        return _refuse("the pod cannot be prepared: " + "; ".join(f"{name}: {why}" for name, why in failed.items()))
+    lease_s = float(words[words.index(LEASE) + 1]) if LEASE in words else math.inf
+
+    def look() -> int | None:
+        if time.time() - Path(READY).stat().st_mtime <= lease_s:
+            return None
+        return _refuse(f"its ./inv experiment has been silent for {lease_s:g} s", EXPIRED)
+
+    server.install()
+    Path(READY).write_text(os.environ.get(ADDRESS, ""), encoding="utf-8")
+    return server.keep(_ENDS, look)
 
 
 if __name__ == "__main__":

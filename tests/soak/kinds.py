@@ -22,7 +22,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle
 from heddle.lab.status import LabStatus, status
 from heddle.runtimes.netns_cleanup import namespaces_of
-from heddle.runtimes.shardcalls import AGENT
+from heddle.shards.server import COMMAND
 from heddle.switch.pfc import control as pfc
 from tests import localshards
 from tests.fuzz.mutate import damaged, odd_json
@@ -232,12 +232,12 @@ def shards(victim: Victim, dice: random.Random) -> Blow:
 
 
 def _agents_of(victim: Victim) -> list[int]:
-    """Processes of agents, without nsenter: its child is in the shard."""
+    """Processes of commands in shards that their servers have started."""
     mine = f"HEDDLE_STATE_DIR={victim.scratch / 'shards' / victim.name}/".encode()
     found = []
     for path in sorted(Path("/proc").glob("[0-9]*/environ"), key=lambda each: int(each.parent.name)):
         with suppress(OSError):
-            if mine in path.read_bytes() and AGENT.encode() in (path.parent / "cmdline").read_bytes():
+            if mine in path.read_bytes() and (path.parent / "comm").read_text() == f"{COMMAND}\n":
                 found.append(int(path.parent.name))
     return found
 
