@@ -8,6 +8,7 @@ signal, and 69 (EX_UNAVAILABLE) without a server.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,6 +22,12 @@ _UNAVAILABLE = 69
 
 def main(path: str, words: list[str]) -> int:
     """path: of the socket. Returns the exit code."""
+    # The numbers of signals go through a pipe: one that comes just before poll(2) would not end it.
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end = time.monotonic() + _PATIENCE_S
     while True:
@@ -30,13 +37,14 @@ def main(path: str, words: list[str]) -> int:
             break
         except (FileNotFoundError, ConnectionError) as error:
             if time.monotonic() > end:
-                return failed(error.strerror)
+                return failed(str(error.strerror))
             time.sleep(_LOOK_S)
         except OSError as error:  # a command line that is too long for one message, or a closed stream
-            return failed(error.strerror)
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, _: server.send(bytes((number,))))
+            return failed(str(error.strerror))
     try:
+        descriptors = [server.fileno(), signals]
+        while server.fileno() not in select.select(descriptors, [], [])[0]:
+            server.send(os.read(signals, 64))
         code = server.recv(1)
     except ConnectionError:
         code = b""

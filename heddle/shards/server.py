@@ -221,7 +221,7 @@ def install(place: Path = PLACE) -> None:
     path.chmod(0o700)
 
 
-def keep(ends: Mapping[int, int], look: Callable[[], int | None] = lambda: None, place: Path = PLACE) -> int:
+def keep(ends: Mapping[signal.Signals, int], look: Callable[[], int | None] = lambda: None, place: Path = PLACE) -> int:
     """Be the first process of a shard: keep a server running, and wait for all that has lost its parent.
 
     ends: the signals that end it -> its exit code, which this returns. look: is called every second; or its exit code.
@@ -236,7 +236,7 @@ def keep(ends: Mapping[int, int], look: Callable[[], int | None] = lambda: None,
                 server, began = _started(place), time.monotonic()
         found = signal.sigtimedwait(watched, _LOOK_S)
         if found is not None and found.si_signo in ends:
-            return ends[found.si_signo]
+            return ends[signal.Signals(found.si_signo)]
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 server = 0 if pid == server else server
@@ -275,7 +275,7 @@ def _become(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    there = Path(*(sys.argv[1:] or [PLACE]))
+    there = Path(*sys.argv[1:2] or [str(PLACE)])
     install(there)
     print("ready", flush=True)
     sys.exit(keep({signal.SIGTERM: 128 + signal.SIGTERM}, place=there))

@@ -84,11 +84,10 @@ class KubeApi:
         """
         query = [("watch", "true"), ("resourceVersion", version), ("allowWatchBookmarks", "true")]
         query += [("timeoutSeconds", str(_WATCH_S)), *([("labelSelector", selector)] if selector else [])]
-        connect_s, answer_s = _SECONDS
         with self.errors(f"watch {KINDS[kind][1]}"):
             stream = self._connections.request(
                 "GET", self.server + self.path(kind), query_params=query, headers=self.bearer(),
-                _preload_content=False, _request_timeout=(connect_s, _WATCH_S + answer_s),
+                _preload_content=False, _request_timeout=(_SECONDS[0], _WATCH_S + _SECONDS[0]),
             )  # fmt: skip
         rest = b""
         with closing(stream), suppress(UnreachableError), self.errors(f"watch {KINDS[kind][1]}"):

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle_plugins.kubernetes.api import ForbiddenError, GoneError, KubeApi, UnreachableError
+from heddle.runtimes.clusterkind import UnreachableError
+from heddle_plugins.kubernetes.api import ForbiddenError, GoneError, KubeApi
 
 _FIRST_S: Final = 45.0  # for the first list: more than a request may take
 _AGAIN_S: Final = 0.5  # between the starts of two connections
