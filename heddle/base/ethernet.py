@@ -19,6 +19,7 @@ DSCPS: Final = 64
 # in the class with the highest priority.
 DSCP_DATA: Final = 24
 DSCP_ANSWER: Final = 48
+DSCP_REPEATED: Final = 8  # packets that selective repeat sends again, in a fabric that trims
 HEADER: Final = 14  # bytes of an Ethernet header, part of every depth and threshold
 MAX_QUANTA: Final = 0xFFFF
 QUANTUM_BITS: Final = 512  # 802.1Q, clause 36: times are in units of 512 bit times of the port

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from heddle.base.ethernet import CLASSES, DSCP_ANSWER, DSCP_DATA, DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
+from heddle.base.ethernet import (
+    CLASSES,
+    DSCP_ANSWER,
+    DSCP_DATA,
+    DSCP_REPEATED,
+    DSCPS,
+    HEADER,
+    MAX_QUANTA,
+    QUANTUM_BITS,
+)
 from heddle.base.units import round_down, shown
 from heddle.spec.key import Complaint, key
 
@@ -27,7 +36,9 @@ _BUFFER: Final[Any] = {"unit": "size", "least": BUFFERS[0], "most": BUFFERS[1], 
 _STORM: Final[Any] = {"unit": "duration", "least": 10**7, "most": 10**11}
 _ONE_CLASS: Final[Any] = {"least": 0, "most": CLASSES - 1}
 _ONE_DSCP: Final[Any] = {"least": 0, "most": DSCPS - 1}
-_OF_HOSTS: Final[Mapping[int, str]] = {DSCP_DATA: "RoCE data", DSCP_ANSWER: "ACKs, NAKs and CNPs"}
+_OF_HOSTS: Final[Mapping[int, str]] = {
+    DSCP_DATA: "RoCE data", DSCP_ANSWER: "ACKs, NAKs and CNPs", DSCP_REPEATED: "retransmissions",
+}  # fmt: skip
 AutoSize = int | Literal["auto"]
 ClassKind = Literal["control", "lossless", "lossy"]
 

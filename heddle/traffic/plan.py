@@ -214,6 +214,9 @@ def build_plan(
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, slowest, fan_in * in_flight.connection)
     policy, queues = fabric.policy, fabric.policy.of(options.network).queues
+    if queues.trim_queue and options.dscp in queues.trimming.marks.values():
+        why = f"is the DSCP of trimmed packets: data would fill class {queues.trimming.queue}, their own"
+        raise InputError(Problem("", f"--dscp {options.dscp}", why, "use another one"))
     return Plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
         in_flight, admission, trims=queues.trims(queues.class_of_dscp[options.dscp]),

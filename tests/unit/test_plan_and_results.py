@@ -14,7 +14,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.runs.run import payload_bytes, total_packets
+from heddle.runs.run import payload_bytes, plan_run, total_packets
 from heddle.runs.runtable import SizeRow, figures
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
@@ -283,3 +283,13 @@ def test_processes_that_were_ended_for_memory_are_counted_in_a_container_with_a_
         return machine.memory_kills()
 
     answers(kills)
+
+
+def test_data_and_retransmissions_keep_clear_of_the_dscps_of_trimmed_packets() -> None:
+    fabric = load_fabric("tiny", overrides=["queues.lossless=[]", "queues.trimming.queue=5"]).fabric
+    plain = load_fabric("tiny").fabric
+    data, again = RunOptions(dscp=12), RunOptions(transport="srd", own={"retransmission_dscp": 16})
+    for options, typed in ((data, "--dscp 12"), (again, "--retransmission-dscp 16")):
+        plan_run(plain, options)
+        with pytest.raises(InputError, match=f"{typed}.*is the DSCP of trimmed packets"):
+            plan_run(fabric, options)

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from heddle.base.declared import Declared
+from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import FlowHeader, Received, SendBatch
 from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo, passes_on
@@ -487,6 +488,9 @@ def connection_params(plan: Plan) -> RcParams:
     dscp, recovery = o.of(RepeatOptions).retransmission_dscp, o.of(RcOptions).recovery
     if dscp < 0 and plan.trims:
         dscp = wire.DSCP_REPEATED
+    if plan.trims and dscp in plan.trim_dscps:
+        why = "is the DSCP of trimmed packets: data would fill their queue"
+        raise InputError(Problem("", f"--retransmission-dscp {dscp}", why, "use another one, or leave it out"))
     tos = dscp << 2 | wire.ECT0 if dscp >= 0 else -1
     return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, recovery, tos)
 
