@@ -220,6 +220,28 @@ def test_each_trimmed_packet_gives_one_nack_and_one_repetition_and_no_timeout(na
                 assert counted["nacks"] == 0 and counted["naks"] + counted["timeouts"] > 0
 
 
+@pytest.mark.parametrize("name", ("rc", "srd"))
+def test_a_connection_whose_packets_are_trimmed_again_and_again_fails_after_its_retries(name: str) -> None:
+    """As with a queue that counts as full for ever. The perturbation: the switch lets a packet pass now and then."""
+    params = replace(RC, timeout_s=0.05, retries=3)
+    srd = SrdParams(params, 0.0125)
+    ends: dict[str, Ends] = {
+        "rc": (lambda qp: RcSender(params, qp), lambda qp, memory: RcReceiver(params, qp, memory)),
+        "srd": (lambda qp: SrdSender(srd, qp), lambda qp, memory: SrdReceiver(srd, qp, memory)),
+    }
+    for passing in (0.0, 0.05):
+        loop = Loop(ends[name], 4, 1)
+
+        def there(frames: list[bytes], loop: Loop = loop, passing: float = passing) -> list[bytes]:
+            short = len(frames[0]) <= 270 if frames else False
+            return frames if short else [f if loop.dice.random() < passing else trimmed(f) for f in frames]
+
+        loop.run(there, list)
+        error = loop.sender[2].end.error
+        assert error.startswith("no acknowledgement after 3 retries") if not passing else not error
+        assert loop.counted["nacks"] > 100
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_data_are_right_whatever_is_trimmed_lost_doubled_or_late(name: str) -> None:
     for seed in range(40):

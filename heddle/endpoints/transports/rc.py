@@ -106,10 +106,11 @@ class RestartResponder(Responder):
 class SelectiveRequester(Requester):
     """selective-repeat: sends each packet once, and again only the requested ones."""
 
-    __slots__ = ("_again", "_held")
+    __slots__ = ("_again", "_held", "_oldest")
 
     def __init__(self, params: RcParams, psn: int) -> None:
         super().__init__(params, psn)
+        self._oldest = (-1, 0.0)  # of the latest NACK: the oldest packet without ACK, and since when it was that one
         self._again: dict[int, None] = {}  # PSNs to retransmit, in order
         self._held: set[int] = set()  # PSNs beyond `una` that the receiver has, as a SACK says
 
@@ -168,9 +169,15 @@ class SelectiveRequester(Requester):
                 self._again.pop(last + offset, None)
 
     def trimmed(self, nack: Nack, now: float) -> None:
-        """Handle a NACK: send the packet again, unless it is acknowledged. The timer restarts: the receiver lives."""
+        """Handle a NACK: send the packet again, unless it is acknowledged. The timer restarts: the receiver lives.
+
+        Not for ever: where switches trim each repetition, too, the connection fails as without answers.
+        """
         self.counters.nacks += 1
-        if self._request(self._unwrap(nack.psn)):
+        if self._oldest[0] != self.una:
+            self._oldest = self.una, now
+        in_time = now - self._oldest[1] < self.params.retries * self.params.timeout_s
+        if self._request(self._unwrap(nack.psn)) and in_time:
             self.deadline = now + self.params.timeout_s
 
     def _retry(self, now: float) -> None:
