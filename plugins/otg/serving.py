@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -40,6 +41,12 @@ def _error(status: int, kind: str, *errors: str) -> Response:
 
 def _refused(refused: Refusal) -> Response:
     return _error(refused.status, "validation", refused.why)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """No such path, or no such method of it."""
+    assert isinstance(error, HTTPException)  # noqa: S101  (registered for these)
+    return _error(error.status_code, "validation", str(error.detail))
 
 
 def _answered(handler: _Handler) -> _Handler:
@@ -97,7 +104,8 @@ def site(generator: Generator, access: PageAccess) -> ASGIApp:
         Route("/capabilities/version", version, methods=["GET"]),
         *(Route(path, missing, methods=["PATCH", "POST"]) for path in _MISSING),
     ]
-    return Guard(Starlette(routes=routes), access, _refused)
+    unknown = {404: _unknown, 405: _unknown}
+    return Guard(Starlette(routes=routes, exception_handlers=unknown), access, _refused)
 
 
 class OtgServer(WebServer):

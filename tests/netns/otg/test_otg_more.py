@@ -1,0 +1,204 @@
+"""More of the traffic generator on a live fabric: ports, losses, schedules, states, clients that go, congestion."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from heddle.base import owners
+from heddle.base.problems import InputError
+from heddle.base.resources import HERE
+from heddle.lab.faults import record
+from heddle.lab.faults.packets import write_faults
+from heddle.lab.lab import Lab
+from heddle.lab.queues import read_queues
+from heddle.spec.impairments import NO_FAULT, LinkFault
+from tests.netns.otg.test_otg_live import address_of, at_port, counted, leaf_port
+from tests.otgclient import (
+    client,
+    flow_rows,
+    generator,
+    port_rows,
+    qp_rows,
+    roce_flow,
+    settled,
+    transmit,
+    udp_flow,
+    until,
+    with_ports,
+)
+
+pytestmark = pytest.mark.deep
+
+
+@contextmanager
+def losing(lab: Lab, port: str, loss: float) -> Iterator[None]:
+    with record.changing(lab):
+        write_faults(lab, {port: LinkFault(loss=loss)})
+    try:
+        yield
+    finally:
+        with record.changing(lab):
+            write_faults(lab, {port: NO_FAULT})
+
+
+def left_by(lab: Lab, port: str) -> tuple[int, int, int]:
+    """Packets and bytes that left a port by its queues, and packets that its link lost."""
+    rows = [row for row in read_queues(lab).rows if row.port == port]
+    return sum(r.packets for r in rows), sum(r.bytes for r in rows), sum(r.drops.get("fault", 0) for r in rows)
+
+
+def changed(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(now - then for now, then in zip(after, before, strict=True))
+
+
+def test_what_a_link_loses_is_the_difference_of_the_metrics(tiny: Lab) -> None:
+    last, first = leaf_port(tiny, "host3"), "host1:eth1"
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host3"])
+        raw = udp_flow(config, "raw", dst_port=6000)
+        raw.size.fixed, raw.rate.percentage, raw.duration.fixed_packets.packets = 400, 20, 400
+        api.set_config(config)
+        ports, sent, arrived = port_rows(api), left_by(tiny, first), left_by(tiny, last)
+        with losing(tiny, last, 0.25):
+            transmit(api, "start", "raw")
+            done = settled(api)["raw"]
+        lost = changed(arrived, left_by(tiny, last))[2]
+        assert (done.frames_tx, done.frames_rx) == (400, 400 - lost) and 0 < lost < 400
+        assert done.loss == pytest.approx(lost / 4) and done.bytes_rx == 400 * done.frames_rx
+        after = port_rows(api)
+        frames = after["p1"].frames_tx - ports["p1"].frames_tx, after["p1"].bytes_tx - ports["p1"].bytes_tx
+        assert frames == changed(sent, left_by(tiny, first))[:2]
+        got = after["p2"].frames_rx - ports["p2"].frames_rx
+        assert got == changed(arrived, left_by(tiny, last))[0]  # the kernel counts what the link then loses
+
+
+def test_queue_pairs_retransmit_what_is_lost(tiny: Lab) -> None:
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host3"])
+        roce_flow(config, 1, address_of(tiny, "host3"), source_qp_number=300, dscp=26)
+        api.set_config(config)
+        before, lost = counted(tiny), left_by(tiny, leaf_port(tiny, "host3"))[2]
+        with losing(tiny, leaf_port(tiny, "host3"), 0.05):
+            transmit(api, "start")
+            until(lambda: qp_rows(api)["qp 1"].data_frames_retransmitted > 3)
+            transmit(api, "stop")
+        done = qp_rows(api)["qp 1"]
+        lost = left_by(tiny, leaf_port(tiny, "host3"))[2] - lost
+        assert done.message_fail == 0 and done.nak_tx > 0 and done.frame_sequence_error > 0
+        assert done.frame_delta == lost == done.data_frames_tx - done.data_frames_rx
+        assert at_port(tiny, before, leaf_port(tiny, "host3"), done.dest_qp) == (done.data_frames_tx, done.tx_bytes)
+
+
+def test_bursts_seconds_pause_and_resume(tiny: Lab) -> None:
+    k = tiny.fabric.policy.k
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host3"])
+        burst = udp_flow(config, "burst", dst_port=1)
+        burst.duration.burst.bursts, burst.duration.burst.packets = 5, 8
+        burst.duration.burst.inter_burst_gap.microseconds = 1e5 / k
+        burst.rate.percentage = 10
+        some = udp_flow(config, "some", dst_port=2)
+        some.duration.fixed_seconds.seconds, some.rate.pps = 1, 200 * k
+        without_end = udp_flow(config, "endless", dst_port=3)
+        without_end.rate.pps = 500 * k
+        api.set_config(config)
+        transmit(api, "start", "burst", "some")
+        assert not api_free(tiny)
+        done = settled(api)
+        assert (done["burst"].frames_tx, done["burst"].frames_rx) == (40, 40)
+        assert done["some"].frames_rx == done["some"].frames_tx and 100 <= done["some"].frames_tx <= 200
+        until(lambda: api_free(tiny))
+        transmit(api, "start", "endless")
+        until(lambda: flow_rows(api)["endless"].frames_tx > 20)
+        transmit(api, "pause", "endless")
+        row = flow_rows(api)["endless"]
+        assert row.transmit == "paused"
+        time.sleep(0.2)
+        assert flow_rows(api)["endless"].frames_tx == row.frames_tx
+        transmit(api, "resume", "endless")
+        until(lambda: flow_rows(api)["endless"].frames_tx > row.frames_tx)
+        transmit(api, "stop", "endless")
+        done = flow_rows(api)
+        assert done["endless"].frames_tx == done["endless"].frames_rx and done["burst"].frames_tx == 40
+
+
+def api_free(lab: Lab) -> bool:
+    """Whether no flow has the lab's lock."""
+    try:
+        with owners.lock(lab.name):
+            return True
+    except InputError:
+        return False
+
+
+def test_flows_of_a_client_that_goes_end_by_themselves(tiny: Lab) -> None:
+    with generator(tiny, idle_s=2.0) as api:
+        config = with_ports(api, tiny, ["host1", "host2"])
+        udp_flow(config, "endless", dst_port=3).rate.percentage = 1
+        roce_flow(config, 1, address_of(tiny, "host2"), source_qp_number=300)
+        api.set_config(config)
+        transmit(api, "start")
+        assert not api_free(tiny)
+        until(lambda: api_free(tiny))  # asks nothing of the server
+        rows = flow_rows(api)
+        assert rows["endless"].transmit == "stopped" and rows["endless"].frames_tx == rows["endless"].frames_rx > 0
+        assert "no request for 2 s" in "".join(transmit(api, "stop"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_server_ends_its_flows(tiny: Lab, how: signal.Signals) -> None:
+    argv = [*HERE.command(), "otg", "serve", tiny.name, "--format=json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as proc:
+        try:
+            assert proc.stdout is not None
+            text = ""
+            while not text.endswith("}\n"):
+                line = proc.stdout.readline()
+                assert line
+                text += line
+            api = client(json.loads(text)["location"])
+            config = with_ports(api, tiny, ["host1", "host2"])
+            udp_flow(config, "endless", dst_port=3).rate.percentage = 1
+            api.set_config(config)
+            transmit(api, "start")
+            until(lambda: flow_rows(api)["endless"].frames_rx > 0)
+            assert not api_free(tiny)
+        finally:
+            proc.send_signal(how)
+    until(lambda: api_free(tiny))
+    assert proc.returncode == (0 if how == signal.SIGTERM else -how)
+    with generator(tiny) as api:  # nothing is left that a new server would meet
+        api.set_config(config)
+        assert flow_rows(api)["endless"].frames_tx == 0
+
+
+def test_congestion_is_marked_and_notified(tiny: Lab) -> None:
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host2", "host3"])
+        for number in (1, 2):
+            roce_flow(config, number, address_of(tiny, "host3"), source_qp_number=300 + number, dscp=26, ecn="ect_0")
+        for name in ("p1", "p2", "p3"):
+            protocols = config.options.per_port_options.add(port_name=name).protocols
+            protocol = protocols.add()
+            protocol.choice = "rocev2"
+            protocol.rocev2.dcqcn_settings.enable_dcqcn = True
+            protocol.rocev2.dcqcn_settings.initial_rate_after_first_cnp = 30
+        api.set_config(config)
+        before = counted(tiny)
+        transmit(api, "start")
+        until(lambda: all(row.cnp_rx > 0 for row in qp_rows(api).values()))
+        transmit(api, "stop")
+        for name, row in qp_rows(api).items():
+            assert row.ecn_ce_rx >= row.cnp_tx == row.cnp_rx > 0 and row.frame_delta == 0 == row.message_fail, name
+            assert at_port(tiny, before, leaf_port(tiny, "host3"), row.dest_qp) == (row.data_frames_rx, row.rx_bytes)
+            assert (
+                at_port(tiny, before, leaf_port(tiny, row.port_tx.replace("p", "host")), row.src_qp)[0]
+                == row.ack_tx + row.cnp_tx
+            )
