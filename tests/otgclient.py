@@ -54,19 +54,20 @@ def udp_flow(config: Any, name: str, tx: int = 1, rx: int = 2, **fields: Any) ->
     return flow
 
 
-def roce_flow(config: Any, number: int, to: str, **qp: Any) -> Any:
-    """A queue pair of device `number` that sends messages to an address; the flow, named `qp N`."""
+def roce_flow(config: Any, number: int, to: str, suffix: str = "", **qp: Any) -> Any:
+    """A queue pair of device `number` that sends messages to an address; the flow, named `qp N` and the suffix."""
+    name = f"qp {number}{suffix}"
     device = config.devices[number - 1]
     interface = device.rocev2.ipv4_interfaces.add(ipv4_name=f"ip {number}", ib_mtu=4096)
-    peer = interface.peers.add(name=f"peer {number}", destination_ip_address=to)
-    pair = peer.qps.add(qp_name=f"qp {number}")
+    peer = interface.peers.add(name=f"peer {number}{suffix}", destination_ip_address=to)
+    pair = peer.qps.add(qp_name=name)
     pair.connection_type.choice = "reliable_connection"
     for field, value in qp.items():
         setattr(pair.connection_type.reliable_connection, field, value)
     sending = config.stateful_flows.rocev2.add().tx_ports.add(port_name=f"p{number}")
     sending.transmit_type.target_line_rate.value = 100
     return sending.transmit_type.target_line_rate.flows.add(
-        tx_endpoint=f"qp {number}", name=f"qp {number}", message_size=64, message_size_unit="kb"
+        tx_endpoint=name, name=name, message_size=64, message_size_unit="kb"
     )
 
 

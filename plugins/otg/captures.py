@@ -17,7 +17,7 @@ from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.lab.capture import MOST_SECONDS, Bounds, Captured, capture, find_ports
 from heddle.lab.lab import Lab
 from heddle.wire.pcapng import SNAP_BYTES, Frame
-from heddle_plugins.otg.plan import CaptureSetting
+from heddle_plugins.otg.flows import CaptureSetting
 
 MOST_BYTES: Final = 32 << 20  # of each port
 _MAGIC: Final = 0xA1B2C3D4

@@ -142,7 +142,7 @@ def _roce_interface(version: int) -> Rule:
 def _interface(version: int) -> Rule:
     return fields({
         "name": required(_NAME), "address": required(address(version)), "gateway": required(address(version)),
-        "prefix": without_effect(_LAB), "gateway_mac": without_effect(_LAB),
+        "prefix": number(None, 1, 32 if version == 4 else 128), "gateway_mac": without_effect(_LAB),
     })  # fmt: skip
 
 

@@ -1,8 +1,6 @@
 """Flows under way: a thread drives the senders and NICs of a configuration, until all flows have ended and settled.
 
 In:  a TrafficPlan, the namespaces of the hosts. Out: counters of each flow at any time.
-A flow has ended when it sends no more. It has settled when its last frame has arrived, or nothing has arrived for
-_QUIET_S: then its counters are final, and it is reported as stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +20,8 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import SEND_FRAMES, TICK_S
 from heddle.traffic.flow import Endpoint
 from heddle.wire.layout import LAYOUTS
-from heddle_plugins.otg.plan import RawFlow, RoceFlow, TrafficPlan
+from heddle_plugins.otg.activeflows import PAUSED, STARTED, STOPPED, ActiveFlow, FlowState, RawActive, RoceActive
+from heddle_plugins.otg.flows import RawFlow, RoceFlow, TrafficPlan
 from heddle_plugins.otg.qps import (
     CnpSender,
     MessageMemory,
@@ -35,182 +33,7 @@ from heddle_plugins.otg.qps import (
 )
 from heddle_plugins.otg.rawflows import RawCounter, RawSender, sinks
 
-_QUIET_S: Final = 0.5
-_DRAIN_S: Final = 10.0  # for messages that were posted, when a flow is stopped
 _PASS_S: Final = 0.0005  # between two looks at the sockets
-_PERIOD_S: Final = 0.25  # of samples of rates
-_SAMPLES: Final = 5
-_STARTED, _PAUSED, _STOPPED = "started", "paused", "stopped"
-Counts = dict[str, int]
-
-
-@dataclass(slots=True)
-class FlowState:
-    """What is known of a flow. rates: per second over the last second, for each counter. error: why it failed."""
-
-    state: str = _STOPPED
-    counts: Counts = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
-    error: str = ""
-
-
-class _Active:
-    """One flow of the engine, raw or of RoCEv2."""
-
-    def __init__(self) -> None:
-        self.state, self.ending_since, self.changed_at = _STOPPED, 0.0, 0.0
-        self._samples: list[tuple[float, Counts]] = []
-        self._last: Counts = {}
-        self.error = ""
-
-    def begin(self, now: float) -> None:
-        """Start from its first packet, with counters of 0."""
-        raise NotImplementedError
-
-    def pause(self) -> None:
-        """Send nothing."""
-        raise NotImplementedError
-
-    def go_on(self, now: float) -> None:
-        """Continue after a pause."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Send nothing new any more."""
-        raise NotImplementedError
-
-    @property
-    def sending(self) -> bool:
-        """Whether it has something to send, now or later."""
-        raise NotImplementedError
-
-    @property
-    def complete(self) -> bool:
-        """Whether all that was sent has arrived."""
-        raise NotImplementedError
-
-    def counts(self) -> Counts:
-        """Its counters since `begin`."""
-        raise NotImplementedError
-
-    def start(self, now: float) -> None:
-        """Begin, and sample from here."""
-        self.begin(now)
-        self.state, self.ending_since, self.error = _STARTED, 0.0, ""
-        self._samples, self._last = [], {}
-
-    def look(self, now: float) -> None:
-        """Sample its counters, and find out whether it has settled."""
-        if self.state == _STOPPED:
-            return
-        counts = self.counts()
-        if counts != self._last:
-            self._last, self.changed_at = counts, now
-        if not self._samples or now - self._samples[-1][0] >= _PERIOD_S:
-            self._samples = [*self._samples[1 - _SAMPLES :], (now, counts)]
-        if self.state == _PAUSED or self.sending:
-            self.ending_since = 0.0
-            return
-        self.ending_since = self.ending_since or now
-        quiet = now - max(self.changed_at, self.ending_since) >= _QUIET_S
-        if self.complete or quiet or now - self.ending_since >= _DRAIN_S:
-            self.state = _STOPPED
-
-    def row(self) -> FlowState:
-        """Its state, counters and rates."""
-        rates: dict[str, float] = {}
-        if self.state == _STARTED and len(self._samples) > 1:
-            (began, before), (ended, after) = self._samples[0], self._samples[-1]
-            rates = {name: (after[name] - before.get(name, 0)) / (ended - began) for name in after}
-        return FlowState(self.state, self.counts(), rates, self.error)
-
-
-class _RawActive(_Active):
-    def __init__(self, sender: RawSender, counter: RawCounter | None) -> None:
-        super().__init__()
-        self.sender, self._counter = sender, counter
-
-    def begin(self, now: float) -> None:
-        if self._counter is not None:
-            self._counter.clear()
-        self.sender.start(now)
-
-    def pause(self) -> None:
-        self.sender.pause()
-
-    def go_on(self, now: float) -> None:
-        self.sender.go_on(now)
-
-    def stop(self) -> None:
-        self.sender.stop()
-
-    @property
-    def sending(self) -> bool:
-        return self.sender.due is not None
-
-    @property
-    def complete(self) -> bool:
-        return self._counter is None or self._counter.count >= self.sender.sent
-
-    def counts(self) -> Counts:
-        sent, size = self.sender.sent, self.sender.flow.frames.size
-        found = {"frames_tx": sent, "bytes_tx": sent * size}
-        if self._counter is not None:
-            count = self._counter.count
-            found |= {"frames_rx": count, "bytes_rx": count * size}
-        return found
-
-
-class _RoceActive(_Active):
-    def __init__(
-        self, nic: Nic, sender: MessageSender, requester: QueuePair, receiver: MessageReceiver, responder: QueuePair
-    ) -> None:
-        super().__init__()
-        self._nic, self._sender, self._requester = nic, sender, requester
-        self._receiver, self._responder = receiver, responder
-        self._base: Counts = {}
-
-    def begin(self, now: float) -> None:
-        self._base = self._total()
-        self.go_on(now)
-
-    def pause(self) -> None:
-        self._sender.stop()
-
-    def go_on(self, now: float) -> None:
-        self._sender.run()
-        self._nic.wake(self._requester)
-
-    def stop(self) -> None:
-        self._sender.stop()
-
-    @property
-    def sending(self) -> bool:
-        if self._sender.error:
-            self.error = self._sender.error
-            return False
-        return self._sender.running or not self._sender.idle
-
-    @property
-    def complete(self) -> bool:
-        return self._sender.idle and not self._receiver.answering
-
-    def _total(self) -> Counts:
-        out, into = self._requester.end.counters(), self._responder.end.counters()
-        arrived = sum(each.packets for each in self._responder.received)
-        return {
-            "data_frames_tx": self._requester.packets, "data_frames_rx": arrived,
-            "data_frames_retransmitted": out["retransmitted"], "frame_sequence_error": into["out_of_order"],
-            "tx_bytes": self._requester.bytes, "rx_bytes": self._receiver.bytes,
-            "message_tx": self._sender.posted, "message_complete_rx": self._receiver.messages,
-            "ecn_ce_rx": self._responder.ce, "cnp_tx": into.get("cnps_sent", 0),
-            "cnp_rx": out.get("cnps_received", 0) + self._sender.cnps,
-            "ack_tx": self._receiver.acks, "ack_rx": self._sender.acks,
-            "nak_tx": self._receiver.naks, "nak_rx": self._sender.naks,
-        }  # fmt: skip
-
-    def counts(self) -> Counts:
-        return {name: value - self._base.get(name, 0) for name, value in self._total().items()}
 
 
 class TrafficEngine:
@@ -225,14 +48,14 @@ class TrafficEngine:
         self._plan, self._k, self._ib_mtu, self._netns, self._ended = plan, k, ib_mtu, netns, ended
         self._stack = ExitStack()
         self._lock = threading.RLock()
-        self._flows: dict[str, _Active] = {}
-        self._raw: list[_RawActive] = []
+        self._flows: dict[str, ActiveFlow] = {}
+        self._raw: list[RawActive] = []
         self._nics: dict[str, Nic] = {}
         self._by_fd: dict[int, Nic] = {}
         self._sockets: dict[str, PacketSocket] = {}
         self._poll = select.epoll()
         self._stack.callback(self._poll.close)
-        self._closing = self._closed = False
+        self._closing = self._closed = self._done = False
         self._next_tick = 0.0
         self.error: HeddleError | None = None
         try:
@@ -270,7 +93,7 @@ class TrafficEngine:
             self._stack.callback(counter.close)
             for each in sinks(flow, there):
                 self._stack.callback(each.close)
-        made = _RawActive(RawSender(flow, port), counter)
+        made = RawActive(RawSender(flow, port), counter)
         self._raw.append(made)
         self._flows[flow.name] = made
 
@@ -308,15 +131,21 @@ class TrafficEngine:
             far = self._nic(there)
             responder = QueuePair(far, back, CnpSender(receiver, flow.rx, self._k, back) if flow.rx.dcqcn else receiver)
             far.add(responder)
-            self._flows[flow.name] = _RoceActive(nic, sender, requester, receiver, responder)
+            self._flows[flow.name] = RoceActive(nic, sender, requester, receiver, responder)
 
-    def start(self, names: Collection[str]) -> None:
-        """Start flows from their beginning."""
+    def start(self, names: Collection[str]) -> bool:
+        """Start flows from their beginning; False when all flows have settled, so that this engine ends."""
         with self._lock:
+            if self._done:
+                return False
             now = time.monotonic()
             for name in names:
                 self._flows[name].start(now)
-        if not self._thread.is_alive():
+            self._begin()
+        return True
+
+    def _begin(self) -> None:
+        if self._thread.ident is None:
             self._thread.start()
 
     def stop(self, names: Collection[str]) -> None:
@@ -325,29 +154,33 @@ class TrafficEngine:
             for name in names:
                 flow = self._flows[name]
                 flow.stop()
-                if flow.state == _PAUSED:
-                    flow.state = _STARTED
+                if flow.state == PAUSED:
+                    flow.state = STARTED
 
     def pause(self, names: Collection[str]) -> None:
         """Let flows wait that send."""
         with self._lock:
             for name in names:
                 flow = self._flows[name]
-                if flow.state == _STARTED and flow.sending:
+                if flow.state == STARTED and flow.sending:
                     flow.pause()
-                    flow.state = _PAUSED
+                    flow.state = PAUSED
 
-    def resume(self, names: Collection[str]) -> None:
-        """Continue paused flows, and start those that are stopped, with their counters."""
+    def resume(self, names: Collection[str]) -> bool:
+        """Continue paused flows, and start those that are stopped; False as `start`."""
         with self._lock:
+            if self._done:
+                return False
             now = time.monotonic()
             for name in names:
                 flow = self._flows[name]
-                if flow.state == _PAUSED:
+                if flow.state == PAUSED:
                     flow.go_on(now)
-                    flow.state = _STARTED
-                elif flow.state == _STOPPED:
+                    flow.state = STARTED
+                elif flow.state == STOPPED:
                     flow.start(now)
+            self._begin()
+        return True
 
     def rows(self) -> Mapping[str, FlowState]:
         """Every flow."""
@@ -357,9 +190,13 @@ class TrafficEngine:
     def close(self) -> None:
         """End everything now."""
         self._closing = True
+        self.join()
+        self._finish()
+
+    def join(self) -> None:
+        """Wait for the end of its thread, from another one."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._finish()
 
     def _finish(self) -> None:
         with self._lock:
@@ -370,7 +207,7 @@ class TrafficEngine:
     def settle(self, names: Collection[str], seconds: float) -> None:
         """Return when these flows are stopped, or after so many seconds."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and any(self._flows[name].state != _STOPPED for name in names):
+        while time.monotonic() < end and any(self._flows[name].state != STOPPED for name in names):
             time.sleep(TICK_S)
 
     def complaints(self) -> list[str]:
@@ -384,7 +221,8 @@ class TrafficEngine:
             while not self._closing:
                 with self._lock:
                     due = self._turn(time.monotonic())
-                    if all(flow.state == _STOPPED for flow in self._flows.values()):
+                    if all(flow.state == STOPPED for flow in self._flows.values()):
+                        self._done = True
                         break
                 time.sleep(_PASS_S)
                 self._receive(due)
@@ -395,8 +233,9 @@ class TrafficEngine:
             self.error = MachineError(Problem("", str(error.filename or "a port"), why, "run ./inv validate"))
         finally:
             with self._lock:
+                self._done = True
                 for flow in self._flows.values():
-                    flow.state = _STOPPED
+                    flow.state = STOPPED
             self._ended()
 
     def _turn(self, now: float) -> float:

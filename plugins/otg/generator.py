@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,12 @@ from heddle.lab import health
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle_plugins.otg import documents, metrics
+from heddle_plugins.otg.activeflows import FlowState
 from heddle_plugins.otg.captures import PortCapture
-from heddle_plugins.otg.engine import FlowState, TrafficEngine
+from heddle_plugins.otg.engine import TrafficEngine
+from heddle_plugins.otg.flows import TrafficPlan
 from heddle_plugins.otg.metrics import PortCounts, read_ports
-from heddle_plugins.otg.plan import TrafficPlan, plan_of
+from heddle_plugins.otg.plan import plan_of
 from heddle_plugins.otg.rules import MOST_ERRORS, Remarks
 
 _SETTLE_S: Final = 12.0  # that the answer to `stop` waits for the last packets
@@ -102,14 +104,15 @@ class Generator:
             if self._engine is not None:
                 self._engine.pause(names)
             return _warned([])
-        engine = self._opened()
         if state == "start":
             if len(names) == len(self._rows) and self._lab is not None:
                 self._base = read_ports(self._lab, self._plan.ports.values())
-            engine.start(names)
-        else:
-            engine.resume(names)
-        return _warned([])
+            self._rows |= {name: FlowState() for name in names}
+        while True:
+            engine = self._opened()
+            if engine.start(names) if state == "start" else engine.resume(names):
+                return _warned([])
+            self._apart(engine.join)  # it ends just now
 
     def _opened(self) -> TrafficEngine:
         """The engine, with the lab locked. InputError without flows, or while another command works on the lab."""
@@ -150,22 +153,22 @@ class Generator:
         engine = self._engine
         if engine is not None:
             engine.stop(names)
-            self._lock.release()  # the engine's thread needs it at its end
-            try:
-                engine.settle(names, _SETTLE_S)
-            finally:
-                self._lock.acquire()
+            self._apart(lambda: engine.settle(names, _SETTLE_S))
         return _warned(self._failed)
+
+    def _apart(self, wait: Callable[[], None]) -> None:
+        """Wait for the engine's thread, which needs the lock at its end."""
+        self._lock.release()
+        try:
+            wait()
+        finally:
+            self._lock.acquire()
 
     def _end(self) -> None:
         """End flows and captures now."""
         engine = self._engine
         if engine is not None:
-            self._lock.release()
-            try:
-                engine.close()
-            finally:
-                self._lock.acquire()
+            self._apart(engine.close)
         for each in self._captures.values():
             each.stop()
         self._captures.clear()

@@ -15,8 +15,8 @@ from typing import Any, Final
 from heddle.kernel.netlink import RouteSocket, interfaces
 from heddle.kernel.uapi import IFF_LOWER_UP
 from heddle.lab.lab import Lab
-from heddle_plugins.otg.engine import FlowState
-from heddle_plugins.otg.plan import OtgPort, RawFlow, RoceFlow
+from heddle_plugins.otg.activeflows import FlowState
+from heddle_plugins.otg.flows import OtgPort, RawFlow, RoceFlow
 
 _IFLA_STATS64: Final = 23
 _LONG_S: Final = 60.0  # an average over a longer time says nothing about now

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from heddle.base.ethernet import HEADER
@@ -18,124 +17,30 @@ from heddle.base.problems import InputError, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.runs.explain import nic_named
-from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import Propagation, delay_between
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.traffic.plan import ack_timeout
 from heddle.wire.layout import LAYOUTS
 from heddle_plugins.otg import frames
-from heddle_plugins.otg.documents import ECN, MOST_FLOWS, ROCE_DEFAULTS
-from heddle_plugins.otg.frames import RawFrames, Signature
+from heddle_plugins.otg.documents import MOST_FLOWS, ROCE_DEFAULTS
+from heddle_plugins.otg.flows import (
+    MOST_MESSAGE,
+    WINDOW,
+    CaptureSetting,
+    OtgPort,
+    QpSetting,
+    RawFlow,
+    RoceFlow,
+    TrafficPlan,
+)
+from heddle_plugins.otg.frames import RawFrames
 from heddle_plugins.otg.rules import At, Remarks
 
-MOST_MESSAGE: Final = 64 << 20  # bytes
 FIRST_RESPONDER: Final = 0x100000  # number of the first queue pair that receives at a NIC
 _BPS: Final = {"bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9}
 _SECONDS: Final = {"nanoseconds": 1e-9, "microseconds": 1e-6}
 _UNITS: Final = {"bytes": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-WINDOW: Final = 64  # packets
-
-
-@dataclass(frozen=True, slots=True)
-class OtgPort:
-    """A port of a configuration. roce: its settings (documents._ROCE_PORT)."""
-
-    name: str
-    location: str
-    end: Endpoint
-    roce: Mapping[str, Any]
-
-    @property
-    def dcqcn(self) -> bool:
-        """Whether its queue pairs slow down for CNPs, and it sends CNPs for marks."""
-        return bool(self.roce["dcqcn_settings"]["enable_dcqcn"])
-
-
-@dataclass(frozen=True, slots=True)
-class RawFlow:
-    """A flow of frames. pps: of the emulation. packets, seconds: its bounds, None without.
-
-    burst: packets of one, 0: all. gap_s: between bursts; delay_s: before the first packet. signature: None where no
-    receiver can tell its frames.
-    """
-
-    name: str
-    tx: OtgPort
-    rx: OtgPort | None
-    frames: RawFrames
-    pps: float
-    packets: int | None
-    seconds: float | None
-    burst: int
-    gap_s: float
-    delay_s: float
-    signature: Signature | None
-    reported: bool
-    loss: bool
-
-
-@dataclass(frozen=True, slots=True)
-class QpSetting:
-    """One queue pair of a configuration, at its port. data: documents._QP."""
-
-    name: str
-    port: OtgPort
-    peer: str
-    destination: str
-    ib_mtu: int
-    data: Mapping[str, Any]
-
-    @property
-    def tos(self) -> int:
-        """Traffic class of its data."""
-        return int(self.data["dscp"]) << 2 | ECN[self.data["ecn"]]
-
-
-@dataclass(frozen=True, slots=True)
-class RoceFlow:
-    """Messages of one queue pair. share: of the line rate, of all flows of the port. responder: number at the peer.
-
-    delay_s: propagation that the receiving NIC adds; rtt_s: there and back.
-    """
-
-    name: str
-    qp: QpSetting
-    rx: OtgPort
-    responder: int
-    verb: str
-    imm: int
-    message_bytes: int
-    share: float
-    timeout_s: float
-    retries: int
-    delay_s: float
-    rtt_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureSetting:
-    """A capture at one port. kept: bytes of each frame; None: all. overwrite: the oldest frames make room."""
-
-    port: OtgPort
-    kept: int | None
-    overwrite: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficPlan:
-    """A configuration in a lab. peers: (name, version of IP) -> its queue pairs."""
-
-    ports: Mapping[str, OtgPort]
-    raw: tuple[RawFlow, ...] = ()
-    roce: tuple[RoceFlow, ...] = ()
-    peers: Mapping[tuple[str, int], tuple[QpSetting, ...]] = field(default_factory=dict)
-    captures: Mapping[str, CaptureSetting] = field(default_factory=dict)
-
-    @property
-    def flow_names(self) -> list[str]:
-        """All flows."""
-        return [*(flow.name for flow in self.raw), *(flow.name for flow in self.roce)]
 
 
 def plan_of(fabric: Fabric, config: Mapping[str, Any], notes: Remarks) -> TrafficPlan:
@@ -222,6 +127,9 @@ class _Reading:
             for index, each in enumerate(ethernet[f"ipv{version}_addresses"]):
                 place = at.inside(f"ipv{version}_addresses").inside(index)
                 self._add_interface(each["name"], port, place)
+                own_address = self._fabric.by_name[end.host].port(end.port).address
+                if each["prefix"] is not None and own_address and each["prefix"] != own_address.network.prefixlen:
+                    place.inside("prefix").note(f"has no effect: {end.nic} has {own_address}")
                 for key, own in (("address", end.ip), ("gateway", end.gateway_ip)):
                     if each[key] != int(ipaddress.ip_address(own)):
                         shown = ipaddress.ip_address(each[key].to_bytes(4 if version == 4 else 16, "big"))

@@ -27,7 +27,7 @@ from heddle.endpoints.transports.rcstate import OPCODES, REQUESTS, RcParams
 from heddle.traffic.flow import Endpoint
 from heddle.wire import layout as wire
 from heddle_plugins.otg.documents import ECN
-from heddle_plugins.otg.plan import MOST_MESSAGE, WINDOW, OtgPort, RoceFlow
+from heddle_plugins.otg.flows import MOST_MESSAGE, WINDOW, OtgPort, RoceFlow
 
 AHEAD: Final = 2  # messages that wait at a sender
 _ACK_EVERY: Final = 8

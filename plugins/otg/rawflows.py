@@ -18,8 +18,8 @@ from heddle.endpoints.nic.frames import SendBatch, frame_bytes_for
 from heddle.endpoints.nic.packetsocket import PacketSocket, attach_filter, filter_count
 from heddle.kernel.namespace import inside
 from heddle.wire.layout import LAYOUTS
+from heddle_plugins.otg.flows import RawFlow
 from heddle_plugins.otg.frames import PROTOCOLS
-from heddle_plugins.otg.plan import RawFlow
 
 BATCH: Final = 32
 _LATE_S: Final = 0.1

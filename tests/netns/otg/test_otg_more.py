@@ -202,3 +202,36 @@ def test_congestion_is_marked_and_notified(tiny: Lab) -> None:
                 at_port(tiny, before, leaf_port(tiny, row.port_tx.replace("p", "host")), row.src_qp)[0]
                 == row.ack_tx + row.cnp_tx
             )
+
+
+def test_what_a_lossy_class_drops_is_the_difference_and_a_lossless_class_drops_nothing(tiny: Lab) -> None:
+    """Pairs in both directions, as data-plane tests of switches have them: one lossless, one lossy with two classes."""
+    hosts = ["host1", "host2", "host3", "host4"]
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, hosts)
+        for number, peer in ((1, "host3"), (3, "host1"), (2, "host4"), (4, "host2")):
+            dscps = [26] if number % 2 else [0, 8]
+            for index, dscp in enumerate(dscps):
+                flow = roce_flow(
+                    config, number, address_of(tiny, peer), f" {dscp}", source_qp_number=33 + index, dscp=dscp,
+                    ecn="non_ect",
+                )  # fmt: skip
+                flow.rocev2_verb.choice = "send_with_immediate"
+                flow.rocev2_verb.send_with_immediate.immediate_data = "aa"
+            protocol = config.options.per_port_options.add(port_name=f"p{number}").protocols.add()
+            protocol.choice = "rocev2"
+            protocol.rocev2.dcqcn_settings.enable_dcqcn = False
+            answers = protocol.rocev2.connection_type.reliable_connection
+            answers.ack.ip_dscp.value = answers.nak.ip_dscp.value = 48
+            answers.retransmission_timeout_value, answers.retransmission_retry_count = 5000, 254
+        api.set_config(config)
+        drops = {(row.port, row.traffic_class): row.dropped for row in read_queues(tiny).rows}
+        transmit(api, "start")
+        until(lambda: all(row.message_complete_rx > 0 for row in qp_rows(api).values()))
+        transmit(api, "stop")
+        rows = qp_rows(api)
+        now = {(row.port, row.traffic_class): row.dropped for row in read_queues(tiny).rows}
+        lost = {key: now[key] - before for key, before in drops.items()}
+        assert sum(row.frame_delta for row in rows.values()) == sum(lost.values())
+        assert all(row.message_fail == 0 and row.ecn_ce_rx == row.cnp_tx == 0 for row in rows.values())
+        assert all(rows[name].frame_delta == 0 for name in ("qp 1 26", "qp 3 26"))

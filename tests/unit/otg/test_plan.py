@@ -10,7 +10,8 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle_plugins.otg.documents import CONFIG, check, read
-from heddle_plugins.otg.plan import FIRST_RESPONDER, TrafficPlan, plan_of
+from heddle_plugins.otg.flows import TrafficPlan
+from heddle_plugins.otg.plan import FIRST_RESPONDER, plan_of
 from heddle_plugins.otg.rules import Remarks
 
 
