@@ -1,31 +1,30 @@
 """Answers to get_metrics: rows of ports, flows, queue pairs and peers, in the columns of Open Traffic Generator.
 
-In:  counters of the kernel (ports) and of Heddle's senders and receivers (flows). Out: JSON values.
+In:  counters of queues (ports) and of Heddle's senders and receivers (flows). Out: JSON values.
 Counters are those of Heddle, without a factor. Rates are those of the modelled fabric: the emulation's times k. A
 column that nothing measures is absent.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from heddle.kernel.netlink import RouteSocket, interfaces
-from heddle.kernel.uapi import IFF_LOWER_UP
+from heddle.base.ethernet import CLASSES
 from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
+from heddle.switch.queues.cells import CAUSES
+from heddle.switch.queues.classes import numbered_ports
 from heddle_plugins.otg.activeflows import FlowState
 from heddle_plugins.otg.flows import OtgPort, RawFlow, RoceFlow
 
-_IFLA_STATS64: Final = 23
 _LONG_S: Final = 60.0  # an average over a longer time says nothing about now
-_STATS = struct.Struct("=4Q")  # packets received, sent, bytes received, sent: the start of rtnl_link_stats64
 
 
 @dataclass(frozen=True, slots=True)
 class PortCounts:
-    """Frames and bytes of a NIC since its lab came up, as the kernel counts them; whether its link is up."""
+    """Frames and bytes of a NIC since its lab came up; whether its link is up."""
 
     frames_rx: int = 0
     frames_tx: int = 0
@@ -34,19 +33,24 @@ class PortCounts:
     up: bool = False
 
 
-def read_ports(lab: Lab, ports: Iterable[OtgPort]) -> dict[str, PortCounts]:
-    """Port -> its counters now. MachineError for a host that does not run."""
-    found, by_host = dict[str, PortCounts](), dict[str, dict[str, str]]()
+def read_ports(lab: Lab, ports: Collection[OtgPort]) -> dict[str, PortCounts]:
+    """Port -> its counters now: what left its own queues, and what left those of the switch and passed the link.
+
+    Copies that a fault of the link makes count as frames, and not as bytes. MachineError for a lab without queues.
+    """
+    fabric, leaves = lab.fabric, {port.end.first_hop.partition(":")[0] for port in ports}
+    queues, down = lab.snapshot(LabPart.QUEUES).queues, lab.snapshot(LabPart.CARRIER, nodes=leaves).down
+    cells = queues.cells.reshape(-1, CLASSES)
+    ids = {port.ref: number for number, port in numbered_ports(fabric)}
+    found = dict[str, PortCounts]()
     for port in ports:
-        by_host.setdefault(port.end.host, {})[port.end.port] = port.name
-    for host, names in by_host.items():
-        with RouteSocket(lab.handle(host).netns) as netlink:
-            for each in interfaces(netlink):
-                if each.name in names and _IFLA_STATS64 in each.attrs:
-                    up = bool(each.flags & IFF_LOWER_UP)
-                    rx, tx, rx_bytes, tx_bytes = _STATS.unpack_from(each.attrs[_IFLA_STATS64])
-                    found[names[each.name]] = PortCounts(rx, tx, rx_bytes, tx_bytes, up)
-        found |= {name: PortCounts() for name in names.values() if name not in found}
+        leaf = fabric.by_name[port.end.host].port(port.end.port).peer_ref
+        out, into = cells[ids[port.end.nic]], cells[ids[leaf]]
+        lost = into["drops"][:, CAUSES.index("fault")].sum()
+        found[port.name] = PortCounts(
+            int(into["out_packets"].sum() - lost + into["copies"].sum()), int(out["out_packets"].sum()),
+            int(into["out_bytes"].sum() - into["fault_bytes"].sum()), int(out["out_bytes"].sum()), leaf not in down,
+        )  # fmt: skip
     return found
 
 

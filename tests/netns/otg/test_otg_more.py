@@ -74,9 +74,8 @@ def test_what_a_link_loses_is_the_difference_of_the_metrics(tiny: Lab) -> None:
         assert done.loss == pytest.approx(lost / 4) and done.bytes_rx == 400 * done.frames_rx
         after = port_rows(api)
         frames = after["p1"].frames_tx - ports["p1"].frames_tx, after["p1"].bytes_tx - ports["p1"].bytes_tx
-        assert frames == changed(sent, left_by(tiny, first))[:2]
-        got = after["p2"].frames_rx - ports["p2"].frames_rx
-        assert got == changed(arrived, left_by(tiny, last))[0]  # the kernel counts what the link then loses
+        assert frames == changed(sent, left_by(tiny, first))[:2] and frames[0] >= 400
+        assert after["p2"].frames_rx - ports["p2"].frames_rx == changed(arrived, left_by(tiny, last))[0] - lost
 
 
 def test_queue_pairs_retransmit_what_is_lost(tiny: Lab) -> None:
