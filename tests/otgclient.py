@@ -16,10 +16,17 @@ from tests.webclient import TOKEN, running
 
 
 @contextmanager
+def served(lab: Lab, idle_s: float = 60.0) -> Iterator[str]:
+    """A server for the lab; its location."""
+    with running(OtgServer(listen(LOOPBACK, 0, TOKEN), lab.name, idle_s)) as port:
+        yield f"http://heddle:{TOKEN}@{LOOPBACK}:{port}"
+
+
+@contextmanager
 def generator(lab: Lab, idle_s: float = 60.0) -> Iterator[Any]:
     """A client of a server for the lab."""
-    with running(OtgServer(listen(LOOPBACK, 0, TOKEN), lab.name, idle_s)) as port:
-        yield client(f"http://heddle:{TOKEN}@{LOOPBACK}:{port}")
+    with served(lab, idle_s) as location:
+        yield client(location)
 
 
 def client(location: str) -> Any:

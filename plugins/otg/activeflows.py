@@ -103,7 +103,7 @@ class ActiveFlow:
 
 
 class RawActive(ActiveFlow):
-    """A raw flow. counter: None where no receiver can tell its frames."""
+    """A raw flow. counter: None where no receiver can identify its frames."""
 
     def __init__(self, sender: RawSender, counter: RawCounter | None) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class RawFlow:
     """A flow of frames. pps: of the emulation. packets, seconds: its bounds, None without.
 
     burst: packets of one, 0: all. gap_s: between bursts; delay_s: before the first packet. signature: None where no
-    receiver can tell its frames.
+    receiver can identify its frames.
     """
 
     name: str

@@ -177,7 +177,7 @@ class RawFrames:
         return wire.IPV6_HEADER.pack(first, size, after, _at(each, "hop_limit", index), *ends) + body
 
     def signature(self) -> Signature | None:
-        """What tells these frames at the receiver; None without IP, as no switch routes them."""
+        """What identifies these frames at the receiver; None without IP, as no switch routes them."""
         ip = self._header(*_IP_BYTES)
         if ip is None:
             return None

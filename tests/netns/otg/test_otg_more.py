@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,7 @@ from tests.otgclient import (
     port_rows,
     qp_rows,
     roce_flow,
+    served,
     settled,
     transmit,
     udp_flow,
@@ -34,6 +38,7 @@ from tests.otgclient import (
     with_ports,
 )
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.deep
 
 
@@ -234,3 +239,12 @@ def test_what_a_lossy_class_drops_is_the_difference_and_a_lossless_class_drops_n
         assert sum(row.frame_delta for row in rows.values()) == sum(lost.values())
         assert all(row.message_fail == 0 and row.ecn_ce_rx == row.cnp_tx == 0 for row in rows.values())
         assert all(rows[name].frame_delta == 0 for name in ("qp 1 26", "qp 3 26"))
+
+
+def test_the_example_prints_what_arrived(tiny: Lab) -> None:
+    with served(tiny) as location:
+        argv = [sys.executable, str(ROOT / "traffic/programs/otg_incast.py"), location]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(host\d) to host4: (\d+) messages, (\d+) of (\d+) frames", done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["host1", "host2", "host3"] and all(int(row[1]) > 0 for row in rows)

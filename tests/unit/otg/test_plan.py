@@ -9,7 +9,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle_plugins.otg.documents import CONFIG, check, read
+from heddle_plugins.otg.documents import CONFIG, MOST_FLOWS, check, read
 from heddle_plugins.otg.flows import TrafficPlan
 from heddle_plugins.otg.plan import FIRST_RESPONDER, plan_of
 from heddle_plugins.otg.rules import Remarks
@@ -139,3 +139,13 @@ def test_what_cannot_be_in_this_fabric_is_named(tiny: Fabric) -> None:
     assert refused(tiny, wrong) == [
         f"devices[0].ethernets[0].ipv4_addresses[0].address is 192.0.2.9, and host1:eth1 has {address(tiny, 'host1')}"
     ]
+
+
+def test_the_largest_configuration_is_read_and_a_larger_one_refused(tiny: Fabric) -> None:
+    flows = [flow(f"f{number}") for number in range(MOST_FLOWS + 1)]
+    for number, each in enumerate(flows):
+        each["packet"][2] = {"choice": "udp", "udp": {"dst_port": {"value": number + 1}}}
+    assert len(planned(tiny, config(tiny, flows=flows[:-1]))[0].raw) == MOST_FLOWS
+    assert refused(tiny, config(tiny, flows=flows)) == ["flows has 1025 items"]
+    both = with_roce(tiny, address(tiny, "host3"))
+    assert refused(tiny, {**both, "flows": flows[:-1]}) == ["flows are 1025 with those of RoCEv2"]
