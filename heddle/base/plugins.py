@@ -66,6 +66,7 @@ KINDS: Final[Mapping[str, PartKind]] = {
     "control": PartKind(
         "a value of `routing.control`: an instance of heddle.lab.control.ControlPlane", "heddle.lab.control:CONTROLS"
     ),
+    "fact": PartKind("a fact of running labs: heddle.lab.facts.FactKind", "heddle.lab.facts:FACTS"),
     "check": PartKind("a check of `validate`: a function of a lab's Subject", "heddle.checks.validate:CHECKS"),
     "export": PartKind("a format of `export`: heddle.runs.exports.Export", "heddle.runs.exports:EXPORTS"),
     "topology": PartKind(

@@ -31,7 +31,7 @@ from heddle.fabric.wiring import Port
 from heddle.host import delivery
 from heddle.kernel import inorder
 from heddle.kernel.namespace import NodeHandle, inside
-from heddle.lab import rehash
+from heddle.lab import attached, rehash
 from heddle.lab.convergence import overriding_routes
 from heddle.lab.fact import Fact
 from heddle.lab.facts import wrong_sysctls
@@ -143,7 +143,7 @@ def routes(subject: Subject) -> Answer:
 def reachability(subject: Subject) -> Found:
     """Every host reaches every other host with packets of MTU size and DF set."""
     lab = subject.lab
-    if sum(port.address is not None for port in lab.fabric.host_ports) < 2:
+    if len(own_nics(lab)) < 2:
         raise NothingError("fewer than two ports of hosts have an address")
     result = probe(lab)
     sizes = sorted({port.mtu for port in lab.fabric.host_ports})
@@ -215,7 +215,7 @@ class Reach:
 def probe(lab: Lab) -> Reach:
     """Send a datagram of its MTU from each host port to all others of its network (at most 31). Lost ones: again."""
     fabric = lab.fabric
-    nics = [port for port in fabric.host_ports if port.address is not None]
+    nics = own_nics(lab)
     pairs = _pairs(fabric, nics)
     seen = ProbesSeen()
     nonce = os.urandom(4)
@@ -249,7 +249,7 @@ def both(seen: Sequence[ProbesSeen]) -> ProbesSeen:
 @spread(both)
 def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> ProbesSeen:
     """Send from the NICs that are here, and receive with them. pairs: numbers of NICs in the whole fabric."""
-    nics, handles = [port for port in lab.fabric.host_ports if port.address is not None], lab.handles()
+    nics, handles = own_nics(lab), lab.handles()
     own = {number for number, nic in enumerate(nics) if nic.node in handles}
     with ExitStack() as stack:
         sockets = {number: stack.enter_context(_open(handles[nics[number].node], nics[number])) for number in own}
@@ -264,6 +264,12 @@ def one_round(lab: Lab, nonce: bytes, pairs: Sequence[tuple[int, int]]) -> Probe
         patience_s = 0.5 + 2 * 8 * lab.fabric.policy.mtu * (len(pairs) / len(nics)) / rate
         _drain(sockets, nonce, arrived, wanted, patience_s)
     return ProbesSeen(frozenset(arrived), refused)
+
+
+def own_nics(lab: Lab) -> list[Port]:
+    """The NICs that the hosts of the lab have for themselves: not those that are attached to devices of users."""
+    taken = {each.ref for each in attached.read(lab.dir)}
+    return [port for port in lab.fabric.host_ports if port.address is not None and port.ref not in taken]
 
 
 def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:

@@ -78,7 +78,7 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
         return _run_on_all(out, where, names, cmd)
     if out.json:
         with tempfile.TemporaryFile() as file:
-            with _stdout_to(file.fileno()):
+            with stdout_to(file.fileno()):
                 out.exit_code = where.exec(node, cmd)
             file.seek(0)
             printed = file.read().decode(errors="replace")
@@ -156,7 +156,7 @@ def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
 
 
 @contextmanager
-def _stdout_to(fd: int) -> Iterator[None]:
+def stdout_to(fd: int) -> Iterator[None]:
     """Redirect stdout of child processes to `fd`: stdout itself is for one JSON document."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -253,7 +253,7 @@ def _seconds(text: str | None) -> float | None:
 def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str | None) -> None:
     """Run a program on ranks, and print its lines as they come."""
     from heddle.lab.opening import open_lab
-    from heddle.runs.run import run_program
+    from heddle.runs.programs import run_program
 
     printed: dict[int, dict[str, list[str]]] = {}
 

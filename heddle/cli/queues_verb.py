@@ -174,6 +174,7 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
 
 
 def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
+    from heddle.lab import attached
     from heddle.lab.queues import read_queues
     from heddle.views.queuetext import queues_text
 
@@ -184,7 +185,9 @@ def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
     # JSON always has the quiet rows: programs can filter them.
     data["ports"] = [row.to_json() for row in result.rows if wanted.has_row(row)]
     data["switches"] = [row.to_json() for row in result.switches if wanted.has_node(row.switch)]
-    out.result(data, queues_text(result, rows, switches, hidden))
+    foreign = [f"foreign: {each.text}" for each in attached.read(lab.dir)]
+    data |= {"attached": [each.text for each in attached.read(lab.dir)]} if foreign else {}
+    out.result(data, "\n".join([queues_text(result, rows, switches, hidden), *foreign]))
 
 
 def _check_watch(out: Console, every: float, seconds: float) -> None:

@@ -17,6 +17,7 @@ from ipaddress import ip_interface
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from heddle.base.plugins import Registry
 from heddle.base.problems import HeddleError, Problem
 from heddle.base.sysctls import read_sysctl, sysctl_number, sysctl_path
 from heddle.base.tables import some_of
@@ -400,7 +401,7 @@ class FactKind:
 
 RECORDED: Final = "link-fault"  # of this kind a fact is told by what the lab has on record
 # What explains others comes first.
-FACTS: Final[Mapping[str, FactKind]] = {
+_OWN: Final[dict[str, FactKind]] = {
     "daemons": FactKind(_daemons, "daemons", ("control-plane-dead", "node-down")),
     "agent": FactKind(_agent, "pauses", ("pause-agent",)),
     "tunnel": FactKind(lambda look: lost_carriers(look.lab), "links", ("link-down",)),
@@ -427,6 +428,7 @@ FACTS: Final[Mapping[str, FactKind]] = {
     "offloads": FactKind(partial(_delivery, "offloads"), "offloads", ("failed-check",)),
     "order": FactKind(partial(_delivery, "order"), "order", ("failed-check",)),
 }  # fmt: skip
+FACTS: Final[Registry[FactKind]] = Registry("fact", _OWN, FactKind)
 
 
 def parts(lab: Lab) -> LabPart:

@@ -25,6 +25,7 @@ from heddle.kernel.uapi import (
     IFLA_LINKINFO,
     IFLA_MASTER,
 )
+from heddle.lab import attached
 from heddle.lab.daemons import BgpPeer
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
@@ -77,6 +78,7 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
 class PortEntry:
     """One port. up: None where it was not read. rate_bps: bit/s; mtu: bytes. bgp: state of the session over it, or
     empty where the port has none. peer_as: 0 where unknown. network: empty where the lab has one.
+    attached: to which device of a user, `netns blue`.
     """
 
     name: str
@@ -89,9 +91,11 @@ class PortEntry:
     bgp: str = ""
     peer_as: int = 0
     network: str = ""
+    attached: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"attached": self.attached} if self.attached else {}),
             **({"network": self.network} if self.network else {}),
             "port": self.name, "peer": self.peer, "up": self.up, "addresses": list(self.addresses), "mac": self.mac,
             "rate_bps": self.rate_bps, "mtu": self.mtu, "bgp": self.bgp or None, "peer_as": self.peer_as or None,
@@ -211,4 +215,5 @@ def _port(
         port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
         port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
         port.network if len(lab.fabric.networks) > 1 else "",
+        next((each.target for each in attached.read(lab.dir) if each.ref == port.ref), ""),
     )  # fmt: skip

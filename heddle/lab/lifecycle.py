@@ -41,7 +41,7 @@ from heddle.fabric.model import Fabric
 from heddle.host import limits
 from heddle.host.preflight import preflight
 from heddle.kernel.netlink import RouteSocket
-from heddle.lab import health, linkstate
+from heddle.lab import attached, health, linkstate
 from heddle.lab.control import control_of
 from heddle.lab.cutlinks import install_over_shards
 from heddle.lab.facts import converged, facts, parts
@@ -163,6 +163,9 @@ def _created(
     for line in (*_shown(lab.blueprint.warnings), *queues.late_marks, *queues.lossy_data(DSCP_DATA), *ring):
         observer.warn(line)
     control_of(lab.fabric)  # InputError when its plugin is not here
+    devices = lab.blueprint.spec_data().get("attach", {})
+    if devices:
+        function("check-devices", "attach")(lab, devices)
     if engine.here:
         preflight(lab.fabric, daemons=engine.daemons_here and lab.fabric.policy.routing.by_bgp)
         switch.check(lab.fabric)
@@ -177,6 +180,9 @@ def _created(
     try:
         with clock.step("converge"):
             lab.wait(observer, timeout)
+        if devices:
+            with clock.step("attach"):
+                function("attach-devices", "attach")(lab, devices, observer)
         if lab.blueprint.rendered and lab.fabric.policy.routing.by_bgp:
             with suppress(HeddleError):  # without it `up --repair` cannot tell what was entered since
                 record_loaded(lab)
@@ -536,6 +542,8 @@ def remove(
 
     with _uninterrupted(), machine_errors():
         as_root()
+        if not keep_record:
+            attached.restore_devices(name)
         pfc.stop(name)
         rdma.remove_links(rdma.prefix_of(name))  # of a run that was killed; in a namespace, it goes with that
         count = sum(engine.destroy(name, observer) for engine in engines)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
+from heddle.lab import attached
 from heddle.lab.daemons import MissingSession
 from heddle.lab.facts import NEXT_HOPS, SESSION, LabLook, converged, known_facts, parts
 from heddle.lab.faults.kind import ON_PURPOSE
@@ -39,6 +40,7 @@ class LabStatus:
     them only if that was set. gaps: routes that are missing or have other next hops, neighbours that are not up. None
     are read where nodes are not running. link_faults: what `./inv fault` or the fabric file set on links, in lines;
     routes do not depend on them. networks: names, where there are several. control: `routing.control` but `bgp`.
+    attached: ports with devices of users, in lines.
     """
 
     lab: str
@@ -56,13 +58,15 @@ class LabStatus:
     gaps: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     control: str = ""
+    attached: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `./inv status --format json`; the last six only where there are any."""
+        """An entry of `./inv status --format json`; the last seven only where there are any."""
         data = asdict(self)
         optional = {
             "networks": list(data.pop("networks")),
             "control": data.pop("control"),
+            "attached": list(data.pop("attached")),
             "faults": list(data.pop("faults")),
             "gaps": list(data.pop("gaps")),
             "missing_sessions": [each.to_json() for each in self.missing_sessions],
@@ -113,6 +117,7 @@ def _status(name: str) -> LabStatus:
         link_faults=fault_lines(lab),
         gaps=tuple(each.text for each in found if each.kind == NEXT_HOPS),
         networks=lab.fabric.networks if len(lab.fabric.networks) > 1 else (),
+        attached=tuple(each.text for each in attached.read(lab.dir)),
         control="" if lab.fabric.policy.routing.by_bgp else lab.fabric.policy.routing.control,
     )
 

@@ -1,8 +1,8 @@
-"""Run one collective, the jobs of a workload, or a program on the ranks of a running lab, and store it as a run.
+"""Run one collective, or the jobs of a workload, on the ranks of a running lab, and store it as a run.
 
-In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, a Workload or the words of a program, an observer.
+In:  a Lab (see heddle/lab/lifecycle.py), RunOptions or a Workload, an observer.
 Out: RunRecord of each job, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener
-gets the head of the table, and each row as soon as it is measured. ProgramResult has how a program ended.
+gets the head of the table, and each row as soon as it is measured. Programs on ranks: programs.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
-from heddle.base.tables import many, some_of
+from heddle.base.tables import some_of
 from heddle.base.units import format_duration, format_size
 from heddle.endpoints.congestion.controlled import with_control
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
-from heddle.endpoints.programruns import ProgramEnd, ProgramOptions, Seat, Show, check_command, run_ranks, seats
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
@@ -31,8 +30,7 @@ from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.host import capacity
 from heddle.host import capacity as machine
-from heddle.kernel import rdma
-from heddle.lab import agents, health
+from heddle.lab import agents, attached, health
 from heddle.lab.cutlinks import TunnelSpan, memory_named, tunnels_watched
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.faults.packets import extra_delay_ns
@@ -47,7 +45,7 @@ from heddle.lab.thresholds import ecn_for_run
 from heddle.offline.columns import cutting_of
 from heddle.predict.forwarding import FlowArrays
 from heddle.predict.predict import rule_of
-from heddle.proof.collect import check_room, collect_after, collect_before, collect_program, wait_until_delivered
+from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.runrecord import RunRecord
@@ -116,6 +114,7 @@ def run_workload(
     factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
     if only:
         jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
+    attached.check_free(lab, "run", {e.host for each in jobs for e in each.plan.endpoints})
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for each in jobs for e in each.plan.endpoints}
     workers = [worker_count(each.plan) for each in jobs]
@@ -127,7 +126,7 @@ def run_workload(
         faults_for_run(lab, faults, observer) as clock,
         ecn_for_run(lab, factor, observer),
     ):
-        _made_ready(lab, observer)
+        made_ready(lab, observer)
         check_room(lab, *(each.plan for each in jobs))
         with ExitStack() as kept:
             writers = [kept.enter_context(writing(lab, head_of(lab, each, jobs, workload.name))) for each in jobs]
@@ -161,7 +160,7 @@ class _Running:
         earlier = _left_before(lab)
         for text in earlier:
             observer.warn(text)
-        before, fabric_before = _read_before(lab, observer)
+        before, fabric_before = read_before(lab, observer)
         expected = [reordering(before.hashing, each.plan, each.transport) for each in jobs]
         for reorders in dict.fromkeys(text for each in expected for text in each):
             observer.warn(reorders)
@@ -255,14 +254,14 @@ class _Running:
         return type(error)(*error.problems, *ended)
 
 
-def _made_ready(lab: Lab, observer: Observer) -> None:
+def made_ready(lab: Lab, observer: Observer) -> None:
     """Check the ports, and restart the PFC agent if it does not run. CheckError for a port that no run can use."""
     health.check_ports(lab)
     if agents.restart(lab):
         observer.warn("the PFC agent and its keeper did not run, and were restarted")
 
 
-def _read_before(lab: Lab, observer: Observer) -> tuple[Snapshot, FabricReading]:
+def read_before(lab: Lab, observer: Observer) -> tuple[Snapshot, FabricReading]:
     """The lab and the state of its fabric before the first packet; counters of flows start here."""
     before = collect_before(lab, state_parts(lab))
     fabric = FabricReading.of(lab, before)
@@ -519,82 +518,3 @@ def job_plan(
         fabric, options, more_ns, kind.numbering, kind.stack is None, endpoints, job, kind.spread(options)
     )  # fmt: skip
     return with_control(plan)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
-    """A program that ended. faults: what went wrong, a sentence each."""
-
-    end: ProgramEnd
-    record: RunRecord
-    faults: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """What became of it, for the end of its output."""
-        proof = self.record.proof
-        said = "its paths cannot be judged; ./inv paths says why"
-        if proof is not None:
-            flows = many(proof.qps, "flow")
-            found = f"the paths of {flows} are proven" if proof.agree else f"{proof.unproven} of {flows} are not proven"
-            said = f"{found}; ./inv paths shows them"
-        if proof is not None and not proof.qps:
-            said = "no packet passed a switch"
-        return [f"run {self.record.id}: {self.end.seconds:.3g} s; {said}"]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, without what the ranks printed."""
-        proof = self.record.proof
-        return {
-            "lab": self.record.lab, "run_id": self.record.id, "launch": list(self.record.launch),
-            "exit_code": self.end.code, "exit_codes": list(self.end.codes), "seconds": round(self.end.seconds, 3),
-            "faults": list(self.faults), "flows": proof.qps if proof else None,
-            "agree": proof.agree if proof and proof.qps else None,
-        }  # fmt: skip
-
-
-def run_program(
-    lab: Lab, options: ProgramOptions, argv: Sequence[str], observer: Observer, show: Show
-) -> ProgramResult:
-    """Run it. InputError before anything starts for ranks that have no place, and for a command that is not there.
-
-    A program that fails is a result. The lab is locked meanwhile. After Ctrl-C nothing is stored.
-    """
-    why = "launch runs programs of this machine, with its files, in the networks of hosts"
-    lab.require_here(why, "./inv exec HOST COMMAND runs a program where the host is")
-    check_command(argv)
-    if options.rdma:
-        rdma.require()
-    every = seats(lab.fabric, options)
-    head = _head(lab, options, every, argv)
-    work = f"launch ({head.work} on {many(len(every), 'rank')})"
-    with owners.lock(lab.name, work=work):
-        _made_ready(lab, observer)
-        with writing(lab, head) as writer:
-            before, fabric_before = _read_before(lab, observer)
-            bucket_ns, began_ns = writer.record.options.bucket_ns, time.monotonic_ns()
-            with recording(lab, bucket_ns, work, [writer.path]) as queues:
-                with queues.during(lambda: began_ns):
-                    end = run_ranks(lab, every, argv, show, options.limit_s, rdma=options.rdma)
-                evidence = collect_program(lab, before, end.seconds, state_parts(lab))
-                recorded = queues.finish(began_ns)
-            moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
-            fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), moved)
-            faults = end.sentences(argv[0], options.limit_s)
-            warnings = (*faults, *fabric.warnings(), *recorded.remarks)
-            record = writer.finish_program(evidence, exit_code=end.code, fabric_state=fabric, warnings=warnings)
-    return ProgramResult(end, record, (*faults, *fabric.warnings()))
-
-
-def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequence[str]) -> RunRecord:
-    words = ["--ranks", str(options.ranks)]
-    words += [] if options.per_host is None else ["--per-host", str(options.per_host)]
-    words += [] if options.placement == "block" else ["--placement", options.placement]
-    words += ["--rdma"] * options.rdma
-    words += [] if options.limit_s is None else ["--time-limit", f"{options.limit_s:g}s"]
-    return begun(
-        lab,
-        options=RunOptions(ranks=options.ranks, placement=options.placement, sizes=()),
-        ranks=tuple(seat.end for seat in every),
-        qps=0,
-        launch=(*words, "--", *argv),
-    )

@@ -138,6 +138,9 @@ class SizeRow:
         return SizeRow.of(self.size, *(one.again(more) for one, more in zip(self.all, other.all, strict=True)))
 
 
+FOREIGN: Final = "foreign"  # the work of a run that has no program: what devices of users did in a time
+
+
 @dataclass(frozen=True)
 class RunHead:
     """The part of a record (runrecord.py) from before the first packet, which the table has above its rows.
@@ -145,8 +148,10 @@ class RunHead:
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
     communicators: ranks that run the collective together, each in order. workload: the name of its file; job: its name
     there, where the file has jobs; beside: the other jobs of that run, in words. launch: of a program, the words after
-    `./inv launch`; it has no sizes, no table, and as `qps` the number of its flows. Of the table only: split, a text
-    about the communicators, where there are several; propagation; before, the fabric before the run; in_flight.
+    `./inv launch`; it has no sizes, no table, and as `qps` the number of its flows. recorded: instead of that, the
+    devices of users whose flows it has, in words; `launch` has the words after `./inv record`. Of the table only:
+    split, a text about the communicators, where there are several; propagation; before, the fabric before
+    the run; in_flight.
     """
 
     lab: str
@@ -162,6 +167,7 @@ class RunHead:
     workload: str = ""
     beside: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
     split: str = ""
     propagation: Propagation | None = None
     before: FabricReading | None = None
@@ -175,6 +181,14 @@ class RunHead:
         names = [word.rpartition("/")[2] for word in self.launch[self.launch.index("--") + 1 :]]
         script = _INTERPRETER.fullmatch(names[0]) and len(names) > 1 and not names[1].startswith("-")
         return names[1] if script else names[0]
+
+    @property
+    def command(self) -> list[str]:
+        """The words of `./inv launch` or `./inv record` that made it."""
+        if not self.recorded:
+            return ["launch", "--lab", self.lab, *self.launch]
+        waits = self.launch[-2:] == ("--", FOREIGN)
+        return ["record", "--lab", self.lab, *(self.launch[:-2] if waits else self.launch)]
 
     @property
     def title(self) -> str:

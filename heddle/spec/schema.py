@@ -92,6 +92,12 @@ class FabricSpec(Strict):
     roce: RoceSpec = RoceSpec()
     addressing: AddressingSpec = AddressingSpec()
     frontend: FrontendSpec | None = None
+    attach: Mapping[str, str] = Field(
+        {},
+        description="hosts or ports that `up` gives to devices of yours: `tap`, `tap NAME`, `netns NAME`,"
+        " `netdev NAME`, `container NAME`, as of `./inv attach`",
+        examples=["{host1: tap, host2: netns blue}"],
+    )
 
     @property
     def k(self) -> int:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
 _STEP: Final = "queues, hashing, counters"
+NIC_MAPS: Final = {"taken": 16, "wired": 4, "wires": 128}  # of bpf/nic.c -> bytes of a value; keys have 4
 
 
 def apply(
@@ -71,8 +72,9 @@ def apply(
     with _pin_queues(fabric, setup, journal) as lab_queues:
         if any(node.role is Role.HOST for node in nodes):
             pins = _pin_dir(fabric.name, HOSTS)
-            with loaded(resources.HERE.bpf_object("nic")) as made:
-                made.map("taken", 4, 16).pin(pins / "taken")
+            with loaded(resources.HERE.bpf_object("nic"), {"wired": fabric.space[1]}) as made:
+                for name, size in NIC_MAPS.items():
+                    made.map(name, 4, size).pin(pins / name)
                 made.program("nic").pin(pins / "nic")
         writer = Lock()
         with ThreadPoolExecutor(max_workers=min(16, 2 * (os.cpu_count() or 1))) as pool:

@@ -247,7 +247,7 @@ def _node_text(lab: str, node: NodeEntry) -> str:
             format_rate(port.rate_bps),
             str(port.mtu),
             *([port.network] if port.network else []),
-            " ".join([*port.addresses, port.mac]),
+            " ".join([*port.addresses, port.mac, *([f"({port.attached})"] if port.attached else [])]),
         )
         for port in node.ports
     ]
@@ -261,7 +261,8 @@ def _role(node: NodeEntry) -> str:
 def _link(node: NodeEntry, port: PortEntry) -> str:
     """`eth1->ctsw1:eth1`; for a host with several NICs `eth1(10.0.0.2/24)->rtsw1:eth3`."""
     own = f"({' '.join(port.addresses)})" if node.role == "host" and len(node.ports) > 1 and port.addresses else ""
-    return f"{port.name}{own}->{port.peer}{' (down)' if port.up is False else ''}"
+    notes = f"{' (down)' if port.up is False else ''}{f' ({port.attached})' if port.attached else ''}"
+    return f"{port.name}{own}->{port.peer}{notes}"
 
 
 def _address(node: NodeEntry) -> str:

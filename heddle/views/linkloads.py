@@ -201,7 +201,8 @@ def describe_run(run: RunRecord) -> str:
     """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection, ECMP flow, 5 iterations, 1 warm-up`."""
     options = run.options
     if run.launch:
-        return f"{run.work} on {many(len(run.ranks), 'rank')}, ECMP {run.ecmp}"
+        ends = "foreign endpoint" if run.recorded else "rank"
+        return f"{run.work} on {many(len(run.ranks), ends)}, ECMP {run.ecmp}"
     sizes = [format_size(size) for size in options.sizes]
     size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     splits = len(run.communicators)

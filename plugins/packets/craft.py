@@ -30,7 +30,7 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.transports.scapyparams import ScapyParams
 from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.kernel.namespace import inside
-from heddle.lab import health
+from heddle.lab import attached, health
 from heddle.lab.lab import Lab
 from heddle.lab.spread import nothing, only, spread
 from heddle.proof.collect import collect_after, collect_before
@@ -101,6 +101,7 @@ def craft(
     where = open_lab(lab) if lab is None or isinstance(lab, str) else lab
     ends = _ends(where, src, dst)
     here, there = ends
+    attached.check_free(where, "craft", {here.host, there.host})
     addresses = PacketEnds(
         here.mac, here.gateway_mac, here.ip, there.ip, here.mtu, where.fabric.policy.ib_mtu, RESPONDER_QPN, FIRST_PSN,
         RKEY, REGION_AT, SPORT, here.nic,

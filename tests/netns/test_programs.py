@@ -17,7 +17,7 @@ from heddle.endpoints import programruns
 from heddle.endpoints.programruns import ProgramOptions, Seat
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.runs.run import ProgramResult, run_program
+from heddle.runs.programs import ProgramResult, run_program
 from heddle.runs.store import History, paths_of
 from tests.machine import commands, patience, until
 from tests.marks import deep

@@ -35,7 +35,8 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.proof.verdict import PathsResult
 from heddle.runs.parts.effects import FaultEffects
-from heddle.runs.run import run, run_program
+from heddle.runs.programs import run_program
+from heddle.runs.run import run
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import paths_of
 from heddle.runtimes.netns_space import RUN_DIR

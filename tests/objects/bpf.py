@@ -18,7 +18,7 @@ from heddle.spec.impairments import PROGRAM_KINDS
 from tests.objects.shared import HEADERS, ROOT, clang_version
 
 HERE: Final = ROOT / "heddle/switch/bpf"
-PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
+PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs", "edge")
 VERSION_FILE: Final = HERE / "clang.txt"
 # bpfel: for x86-64 and arm64. -nostdinc: only our headers. The prefix map keeps build paths out of the BTF.
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident", "-gno-column-info")

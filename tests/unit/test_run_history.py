@@ -162,7 +162,7 @@ def test_a_fresh_run_and_a_stored_one_are_judged_on_the_same_fabric_with_the_sam
     assert judged[0] == judged[1] and judged[0][2] is not None
     # The record has no fields of the table's head.
     assert set(json.loads((stored.path / RECORD).read_text())["header"]) == {
-        "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators", "job", "workload",
+        "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators", "job", "recorded", "workload",
         "beside",
         "launch",
     }  # fmt: skip

@@ -66,7 +66,7 @@ struct __sk_buff {
 #define __uint(name, val) int (*name)[val]
 #define __type(name, val) typeof(val) *name
 /* nodebug: inlined code gets the line number of its caller, which halves the BTF. */
-#define INLINE static __attribute__((always_inline, nodebug))
+#define INLINE static __attribute__((always_inline, nodebug, unused))
 #define OUTLINE __attribute__((noinline)) /* a BPF function, verified once for all callers: kernels since 5.12 */
 
 /* Helpers by number (enum bpf_func_id): stable ABI. */

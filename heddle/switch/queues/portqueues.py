@@ -513,7 +513,7 @@ def programs_of(node: Node) -> tuple[PortProgram, ...]:
 @cache
 def _programs(switch: str) -> tuple[PortProgram, ...]:
     """switch: its name; empty for a host."""
-    own = [PortProgram("ingress", 10, HOSTS, "nic")]
+    own = [PortProgram("ingress", 10, HOSTS, "nic", numbered=True)]
     if switch:
         own = [PortProgram("ingress", 10, switch, "hash"), PortProgram("egress", 10, OWNER, "count", numbered=True)]
     dequeue = PortProgram("ingress", 5, OWNER, "dequeue", numbered=True)

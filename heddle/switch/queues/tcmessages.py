@@ -31,7 +31,7 @@ _ETS_NBANDS, _ETS_NSTRICT, _ETS_QUANTA, _ETS_QUANTUM, _ETS_PRIOMAP, _ETS_BAND = 
 _WIDE: Final = 1 << 32  # bytes/s from which on a rate has an attribute of its own
 _TICKS_A_US: Final = 15.625  # PSCHED_SHIFT: 64 ns each
 _IFINDEX: Final = 4  # its place in struct tcmsg
-_NEW: Final = nl.NLM_F_CREATE | nl.NLM_F_EXCL
+NEW: Final = nl.NLM_F_CREATE | nl.NLM_F_EXCL
 
 
 def message(line: str, indexes: Mapping[str, int], opened: Callable[[Path], int]) -> nl.Change:
@@ -40,7 +40,7 @@ def message(line: str, indexes: Mapping[str, int], opened: Callable[[Path], int]
         return nl.RTM_NEWTFILTER, _filter(line.split(), opened), nl.NLM_F_CREATE
     kind, _, _, port, rest = line.split(maxsplit=4)
     request, body = _at_port(kind, rest)
-    return request, body[:_IFINDEX] + struct.pack("=i", indexes[port]) + body[_IFINDEX + 4 :], _NEW
+    return request, body[:_IFINDEX] + struct.pack("=i", indexes[port]) + body[_IFINDEX + 4 :], NEW
 
 
 @lru_cache(1024)

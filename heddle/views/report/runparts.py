@@ -236,6 +236,7 @@ def _run_table(run: StoredRun) -> Table:
         ("hashing", record.ecmp),
         ("ranks", ", ".join(f"{rank.host}:{rank.port}" for rank in record.ranks)),
         ("flows" if record.launch else "queue pairs", f"{record.qps:,}"),
+        *([("foreign endpoints", "; ".join(record.recorded))] if record.recorded else []),
         ("Heddle", record.heddle),
     )
     return Table("The run", ("what", "value"), rows)
@@ -260,7 +261,7 @@ def reproduce(run: StoredRun) -> Values:
 
 def _commands(record: RunRecord) -> list[str]:
     if record.launch:
-        return [shlex.join(["./inv", "launch", "--lab", record.lab, *record.launch])]
+        return [shlex.join(["./inv", *record.command])]
     return run_commands(record.options, record.lab)
 
 
