@@ -12,9 +12,9 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from ipaddress import IPv6Network, ip_network
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from heddle.base.families import Address, Network, Version, network
 from heddle.kernel import netlink as nl
@@ -23,6 +23,8 @@ from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG, RTNEXTHOP
 
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
+_ALIKE: Final = 64  # sets of interfaces whose routes are kept as read
+_MOST_SEEN: Final = 4096  # routes of each
 _DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT
 AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
 # IPv6 prefixes of each interface in the main table that are not used for routing: link-local (RFC 4291), multicast.
@@ -130,33 +132,66 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
 def fib_of(netlink: nl.RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
     """The same, read by an open socket. names: ifindex -> interface name."""
     objects = _Objects(netlink, names)
-    found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...], int]] = {}
-    known: dict[bytes, tuple[NextHop, ...]] = {}  # most routes of a switch have the same next hops, byte for byte
+    found: dict[Network, _Row] = {}
+    seen = _seen(version, *names.items())
     for body in _dump(netlink, nl.RTM_GETROUTE, RTMSG.pack(AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
-        _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
-        if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
-            continue
-        attrs = nl.attributes(body, RTMSG.size)
+        row = seen.rows[body] if body in seen.rows else _row(body, names, objects, version, seen)
+        if row is not None and found.setdefault(row.prefix, row).rank > row.rank:
+            found[row.prefix] = row
+    buckets = {prefix: dealt for prefix, row in found.items() if row.number and (dealt := objects.buckets(row.number))}
+    return Fib(switch, {prefix: row.hops for prefix, row in found.items()}, buckets)
+
+
+class _Row(NamedTuple):
+    """One route. rank: fib_table_lookup takes the lowest metric with a live next hop. number: nexthop id, or 0."""
+
+    prefix: Network
+    hops: tuple[NextHop, ...]
+    rank: tuple[bool, int]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Messages and what they say, None for a route that does not count; and their next hops.
+
+    Most routes of a switch have the same next hops, and most switches the same routes, byte for byte.
+    """
+
+    rows: dict[bytes, _Row | None]
+    hops: dict[bytes, tuple[NextHop, ...]]
+
+
+@lru_cache(_ALIKE)
+def _seen(version: Version, *names: tuple[int, str]) -> _Seen:
+    """What was read where interfaces have these names."""
+    return _Seen({}, {})
+
+
+def _row(body: bytes, names: Mapping[int, str], objects: _Objects, version: Version, seen: _Seen) -> _Row | None:
+    """A route of the main table; None for others, those of link-local networks and the node's own addresses."""
+    _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
+    attrs = nl.attributes(body, RTMSG.size)
+    found = None
+    if table == RT_TABLE_MAIN and tos == 0 and (kind == RTN_UNICAST or kind in _DISCARDING):
         prefix = _network(attrs.get(RTA_DST, b""), length, version)
-        if isinstance(prefix, IPv6Network) and any(prefix.subnet_of(each) for each in _OF_INTERFACES):
-            continue
-        metric = _u32(attrs.get(_RTA_PRIORITY))
         same = b"" if _RTA_NH_ID in attrs or kind in _DISCARDING else attrs.get(_RTA_MULTIPATH, b"")
-        hops = known.get(same)
+        hops = seen.hops.get(same)
         if hops is None:
             hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
-            if same:
-                known[same] = hops
-        if hops and hops[0].port == "lo" and all(hop.port == "lo" for hop in hops):
-            continue  # an IPv6 address of the node itself: it is also in table local, which is searched first
-        rank = not _usable(hops), metric  # fib_table_lookup takes the lowest metric with a live next hop
-        row = rank, hops, _u32(attrs.get(_RTA_NH_ID))
-        if found.setdefault(prefix, row)[0] > rank:
-            found[prefix] = row
-    buckets = {
-        prefix: dealt for prefix, (_, _, number) in found.items() if number and (dealt := objects.buckets(number))
-    }
-    return Fib(switch, {prefix: hops for prefix, (_, hops, _) in found.items()}, buckets)
+        # An IPv6 address of the node itself is also in table local, which is searched first.
+        own = bool(hops) and all(hop.port == "lo" for hop in hops)
+        near = isinstance(prefix, IPv6Network) and any(prefix.subnet_of(each) for each in _OF_INTERFACES)
+        if not own and not near:
+            found = _Row(prefix, hops, (not _usable(hops), _u32(attrs.get(_RTA_PRIORITY))), _u32(attrs.get(_RTA_NH_ID)))
+        if same:
+            seen.hops[same] = hops
+    if _RTA_NH_ID not in attrs:  # an object may change while its routes stay
+        if len(seen.rows) >= _MOST_SEEN:
+            seen.rows.clear()
+            seen.hops.clear()
+        seen.rows[body] = found
+    return found
 
 
 def local_routes(netlink: nl.RouteSocket) -> set[int]:

@@ -87,14 +87,22 @@ class Daemons:
         except (OSError, MachineError, ValueError, TypeError, AttributeError):
             return None
 
-    def silent(self, switch: str) -> tuple[str, ...]:
-        """Expected daemons that do not answer. Without zebra the kernel keeps its routes, even outdated ones."""
-        found = []
+    def silent(self, switch: str, known: set[Path] | None = None) -> tuple[str, ...]:
+        """Expected daemons that do not answer. Without zebra the kernel keeps its routes, even outdated ones.
+
+        known: sockets where a daemon has just answered, which are not asked again; those that answer now are added.
+        """
+        found, known = [], set[Path]() if known is None else known
         for daemon in self.expected(switch):
+            vty = self.vty(switch, daemon)
+            if vty in known:
+                continue
             try:
                 self.answer(switch, daemon, "show version")
             except (OSError, MachineError):
                 found.append(daemon)
+            else:
+                known |= {vty} if vty is not None else set()
         return tuple(found)
 
     def drained(self, switch: str) -> bool:

@@ -150,7 +150,7 @@ def announce(lab: Lab, timeout: float) -> None:
 
     Routes then come from all neighbours at once, and each is installed once. While sessions come up one by one, each
     switch sends all it has to each new neighbour, and a route is installed again for each of its next hops.
-    timeout: seconds to wait for sessions without any change.
+    timeout: seconds to wait for sessions without any change, and for a bgpd that is too busy to answer.
     """
     groups = read_topology(lab.topology).shared.values()
     held = [each for each in groups if not any(map(_ANNOUNCES, _running(lab, each.daemons_of[0])))]
@@ -164,11 +164,26 @@ def announce(lab: Lab, timeout: float) -> None:
             pending.pop(0)
         else:
             time.sleep(_PAUSE_S)
-    for each in held:
-        nodes = [lab.fabric.by_name[name] for name in each.daemons_of]
-        lines = [line for node in nodes for line in _networks(lab, node)]
-        with suppress(OSError, MachineError):  # it ended meanwhile: the wait for routes reports that
-            lab.daemons.answer(nodes[0].name, "bgpd", "enable", "configure terminal", *lines)
+    late, moved = [each.daemons_of for each in held], time.monotonic()
+    while late and time.monotonic() - moved < timeout:
+        if len(still := [names for names in late if not _entered(lab, names)]) < len(late):
+            moved = time.monotonic()
+        late = still
+
+
+def _entered(lab: Lab, switches: Sequence[str]) -> bool:
+    """Enter the networks of switches that share a bgpd; False if it was too busy to answer: they may be entered again.
+
+    A bgpd that has ended is reported by the wait for routes.
+    """
+    lines = [line for name in switches for line in _networks(lab, lab.fabric.by_name[name])]
+    try:
+        lab.daemons.answer(switches[0], "bgpd", "enable", "configure terminal", *lines)
+    except (TimeoutError, BlockingIOError):
+        return False
+    except (OSError, MachineError):
+        return True
+    return True
 
 
 def _networks(lab: Lab, node: Node) -> list[str]:

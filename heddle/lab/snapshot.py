@@ -7,12 +7,14 @@ A part that was not read raises NotReadError when it is used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
@@ -325,22 +327,27 @@ def take(
 
     HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
     """
-    reading = _Reading(fabric, handles, parts, keep_errors=keep_errors)
+    if parts & _OF_DAEMONS and daemons is None:
+        raise ValueError("this lab has no daemons to ask")
+    reading = _Reading(fabric, handles, parts, daemons, keep_errors=keep_errors)
     chosen = [node for node in fabric.nodes if nodes is None or node.name in nodes]
-    found = reading.kernels([node for node in chosen if node.role is Role.SWITCH or parts & _OF_EVERY_NODE])
-    switches = [node for node in chosen if node.role is Role.SWITCH]
-    if parts & _OF_DAEMONS:
-        if daemons is None:
-            raise ValueError("this lab has no daemons to ask")
-        found |= _asked([found[node.name] for node in switches], parts, daemons)
-    return reading.finished(found, switches)
+    found = reading.nodes([node for node in chosen if node.role is Role.SWITCH or parts & _OF_EVERY_NODE])
+    return reading.finished(found, [node for node in chosen if node.role is Role.SWITCH])
 
 
 class _Reading:
     """A snapshot while it is being read. A part that failed on one node is not read on the others."""
 
-    def __init__(self, fabric: Fabric, handles: Mapping[str, NodeHandle], parts: LabPart, *, keep_errors: bool) -> None:
-        self._fabric, self._handles, self._parts = fabric, handles, parts
+    def __init__(
+        self,
+        fabric: Fabric,
+        handles: Mapping[str, NodeHandle],
+        parts: LabPart,
+        daemons: Daemons | None,
+        *,
+        keep_errors: bool,
+    ) -> None:
+        self._fabric, self._handles, self._parts, self._daemons = fabric, handles, parts, daemons
         self._keep_errors = keep_errors
         self._failed: dict[LabPart, HeddleError] = {}
 
@@ -357,14 +364,17 @@ class _Reading:
     def _wants(self, part: LabPart) -> bool:
         return part in self._parts and part not in self._failed
 
-    def kernels(self, nodes: Sequence[Node]) -> dict[str, NodeSnapshot]:
-        """Read the kernels of these nodes, and their maps."""
+    def nodes(self, nodes: Sequence[Node]) -> dict[str, NodeSnapshot]:
+        """Read the kernels of these nodes, and their maps, and ask the daemons of those that are switches."""
 
         def read(part: Sequence[Node]) -> tuple[dict[str, NodeSnapshot], dict[LabPart, HeddleError]]:
-            return {node.name: self.kernel(node) for node in part}, self._failed
+            with _asking(part, self._parts, self._daemons) as answers:
+                rows = {node.name: self.kernel(node) for node in part}
+                rows |= {name: replace(rows[name], **fields) for name, fields in answers()}
+            return rows, self._failed
 
         found = dict[str, NodeSnapshot]()
-        for rows, failed in in_processes(read, nodes) if self._parts & _IN_KERNELS else [read(nodes)]:
+        for rows, failed in in_processes(read, nodes) if self._parts & (_IN_KERNELS | _OF_DAEMONS) else [read(nodes)]:
             found |= rows
             self._failed |= failed
         return {node.name: found[node.name] for node in nodes}
@@ -465,23 +475,43 @@ def _links(every: Sequence[NetInterface], ports: Collection[str]) -> dict[str, P
     return found
 
 
-def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) -> dict[str, NodeSnapshot]:
-    """Ask the daemons of all switches."""
+@contextmanager
+def _asking(
+    nodes: Iterable[Node], parts: LabPart, daemons: Daemons | None
+) -> Iterator[Callable[[], Iterator[tuple[str, dict[str, Any]]]]]:
+    """Ask the daemons of those nodes that are switches, in a with block that can do something else meanwhile.
 
-    def ask(node: NodeSnapshot) -> NodeSnapshot:
-        sessions = daemons.sessions(node.node) if parts & (LabPart.SESSIONS | LabPart.DRAINED) else None
-        return replace(
-            node,
-            sessions=sessions if LabPart.SESSIONS in parts else None,
-            shut=tuple(peer for peer, state in (sessions or {}).items() if state == ADMIN_DOWN),
-            drained=daemons.drained(node.node) if LabPart.DRAINED in parts else None,
-            silent=daemons.silent(node.node) if LabPart.SILENT in parts else None,
-            adjacencies=tuple(pending(daemons, daemons.fabric.by_name[node.node]))
-            if LabPart.ADJACENCIES in parts
-            else None,
-        )
+    Gives a function that waits for the answers: a switch, and its fields of NodeSnapshot. A daemon of several switches
+    is asked for one after the other, as it answers one at a time; if it answers for one of them, it does answer.
+    """
+    groups = dict[object, list[Node]]()
+    for node in nodes if daemons is not None and parts & _OF_DAEMONS else ():
+        if daemons is not None and node.role is Role.SWITCH:
+            shared = daemons.fabric.policy.routing.daemons == "shared"
+            groups.setdefault(daemons.vty(node.name, "bgpd") if shared else node.name, []).append(node)
+    if daemons is None or not groups:
+        yield lambda: iter(())
+        return
+    known = set[Path]()
+
+    def ask(node: Node) -> tuple[str, dict[str, Any]]:
+        fields, name = dict[str, Any](), node.name
+        if parts & (LabPart.SESSIONS | LabPart.DRAINED):
+            sessions = daemons.sessions(name)
+            if sessions is not None and (vty := daemons.vty(name, "bgpd")) is not None:
+                known.add(vty)
+            fields["sessions"] = sessions if LabPart.SESSIONS in parts else None
+            fields["shut"] = tuple(peer for peer, state in (sessions or {}).items() if state == ADMIN_DOWN)
+        if LabPart.DRAINED in parts:
+            fields["drained"] = daemons.drained(name)
+        if LabPart.SILENT in parts:
+            fields["silent"] = daemons.silent(name, known)
+        if LabPart.ADJACENCIES in parts:
+            fields["adjacencies"] = tuple(pending(daemons, node))
+        return name, fields
 
     from concurrent.futures import ThreadPoolExecutor  # it imports `logging`, and few verbs ask daemons
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="ask-daemons") as pool:
-        return {node.node: node for node in pool.map(ask, found)}
+        rows = pool.map(lambda group: [*map(ask, group)], groups.values())
+        yield lambda: chain.from_iterable(rows)

@@ -30,7 +30,7 @@ from heddle.lab.daemons import BgpPeer, Daemons
 from heddle.lab.linkstate import State
 from heddle.lab.ports import in_network
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.spread import concat, spread
+from heddle.lab.spread import concat, in_processes, spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ class _NoDaemons(Daemons):
     def peers(self, switch: str) -> Mapping[str, BgpPeer] | None:
         return {}
 
-    def silent(self, switch: str) -> tuple[str, ...]:
+    def silent(self, switch: str, known: set[Path] | None = None) -> tuple[str, ...]:
         return ()
 
     @cached_property
@@ -103,8 +103,11 @@ def _follow(lab: Lab, dead: Collection[str], drained: Collection[str]) -> list[s
     """Install the routes of the switches of a shard, or of all; returns those that had others."""
     now, fabric, handles = lab.snapshot(LabPart.CARRIER | LabPart.FIBS), lab.fabric, lab.handles()
     groups = fabric.groups_without(dead, drained) if dead or drained else fabric.next_hop_groups
-    own = [node for node in fabric.switches if node.name in handles]
-    return [n.name for n in own if _installed(fabric, n, groups[n.name], now, handles[n.name].netns)]
+
+    def install(part: Sequence[Node]) -> list[str]:
+        return [n.name for n in part if _installed(fabric, n, groups[n.name], now, handles[n.name].netns)]
+
+    return concat(in_processes(install, [node for node in fabric.switches if node.name in handles]))
 
 
 def _installed(fabric: Fabric, node: Node, groups: Sequence[Group], now: Snapshot, netns: Path) -> bool:

@@ -15,6 +15,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.fib import NextHop
 from heddle.lab import lifecycle as life
+from heddle.lab.daemons import Daemons
 from heddle.lab.faults.orders import clear, set_kind
 from heddle.lab.frr import home_of, on_daemons
 from heddle.lab.lab import Lab
@@ -118,6 +119,26 @@ def test_what_was_entered_in_one_switch_is_undone_in_its_group(shared: Lab, up: 
     assert shared.snapshot(LabPart.DRAINED).drained == ("rtsw2",), "a drain stays"
     configure_bgp(shared, shared.fabric.by_name["rtsw2"], "no bgp graceful-shutdown")
     wait(shared)
+
+
+def test_a_bgpd_that_is_too_busy_to_take_its_networks_is_given_them_again(
+    lab_name: Callable[[], str], up: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, refused = Daemons.answer, set[str]()
+
+    def busy(self: Daemons, switch: str, daemon: str, *commands: str) -> str:
+        if "configure terminal" in commands and switch not in refused:
+            refused.add(switch)
+            raise TimeoutError("timed out")
+        return answer(self, switch, daemon, *commands)
+
+    monkeypatch.setattr(Daemons, "answer", busy)
+    name = lab_name()
+    try:
+        assert up(name, SHARED, fabric="tiny").converged
+        assert refused
+    finally:
+        life.down(name)
 
 
 def test_containers_refuse_it(lab_name: Callable[[], str]) -> None:

@@ -410,17 +410,31 @@ def read_shapers(
     for port in ports:
         ifindex = indexes.get(port, 0)
         own = queues.get(ifindex, {})
+        shaper, leaves = None, list[tuple[int, Leaf]]()
         for body in netlink.dump(nl.RTM_GETTCLASS, uapi.TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
             _, _, handle, _, queue = uapi.TCMSG.unpack_from(body)
             options = nl.attributes(body, uapi.TCMSG.size).get(uapi.TCA_OPTIONS, b"")
             # A band of ETS is identified by its queue, or by the RED over that queue.
             number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
             if handle == _RATE_CLASS_ID:
-                found[port] = PortQueue(port, *_shaper(options), own)
+                shaper = options
             elif number in own and (handle & 0xFFFF0000 == _ROOT_ID or is_ets_band(handle)):
                 turn = read_ets_turn(options) if is_ets_band(handle) else _read_htb_turn(options)
-                own[number] = Leaf(own[number].qdisc, own[number].limit_bytes, *turn)
+                leaves.append((number, _turned(own[number], turn)))
+        if shaper is not None:
+            found[port] = PortQueue(port, *_shaper(shaper), _leaves((*own.items(), *leaves)))
     return found
+
+
+@lru_cache(_ALIKE)
+def _turned(leaf: Leaf, turn: tuple[int, int]) -> Leaf:
+    return Leaf(leaf.qdisc, leaf.limit_bytes, *turn)
+
+
+@lru_cache(_ALIKE)
+def _leaves(rows: tuple[tuple[int, Leaf], ...]) -> Mapping[int, Leaf]:
+    """By class. One object for all ports that are alike: they are compared, and passed on between processes."""
+    return dict(rows)
 
 
 def foreign_roots(rows: Iterable[nl.Qdisc], names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
@@ -556,8 +570,13 @@ def read_attached(
                 blocks[number] = _filters(netlink, number)
             for _, name, base in blocks.get(number, ()):
                 port_id = port_at(int.from_bytes(base, sys.byteorder), each.ifindex) if base else 0
-                found[port] = (*found[port], Attached(hook, name, port_id))
+                found[port] = (*found[port], Attached(hook, name, port_id) if port_id else _unnumbered(hook, name))
     return found
+
+
+@cache
+def _unnumbered(hook: str, name: str) -> Attached:
+    return Attached(hook, name, 0)
 
 
 def _filters(netlink: nl.RouteSocket, block: int) -> list[tuple[int, str, bytes | None]]:
