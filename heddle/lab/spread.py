@@ -20,6 +20,7 @@ from heddle.fabric.wiring import Node, Role
 P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L")  # a Lab, or what tests use as one
+T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 _LEAST_PORTS: Final = 500  # of a part: a copy of this process takes about 10 ms, and a port 0.3 ms
@@ -61,12 +62,24 @@ def in_processes(work: Callable[[Sequence[Node]], R], nodes: Sequence[Node]) -> 
     work: changes nothing in this process; its result can be pickled. A part that fails in a copy is done again here, so
     its error is raised here. Nodes with few ports are one part.
     """
-    ports = sum(len(node.ports) for node in nodes)
-    count = max(1, min(len(os.sched_getaffinity(0)), ports // _LEAST_PORTS))
+    count = processes_for(nodes)
     parts: list[list[Node]] = [[] for _ in range(count)]
     costs = [len(node.ports) + _NODE[node.role] for node in nodes]
     for node, before in zip(nodes, accumulate(costs, initial=0), strict=False):
         parts[before * count // sum(costs)].append(node)
+    return in_copies(work, parts)
+
+
+def processes_for(nodes: Iterable[Node]) -> int:
+    """How many processes should share what is done for these nodes: 1 where they have few ports."""
+    return max(1, min(len(os.sched_getaffinity(0)), sum(len(node.ports) for node in nodes) // _LEAST_PORTS))
+
+
+def in_copies(work: Callable[[T], R], parts: Sequence[T]) -> list[R]:
+    """The results of `work` for all parts in order: the first is done here, each other in a copy of this process.
+
+    work and what happens to a part that fails: as for in_processes.
+    """
     copies = [_started(work, part) for part in parts[1:]]
     try:
         first = work(parts[0])
@@ -75,7 +88,7 @@ def in_processes(work: Callable[[Sequence[Node]], R], nodes: Sequence[Node]) -> 
     return [first, *(work(part) if each is None else each for part, each in zip(parts[1:], answers, strict=True))]
 
 
-def _started(work: Callable[[Sequence[Node]], R], part: Sequence[Node]) -> tuple[int, int]:
+def _started(work: Callable[[T], R], part: T) -> tuple[int, int]:
     """Process id, and the descriptor from which its result comes."""
     answers, out = os.pipe()
     if (pid := os.fork()) == 0:

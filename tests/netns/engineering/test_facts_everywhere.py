@@ -248,11 +248,17 @@ def test_a_lab_that_several_processes_read_is_the_same(tiny: Lab, monkeypatch: p
     monkeypatch.setattr(spread, "_LEAST_PORTS", 1)
     now = tiny.snapshot(facts.parts(tiny))
     assert [*now.nodes] == [*one.nodes]
-    for part in ("fibs", "hashing", "epochs", "shapers", "programs", "links", "addresses", "sessions", "down"):
+    for part in (
+        "fibs", "hashing", "epochs", "shapers", "programs", "links", "addresses", "sessions", "drained", "shut",
+        "silent", "down",
+    ):  # fmt: skip
         assert getattr(now, part) == getattr(one, part)
     with repaired(tiny, "rtsw2", "sysctl -qw net.ipv4.conf.eth3.forwarding=0"):
+        in_node(tiny, "rtsw2", "ip link set dev eth3 mtu 2000")  # a fact of the other process
         (found,) = facts.wrong_sysctls(tiny).problems
+        kinds = [each.kind for each in facts.facts(tiny, tiny.snapshot(facts.parts(tiny)))]
     assert (found.where, found.what, found.why) == ("rtsw2", "net.ipv4.conf.eth3.forwarding", "is 0, not 1")
+    assert [kind for kind in facts.FACTS if kind in kinds] == kinds == ["mtu", "sysctl"]
 
 
 @pytest.mark.long("in the gate: every kind has one fault, test_a_fact_is_in_all_four")
