@@ -458,7 +458,7 @@ def facts(lab: Lab, now: Snapshot, kinds: Collection[str] = FACTS) -> tuple[Fact
         return found
 
     rows = [[each for each in FACTS if each in kinds and (each in _APART) == apart] for apart in (False, True)]
-    shared = lab.runtime.here and all(rows) and processes_for(lab.fabric.nodes) > 1
+    shared = all(rows) and processes_for(lab.fabric.nodes) > 1 and lab.runtime.here
     found = concat(in_copies(find, rows if shared else [[*rows[0], *rows[1]]]))
     order = {kind: number for number, kind in enumerate(FACTS)}
     return tuple(sorted(found, key=lambda each: order[each.kind]))
