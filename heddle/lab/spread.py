@@ -20,7 +20,6 @@ from heddle.fabric.wiring import Node, Role
 P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L")  # a Lab, or what tests use as one
-T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 _LEAST_PORTS: Final = 500  # of a part: a copy of this process takes about 10 ms, and a port 0.3 ms
@@ -75,7 +74,7 @@ def processes_for(nodes: Iterable[Node]) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), sum(len(node.ports) for node in nodes) // _LEAST_PORTS))
 
 
-def in_copies(work: Callable[[T], R], parts: Sequence[T]) -> list[R]:
+def in_copies(work: Callable[[V], R], parts: Sequence[V]) -> list[R]:
     """The results of `work` for all parts in order: the first is done here, each other in a copy of this process.
 
     work and what happens to a part that fails: as for in_processes.
@@ -88,7 +87,7 @@ def in_copies(work: Callable[[T], R], parts: Sequence[T]) -> list[R]:
     return [first, *(work(part) if each is None else each for part, each in zip(parts[1:], answers, strict=True))]
 
 
-def _started(work: Callable[[T], R], part: T) -> tuple[int, int]:
+def _started(work: Callable[[V], R], part: V) -> tuple[int, int]:
     """Process id, and the descriptor from which its result comes."""
     answers, out = os.pipe()
     if (pid := os.fork()) == 0:
