@@ -285,7 +285,7 @@ class Setup:
 
     @property
     def gated(self) -> bool:
-        """Whether there are gates, so that the lab needs a PFC agent."""
+        """Whether there are gates, which the PFC agent closes and opens."""
         return self.discipline.gated and bool(self.queues.lossless)
 
     @classmethod
