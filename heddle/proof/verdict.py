@@ -121,7 +121,8 @@ class Arrivals:
     def of(cls, proofs: Sequence[FlowProof]) -> Arrivals:
         """The sums over some QPs."""
         taken = [proof.seen.received for proof in proofs if proof.seen.received is not None]
-        counted = sum(proof.counted[-1] for proof in proofs if proof.counted)
+        # A QP that lost all of its packets on the way has no count at its last port.
+        counted = sum(proof.counted[-1] for proof in proofs if len(proof.counted) >= len(proof.expected) > 0)
         return cls(len(proofs), counted, sum(taken) if len(taken) == len(proofs) else None)
 
     def to_json(self) -> dict[str, Any]:

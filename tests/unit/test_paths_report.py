@@ -174,6 +174,9 @@ def test_three_sources_and_the_right_counts_are_a_proof() -> None:
     # Runs without the reports of nics say so.
     assert result.to_json()["delivery"] == {"qps": 1, "counted": 10, "received": None}
     assert "how many the receiving NICs got is not known" in paths_text(result)
+    # What was lost before the last port is not counted there.
+    lost = judge(SENT, evidence(SENT, (10, 0, 0), {FIRST: 10}))
+    assert lost.to_json()["delivery"] == {"qps": 1, "counted": 0, "received": None}
 
 
 def test_counts_that_do_not_sum_are_no_proof(answers: Answers) -> None:
