@@ -1,4 +1,5 @@
-"""Frames of raw flows, from the headers of a configuration: Ethernet, VLANs, IPv4 or IPv6, UDP or TCP, other bytes.
+"""Frames of raw flows, from the headers of a configuration: Ethernet, VLANs, IPv4 or IPv6, UDP or TCP, other bytes;
+or a PFC frame.
 
 In:  headers in order, each with the values that its fields have in turn; the frame's bytes without FCS; the ends.
 Out: frame i, of `variants` different ones; and what all frames of the flow have in common at the receiver.
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.endpoints.nic.frames import ip_checksum
 from heddle.traffic.flow import Endpoint
 from heddle.wire import layout as wire
@@ -24,6 +26,8 @@ OTHER: Final = 61  # protocol of a packet without UDP and TCP: any host internal
 _UNKNOWN: Final = 0xFFFF  # Ethernet type of a frame without IP
 _ROOM: Final = 1 << 20  # bytes of frames that are kept for each flow
 _VLANS: Final = 2
+_PAUSE: Final = "pfcpause"
+_PAUSE_LAYOUT: Final = struct.Struct(f"!6s6sHHH{CLASSES}H")
 _UDP_BYTES: Final = 8
 _TCP_BYTES: Final = 20
 _IP_BYTES: Final = {"ipv4": wire.IPV4_BYTES, "ipv6": wire.IPV6_BYTES}
@@ -35,8 +39,10 @@ PROTOCOLS: Final = {"udp": wire.PROTO_UDP, "tcp": wire.PROTO_TCP}
 def order_problem(names: Sequence[str]) -> str:
     """Why headers cannot follow each other like this; empty if they can."""
     at = 0
+    if names and names[0] == _PAUSE:
+        return f"has {names[1]} after {_PAUSE}" if len(names) > 1 else ""
     if not names or names[0] != "ethernet":
-        return "must begin with ethernet"
+        return f"must begin with ethernet, or be {_PAUSE}"
     stages = (("ethernet", 1), ("vlan", _VLANS), ("ip", 1), ("l4", 1), ("custom", len(names)))
     kinds = ["ip" if each in _IP_BYTES else "l4" if each in PROTOCOLS else each for each in names]
     for index, kind in enumerate(kinds):
@@ -68,7 +74,14 @@ class RawFrames:
     @property
     def least_bytes(self) -> int:
         """The bytes of all headers."""
-        lengths = {"ethernet": wire.ETH_BYTES, "vlan": 4, "udp": _UDP_BYTES, "tcp": _TCP_BYTES, **_IP_BYTES}
+        lengths = {
+            _PAUSE: _PAUSE_LAYOUT.size,
+            "ethernet": wire.ETH_BYTES,
+            "vlan": 4,
+            "udp": _UDP_BYTES,
+            "tcp": _TCP_BYTES,
+            **_IP_BYTES,
+        }
         return sum(lengths[name] if name in lengths else len(each["bytes"]) for name, each in self.headers)
 
     def _header(self, *names: str) -> Header | None:
@@ -88,6 +101,8 @@ class RawFrames:
     def _made(self, index: int) -> bytes:
         body = b"".join(each["bytes"] for name, each in self.headers if name == "custom")
         body += self._filling(self.size - self.least_bytes)
+        if self.headers[0][0] == _PAUSE:
+            return self._pause(self.headers[0][1], index) + body
         ip, inner = self._header(*_IP_BYTES), OTHER
         if ip is not None and (found := self._header(*PROTOCOLS)) is not None:
             inner = PROTOCOLS[found[0]]
@@ -110,6 +125,11 @@ class RawFrames:
             + struct.pack(">H", _at(ethernet, "ether_type", index, kind))
             + body
         )
+
+    def _pause(self, each: Mapping[str, Any], index: int) -> bytes:
+        ends = (_at(each, name, index, _mac(self.src.mac)).to_bytes(6, "big") for name in ("dst", "src"))
+        names = ("ether_type", "control_op_code", "class_enable_vector", *(f"pause_class_{n}" for n in range(CLASSES)))
+        return _PAUSE_LAYOUT.pack(*ends, *(_at(each, name, index) for name in names))
 
     def _filling(self, size: int) -> bytes:
         how, data = self.payload or ("fixed", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from heddle.base.ethernet import CLASSES, MAC_CONTROL, PFC_ADDRESS, PFC_OPCODE
 from heddle_plugins.otg.rules import U32, At, Rule, address, choice, fields, listed, mac, number, only, word
 
 MOST_VALUES: Final = 4096  # of one field
@@ -55,9 +56,9 @@ def integer(bits: int, default: int | None, *, automatic: bool = False) -> Rule:
     return pattern(number(None, 0, (1 << bits) - 1), bits, default, automatic=automatic)
 
 
-def macs(*, automatic: bool = False) -> Rule:
-    """A field of a MAC address; an absent one is computed."""
-    return pattern(mac(), 48, None, automatic=automatic)
+def macs(default: int | None = None, *, automatic: bool = False) -> Rule:
+    """A field of a MAC address; an absent one without a default is computed."""
+    return pattern(mac(), 48, default, automatic=automatic)
 
 
 def addresses(version: int) -> Rule:
@@ -104,6 +105,11 @@ _ONE_HEADER: Final = "options and fragments are not built"
 HEADERS: Final[Mapping[str, Rule]] = {
     "ethernet": fields({
         "dst": macs(automatic=True), "src": macs(), "ether_type": integer(16, None, automatic=True),
+    }, always=True),
+    "pfcpause": fields({
+        "dst": macs(int.from_bytes(PFC_ADDRESS, "big")), "src": macs(), "ether_type": integer(16, MAC_CONTROL),
+        "control_op_code": integer(16, PFC_OPCODE), "class_enable_vector": integer(16, 0),
+        **{f"pause_class_{number}": integer(16, 0) for number in range(CLASSES)},
     }, always=True),
     "vlan": fields({
         "priority": integer(3, 0), "cfi": integer(1, 0), "id": integer(12, 1), "tpid": integer(16, 0x8100),

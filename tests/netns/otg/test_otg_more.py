@@ -248,3 +248,25 @@ def test_the_example_prints_what_arrived(tiny: Lab) -> None:
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^(host\d) to host4: (\d+) messages, (\d+) of (\d+) frames", done.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ["host1", "host2", "host3"] and all(int(row[1]) > 0 for row in rows)
+
+
+def test_pause_frames_of_a_port_pause_the_switch(tiny: Lab) -> None:
+    leaf, lossless = leaf_port(tiny, "host3"), tiny.fabric.policy.queues.lossless[0]
+
+    def pauses() -> int:
+        rows = [row for row in read_queues(tiny).rows if (row.port, row.traffic_class) == (leaf, lossless)]
+        return rows[0].pfc_received
+
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host3"])
+        flow = config.flows.add(name="pause")
+        flow.tx_rx.port.tx_name = "p2"
+        (header,) = flow.packet.pfcpause()
+        header.class_enable_vector.value = 1 << lossless
+        getattr(header, f"pause_class_{lossless}").value = 10
+        flow.rate.pps, flow.duration.fixed_packets.packets = 200 * tiny.fabric.policy.k, 50
+        api.set_config(config)
+        before = pauses()
+        transmit(api, "start")
+        assert settled(api)["pause"].frames_tx == 50
+        until(lambda: pauses() - before == 50)

@@ -11,6 +11,7 @@ from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 
+from heddle.base.ethernet import pfc_frame, read_pfc_frame
 from heddle.endpoints.nic.packetsocket import attach_filter
 from heddle.traffic.flow import Endpoint
 from heddle_plugins.otg.frames import RawFrames, Signature, order_problem
@@ -67,6 +68,14 @@ def test_vlan_tcp_and_ipv6_are_as_scapy_builds_them() -> None:
     assert rebuilt(sixth.frame(0), IPv6, UDP) == sixth.frame(0)
 
 
+def test_a_pause_frame_is_one_that_a_switch_reads() -> None:
+    quanta = {"class_enable_vector": {"value": 0b1001}, "pause_class_3": {"value": 77}, "pause_class_5": {"value": 1}}
+    frame = made(header("pfcpause", **quanta), size=60).frame(0)
+    assert frame == pfc_frame(frame[6:12], {0: 0, 3: 77})[:24] + frame[24:] and frame[6:12].hex(":") == HERE.mac
+    read = read_pfc_frame(frame)
+    assert read is not None and read.quanta == {0: 0, 3: 77}
+
+
 def test_a_wrong_checksum_is_wrong_and_a_custom_one_is_as_written() -> None:
     bad = made(header("ethernet"), header("ipv4", header_checksum={"generated": "bad"}),
                header("udp", checksum={"custom": 0})).frame(0)  # fmt: skip
@@ -88,8 +97,10 @@ def test_values_come_in_turn_and_payloads_repeat() -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ((), "must begin with ethernet"),
-        (("ipv4",), "must begin with ethernet"),
+        ((), "must begin with ethernet, or be pfcpause"),
+        (("ipv4",), "must begin with ethernet, or be pfcpause"),
+        (("pfcpause", "ipv4"), "has ipv4 after pfcpause"),
+        (("pfcpause",), ""),
         (("ethernet", "udp"), "has udp without ipv4 or ipv6"),
         (("ethernet", "ipv4", "ipv6"), "has ipv6 after ipv4"),
         (("ethernet", "ipv4", "vlan"), "has vlan after ipv4"),
