@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from heddle.base.problems import HeddleError, InputError, MachineError, Problem
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, trouble
 from heddle.base.untrusted import check_values, parsed
 from heddle.base.version import VERSION
 from heddle.host.webaccess import PageAccess, Refusal
@@ -52,7 +52,10 @@ async def _unknown(request: Request, error: Exception) -> Response:
 def _answered(handler: _Handler) -> _Handler:
     async def answered(request: Request) -> Response:
         try:
-            return await handler(request)
+            try:
+                return await handler(request)
+            except OSError as error:  # a namespace or a socket, as when the lab goes down just now
+                raise trouble(error) from None
         except HeddleError as error:
             ours = isinstance(error, InputError)
             texts = [str(each) for each in error.problems]

@@ -270,3 +270,28 @@ def test_pause_frames_of_a_port_pause_the_switch(tiny: Lab) -> None:
         transmit(api, "start")
         assert settled(api)["pause"].frames_tx == 50
         until(lambda: pauses() - before == 50)
+
+
+@pytest.mark.parametrize("controlled", [False, True])
+def test_queue_pairs_share_the_rate_of_their_port(tiny: Lab, controlled: bool) -> None:
+    share = 10
+    line = next(each.rate_bps for each in tiny.fabric.nics if each.node == "host1")
+    with generator(tiny) as api:
+        config = with_ports(api, tiny, ["host1", "host2"])
+        for number in (1, 2):
+            roce_flow(config, 1, address_of(tiny, "host2"), f" {number}", source_qp_number=number + 5, dscp=26)
+        for sending in config.stateful_flows.rocev2:
+            sending.tx_ports[0].transmit_type.target_line_rate.value = share
+        for name in ("p1", "p2"):
+            protocol = config.options.per_port_options.add(port_name=name).protocols.add()
+            protocol.choice = "rocev2"
+            protocol.rocev2.dcqcn_settings.enable_dcqcn = controlled
+        api.set_config(config)
+        began = time.monotonic()
+        transmit(api, "start")
+        until(lambda: all(row.message_complete_rx > 0 for row in qp_rows(api).values()))
+        transmit(api, "stop")
+        sent = sum(row.tx_bytes for row in qp_rows(api).values())
+        # Its first packets leave together (ratecontrol.CATCH_UP_NS), and the last ones at the end of `stop`.
+        assert 8 * sent <= 1.1 * line * share / 100 * (time.monotonic() - began) + 8 * 16 * 4200
+        assert {row.message_fail for row in qp_rows(api).values()} == {0}
