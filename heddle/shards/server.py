@@ -146,8 +146,9 @@ class Server:
             each.relay.close()
         for other in (self._listener, relay, *self._relays.values()):
             other.close()
-        if os.isatty(0):  # the relay's session has it; so Ctrl-C and a new size reach the command
-            fcntl.ioctl(0, termios.TIOCSCTTY, 1)
+        if os.isatty(0):  # the relay's session has it: Ctrl-C and a new size must reach the command
+            with suppress(OSError):  # only root may take it
+                fcntl.ioctl(0, termios.TIOCSCTTY, 1)
 
     def _look_at(self, command: _Command, *, ended: bool) -> None:
         if ended:

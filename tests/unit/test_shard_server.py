@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import random
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,7 @@ from tests.objects.shared import ROOT
 
 BECOME = "import os, sys\nos.execvp(sys.argv[1], sys.argv[1:])\n"  # as heddle.shards.inside does
 KILLS = 20
+SHORT_SLEEPS = "while :; do sleep 0.1; done"  # a shell that begins a long one just then would trap the signal after it
 
 
 class Shard:
@@ -118,12 +121,31 @@ def test_a_command_has_the_streams_of_its_relay_and_its_exit_code(shard: Shard) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_passes_to_the_command_and_to_what_it_has_started(shard: Shard, number: signal.Signals) -> None:
-    script = f"trap 'echo got it; exit 5' {number.value}; echo ready; sleep 600; echo slept"
+    child = f"(trap 'echo child; exit 0' {number.value}; echo ready; {SHORT_SLEEPS})"
+    script = f"trap 'echo got it; exit 5' {number.value}; {child}; {SHORT_SLEEPS}"
     with shard.become("sh", "-c", script) as process:
         ready(process)
         process.send_signal(number)
-        assert process.communicate(timeout=20)[0].split(b"\n")[0] == b"got it"  # the sleep has ended, too
+        assert process.communicate(timeout=20)[0] == b"child\ngot it\n"
         assert process.returncode == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take a terminal from another session")
+def test_a_terminal_is_that_of_the_command(shard: Shard) -> None:
+    script = "stty size; trap 'echo got it; exit 5' INT; echo ready; " + SHORT_SLEEPS
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(shard.relay, [shard.relay, "become", "sh", "-c", script])
+    termios.tcsetwinsize(terminal, (33, 77))
+    said = b""
+    while b"ready" not in said:
+        said += os.read(terminal, 1024)
+    assert b"33 77" in said
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 5
+    assert b"got it" in os.read(terminal, 1024)
+    os.close(terminal)
 
 
 def test_only_root_of_the_shard_may_connect(shard: Shard) -> None:
@@ -152,7 +174,7 @@ def test_a_relay_that_is_killed_ends_its_command(shard: Shard, script: str) -> N
 
 def test_two_verbs_at_once_share_nothing(shard: Shard) -> None:
     with ThreadPoolExecutor(8) as pool:
-        words = [str(number) * 1000 for number in range(40)]
+        words = [str(number) * 1000 for number in range(16)]
         assert [out.decode() for _, out, _ in pool.map(partial(shard.ran, "printf"), words)] == words
 
 
