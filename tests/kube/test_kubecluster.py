@@ -20,10 +20,11 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.runtimes.clusterkind import ShardNeed
-from heddle_plugins.kubernetes import kubecluster, manifests, podexec
+from heddle_plugins.kubernetes import manifests, podexec, podstart
 from heddle_plugins.kubernetes.kubecluster import KubeCluster
 from heddle_plugins.kubernetes.kubeprobe import probe
-from heddle_plugins.kubernetes.target import KubeTarget
+from heddle_plugins.kubernetes.target import KubeTarget, owner
+from heddle_plugins.kubernetes.watch import Watch
 from tests.kube.api import eventually
 from tests.kube.cluster import ROOT, RealCluster
 
@@ -134,6 +135,29 @@ def test_a_signal_passes_to_the_command(shards: KubeCluster, number: signal.Sign
         assert process.wait(20) == 5
 
 
+def test_a_killed_server_starts_again_in_its_pod_and_the_pod_goes_on(shards: KubeCluster) -> None:
+    before = shards.states(LAB)["s1"].incarnation
+    version = (*shards.python, "heddle.cli", "--version")
+    for _ in range(3):
+        assert ran(shards, "sh", "-c", "kill -9 $(pgrep -P 1 -f podinit)").returncode == 0
+        done = ran(shards, *version)
+        assert done.returncode == 0 and done.stdout.startswith(b"Heddle"), done
+    assert shards.states(LAB)["s1"].incarnation == before
+
+
+def test_a_pod_that_is_deleted_while_it_is_watched_is_seen_to_go(
+    kube_cluster: RealCluster, shards: KubeCluster
+) -> None:
+    name = manifests.pod_name(LAB, "s1")
+    with Watch(shards.api, "Pod", manifests.selector(LAB, owner())) as pods:
+        uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in pods.now()}
+        assert len(uids) == 2
+        kube_cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+        now = lambda: {each["metadata"]["name"]: each["metadata"]["uid"] for each in pods.now()}  # noqa: E731
+        eventually("there is a new pod", lambda: now().get(name, uids[name]) != uids[name])
+        assert now()[manifests.pod_name(LAB, "s2")] == uids[manifests.pod_name(LAB, "s2")]
+
+
 def test_a_command_whose_reader_has_gone_ends(shards: KubeCluster) -> None:
     with subprocess.Popen(shards.argv(LAB, "s1", ["yes"]), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -236,7 +260,7 @@ def test_an_image_that_is_missing_is_named(target: KubeTarget, image: str, words
 def test_a_pod_that_is_never_ready_for_a_shard_is_named(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an image of another version: its first process does something else."""
     monkeypatch.setattr(manifests, "_INIT", "http.server")
-    monkeypatch.setattr(kubecluster, "_SILENT_S", 2.0)
+    monkeypatch.setattr(podstart, "_SILENT_S", 2.0)
     found = problems(KubeCluster(target))
     assert re.fullmatch(r"runs on node n\d, but is not ready for a shard: its image may be of .*", found[0].why), found
 
