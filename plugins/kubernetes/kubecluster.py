@@ -77,7 +77,7 @@ class KubeCluster(Cluster):
 
     def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
         """See Cluster. InputError when the lab's objects are of another owner."""
-        with Start(self, lab, shards, observer) as start:
+        with Start(self.api, lab, shards, self.options, self.put, observer) as start:
             start.apply()
             self._answered.update(start.wait())
 

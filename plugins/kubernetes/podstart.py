@@ -1,6 +1,6 @@
 """The start of a lab's pods: apply the manifests, then ask the pods until all have answered, or one never will.
 
-In:  a KubeCluster, and what each shard needs. Out: their addresses, or a Problem for each shard that has none.
+In:  a KubeApi, and what each shard needs. Out: their addresses, or a Problem for each shard that has none.
 """
 
 from __future__ import annotations
@@ -8,24 +8,23 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.tables import some_of
 from heddle.runtimes.clusterkind import USUAL_S, PodState, ShardNeed, UnreachableError
 from heddle_plugins.kubernetes import manifests, podexec
+from heddle_plugins.kubernetes.api import KubeApi
 from heddle_plugins.kubernetes.manifests import READY, SHARD
 from heddle_plugins.kubernetes.podstate import chosen_address, pod_state, when
 from heddle_plugins.kubernetes.target import owner
 from heddle_plugins.kubernetes.watch import Watch
 
-if TYPE_CHECKING:
-    from heddle_plugins.kubernetes.kubecluster import KubeCluster
-
+Put = Callable[[str, Mapping[str, Any]], object]
 STARTED: Final = "heddle.started"  # annotation: which pod, and which start of its container, the lab was made in
 _STEP: Final = "pods"
 _TRIES_S: Final = (0.1, 0.5)  # between two tries of a command in a pod: at first, and after some seconds
@@ -59,12 +58,15 @@ class Start:
     that runs up to a second later, and a probe would begin only then.
     """
 
-    def __init__(self, cluster: KubeCluster, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
-        self._cluster, self._lab, self._shards, self._observer = cluster, lab, shards, observer
-        self._objects = manifests.lab_objects(lab, owner(), shards, cluster.target, options=cluster.options)
+    def __init__(
+        self, api: KubeApi, lab: str, shards: Sequence[ShardNeed], options: Sequence[str], put: Put, observer: Observer
+    ) -> None:
+        """options: of the first process of the pods. put: creates an object of the lab, or changes it."""
+        self._api, self._lab, self._shards, self._put, self._observer = api, lab, shards, put, observer
+        self._objects = manifests.lab_objects(lab, owner(), shards, api.target, options=options)
         changed = threading.Event()
-        self._pods = Watch(cluster.api, "Pod", manifests.selector(lab, owner()), changed=changed)
-        self._events = Watch(cluster.api, "Event", changed=changed, optional=True)
+        self._pods = Watch(api, "Pod", manifests.selector(lab, owner()), changed=changed)
+        self._events = Watch(api, "Event", changed=changed, optional=True)
         self._old: set[tuple[str, str]] = set()
         self._addresses: dict[str, str] = {}  # of shards that have answered
         self._since: dict[str, tuple[tuple[str, float], float]] = {}  # shard -> its state, and since when
@@ -82,7 +84,7 @@ class Start:
         """Create all objects, or change them: the first one is the claim on the lab's name."""
         self._old = {_occurrence(each) for each in self._events.now()}
         for each in self._objects:
-            self._cluster.put(self._lab, each)
+            self._put(self._lab, each)
 
     def wait(self) -> dict[str, str]:
         """Incarnation -> address, when all shards have answered.
@@ -131,7 +133,7 @@ class Start:
         pod = manifests.pod_name(self._lab, shard)
         why, hint = "is not ready for a shard: its image may be of another version", _IMAGE_HINT
         try:
-            said = podexec.answer(self._cluster.api, pod, ["sh", "-c", f"cat {READY} || true"])
+            said = podexec.answer(self._api, pod, ["sh", "-c", f"cat {READY} || true"])
         except UnreachableError:
             raise
         except MachineError as error:
@@ -157,7 +159,7 @@ class Start:
         """Keep which pods, and which starts of them, have the lab."""
         config = next(each for each in self._objects if each["kind"] == "ConfigMap")
         metadata = {**config["metadata"], "annotations": {STARTED: json.dumps(dict(started))}}
-        self._cluster.put(self._lab, {**config, "metadata": metadata})
+        self._put(self._lab, {**config, "metadata": metadata})
 
 
 def _occurrence(event: Mapping[str, Any]) -> tuple[str, str]:
