@@ -150,10 +150,13 @@ def test_a_pod_that_is_deleted_while_it_is_watched_is_seen_to_go(
 ) -> None:
     name = manifests.pod_name(LAB, "s1")
     with Watch(shards.api, "Pod", manifests.selector(LAB, owner())) as pods:
-        uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in pods.now()}
+
+        def now() -> dict[str, str]:
+            return {each["metadata"]["name"]: each["metadata"]["uid"] for each in pods.now()}
+
+        uids = now()
         assert len(uids) == 2
         kube_cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
-        now = lambda: {each["metadata"]["name"]: each["metadata"]["uid"] for each in pods.now()}  # noqa: E731
         eventually("there is a new pod", lambda: now().get(name, uids[name]) != uids[name])
         assert now()[manifests.pod_name(LAB, "s2")] == uids[manifests.pod_name(LAB, "s2")]
 
