@@ -25,6 +25,7 @@ from heddle.runs.measuring import Measure, Measuring
 from heddle.runs.runrecord import RunRecord
 from heddle.wire import layout as wire
 from heddle.wire.layout import verdict
+from heddle_plugins.experiments.openloop import open_loop
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -37,6 +38,7 @@ _IP: Final = 14  # offset of the IP header in a frame
 # Figure of icrc_changes -> the byte of the IPv4 packet whose lowest bit is inverted.
 _CHANGES: Final[Mapping[str, int]] = {"ttl": 8, "ecn": 1, "sport": wire.IPV4_BYTES + 1}
 _HOUR_S: Final = 3600
+_KEEPS_UP: Final = 0.97  # of the line rates: where senders are slower, nothing follows from their number
 _PAGE: Final = 4096
 
 
@@ -107,6 +109,13 @@ def _icrc_changes(at: Measuring) -> Mapping[str, float]:
         changed[_IP + at.options[name]] ^= 1
         found[name] = verdict(bytes(changed), _IP)
     return {name: float(each == "right") for name, each in found.items()}
+
+
+def _open_loop(at: Measuring) -> Mapping[str, float]:
+    senders, payload, seconds = int(at.options["senders"]), int(at.options["payload"]), float(at.options["seconds"])
+    found = open_loop(at.running.fabric, at.running.handles(), senders, payload, seconds)
+    kept_up = {"data": found.data, "trim_drops": found.dropped} if found.sent >= _KEEPS_UP * senders else {}
+    return {**kept_up, "sent": found.sent, "trims_left": found.left}
 
 
 def _random_flows(at: Measuring) -> Mapping[str, float]:
@@ -196,6 +205,18 @@ MEASURES: Final[Registry[Measure]] = Registry(
             {"payload": 1024, **_CHANGES},
             live=False,
             seconds=0.1,
+        ),
+        "open_loop": Measure(
+            "Send from many hosts to one at line rate, without answers.",
+            {
+                "data": "whole packets' share of the receiver's line",
+                "trim_drops": "share of the trimmed packets that did not fit in the trim queue",
+                "sent": "what the senders sent, in lines",
+                "trims_left": "trimmed packets that were neither sent nor dropped",
+            },
+            _open_loop,
+            {"senders": 8, "payload": 4036, "seconds": 2.0},
+            seconds=5.0,
         ),
         "random_flows": Measure(
             "Spread random flows over equal links, without a fabric.",

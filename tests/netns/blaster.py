@@ -85,11 +85,8 @@ def blast(
     blasts: Sequence[Blast],
     seconds: float = 60.0,
     watch: Callable[[], object] | None = None,
-    *,
-    hear: bool = True,
 ) -> list[Heard]:
     """Send all blasts at the same time; what arrived of each. watch: called between turns, every millisecond or so.
-    hear: False listens to nothing, and ends when all was handed to the ports.
 
     Ends when all that was sent has arrived, when nothing has for three seconds, or after so many seconds
     (AssertionError: not all could be sent).
@@ -100,7 +97,7 @@ def blast(
         for source in sources:
             stack.enter_context(source.socket)
         version, sinks = lab.fabric.policy.ip_version, {}
-        for name in {each.dst for each in blasts if hear}:
+        for name in {each.dst for each in blasts}:
             port, most = lab.fabric.by_name[name].ports[0], max(each.payload for each in blasts)
             sink = PacketSocket(lab.handle(name).netns, port.name, most, version=version)
             sinks[stack.enter_context(sink).fileno()] = sink
@@ -123,7 +120,7 @@ def blast(
             now, sending = time.monotonic(), any(source.left for source in sources)
             if not sending and sum(h.packets for h in heard) == sum(each.packets for each in blasts):
                 break
-            if not sending and (now - latest > _QUIET_S or not hear):
+            if not sending and now - latest > _QUIET_S:
                 break
             assert now - begin < seconds, f"{sum(source.left for source in sources)} packets could not be sent"
         drops = sum(sink.drops() for sink in sinks.values())

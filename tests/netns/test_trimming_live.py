@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from heddle.base.problems import InputError
 from heddle.base.process import run
 from heddle.fabric.wiring import Port
 from heddle.kernel.namespace import inside
@@ -22,6 +23,7 @@ from heddle.lab.dscpclasses import wrong_classes
 from heddle.switch.queues.cells import LabQueues, class_row
 from heddle.switch.queues.classes import policies_of
 from heddle.wire.dissect import dissect
+from heddle_plugins.experiments.openloop import open_loop
 from tests.machine import until
 from tests.netns.sockets import checksum, packet_socket, taking
 from tests.netns.static_fabric import GATEWAY6, StaticLab, address, static_fabric
@@ -272,3 +274,12 @@ def test_sockets_of_the_kernel_drop_what_was_trimmed_and_their_programs_recover(
                 send(spaces[0], missing)
                 until(lambda: got.total() == 2 * count)
         assert max(got.values()) == 1 and len(missing) == trims
+
+
+def test_an_open_loop_counts_each_trim_and_refuses_senders_that_are_not_there() -> None:
+    with trimming(racks=1, hosts_per_rack=4) as found:
+        loop = open_loop(found.lab.fabric, found.lab.handles(), 3, 4036, 0.5)
+        assert loop.left == 0 == loop.dropped and loop.data > 0 and found.counts("trims")["trims"] > 100
+        for senders in (0, 4):
+            with pytest.raises(InputError, match="is not 1 to 3"):
+                open_loop(found.lab.fabric, found.lab.handles(), senders, 4036, 0.5)

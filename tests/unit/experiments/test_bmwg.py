@@ -43,6 +43,7 @@ def test_every_experiment_cites_a_section_of_the_draft_and_answers_where_it_asks
         "03 ramp": "above 0", "04 storms": "is 0", "04 loss": "is 0", "06 storms_in_cycle": "above 0",
         "06 storms_of_host": "above 0", "07 even": "above 0", "08 even": "above 0", "10 jfi_spray": "",
         "10 jfi_unordered": "", "10 mmr_spray": "", "10 mmr_unordered": "", "21 impact": "above 2",
+        "23 loss": "is 0", "23 timeouts": "is 0", "24 lost_trim": "is 0",
     }  # fmt: skip
     assert "The DUT is an emulation" in bmwg.spec.statement and "revision" in bmwg.spec.source
 
