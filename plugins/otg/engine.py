@@ -205,10 +205,12 @@ class TrafficEngine:
                 self._stack.close()
 
     def settle(self, names: Collection[str], seconds: float) -> None:
-        """Return when these flows are stopped, or after so many seconds."""
+        """Return when these flows are stopped, or after so many seconds; if all are, when its thread has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and any(self._flows[name].state != STOPPED for name in names):
             time.sleep(TICK_S)
+        if all(flow.state == STOPPED for flow in self._flows.values()):
+            self.join()
 
     def complaints(self) -> list[str]:
         """Why its counters are not those of the network, or why it has ended; empty usually."""

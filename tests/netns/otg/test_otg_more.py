@@ -129,6 +129,7 @@ def test_bursts_seconds_pause_and_resume(tiny: Lab) -> None:
         transmit(api, "resume", "endless")
         until(lambda: flow_rows(api)["endless"].frames_tx > row.frames_tx)
         transmit(api, "stop", "endless")
+        assert api_free(tiny)
         done = flow_rows(api)
         assert done["endless"].frames_tx == done["endless"].frames_rx and done["burst"].frames_tx == 40
 
