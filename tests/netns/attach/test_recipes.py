@@ -29,6 +29,7 @@ def lab(tiny: Lab) -> Iterator[Lab]:
         run(["ip", "netns", "del", name], check=False)
 
 
+@pytest.mark.long("a recipe of a page; test_attached.py has the story of attach")
 @pytest.mark.needs("iperf3")
 def test_connections_of_a_foreign_program_are_those_that_are_proven(lab: Lab) -> None:
     text = script(TCP, running=lab.name, **OWN)
