@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from os import getpid
@@ -20,6 +22,8 @@ _PLACE: Final = Path("/sys/fs/cgroup")
 # MiB: too little for a start, and enough. The kernel ends the largest process of a group, which is `up` itself.
 _LIMITS: Final[Mapping[str, tuple[int, int]]] = {"up": (24, 200), "daemons": (8, 90)}
 _LONGEST_S: Final = 60.0  # a process that needs just what it may have reads its program again and again
+_STEADY_S: Final = 1.0  # without a smaller reading
+_LONGEST_REMOVAL_S: Final = 10.0
 _TIMEOUT: Final = "15"  # for routes that do not come
 
 
@@ -110,15 +114,25 @@ def kernel_mb_of(group: Path) -> float:
     """Memory of the kernel that is charged to a group and cannot be reclaimed, in MiB.
 
     Namespaces, ports, routes, qdiscs and BPF maps are charged (GFP_KERNEL_ACCOUNT); what interrupts allocate is not.
+    The kernel removes namespaces after their last process has ended: the smallest of some readings is taken.
     """
+    found, since, ends = math.inf, time.monotonic(), time.monotonic() + _LONGEST_REMOVAL_S
+    while since + _STEADY_S > time.monotonic() < ends:
+        if (now := _charged(group) / 2**20) < found:
+            found, since = now, time.monotonic()
+        time.sleep(0.1)
+    return found
+
+
+def _charged(group: Path) -> int:
     with suppress(OSError):  # EBUSY, EAGAIN: it could not reclaim all
         if (group / "memory.reclaim").exists():
             (group / "memory.reclaim").write_text("1G")
         else:
             (group / "memory.force_empty").write_text("0")
     if (used := group / "memory.kmem.usage_in_bytes").exists():
-        return int(used.read_text()) / 2**20
-    return int(dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["kernel"]) / 2**20
+        return int(used.read_text())
+    return int(dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["kernel"])
 
 
 @contextmanager
