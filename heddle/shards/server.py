@@ -245,9 +245,11 @@ def keep(ends: Mapping[signal.Signals, int], look: Callable[[], int | None] = la
 
 
 def _started(place: Path) -> int:
-    """The process ID of a new server."""
+    """The process ID of a new server, which ends with this process."""
+    keeper = os.getpid()
     if pid := os.fork():
         return pid
+    die_with(keeper)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     code = 1
     try:

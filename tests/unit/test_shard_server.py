@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -86,8 +87,11 @@ class Shard:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
     made = Shard(tmp_path_factory.mktemp("s"))
     yield made
+    server = os.pidfd_open(made.server)
     made.process.terminate()
     assert made.process.wait(20) == 128 + signal.SIGTERM
+    assert select.select([server], [], [], 20)[0], "the server ends with its first process"
+    os.close(server)
     assert made.process.stdout is not None
     made.process.stdout.close()
 
