@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from heddle.base.ethernet import DSCPS
 from heddle.base.problems import Problem
 from heddle.base.tables import some_of
 from heddle.spec.queuepolicy import QueuePolicy
-from heddle.switch.queues.cells import LabQueues, class_row
 from heddle.wire.layout import DSCP_DATA
+
+if TYPE_CHECKING:
+    from heddle.switch.queues.cells import LabQueues
 
 
 def wrong_classes(live: LabQueues, queues: QueuePolicy) -> Iterator[Problem]:
     """A problem for each wrong pair of classes, for the class of packets without a DSCP, and for wrong exemptions."""
+    from heddle.switch.queues.cells import class_row
+
     now, wanted = live.classes(), class_row(queues)
     moved: dict[tuple[int, int], list[str]] = {}
     for dscp, pair in enumerate(zip(now["of_dscp"].tolist(), wanted["of_dscp"].tolist(), strict=True)):
