@@ -112,8 +112,9 @@ def compare(a: StoredRun, b: StoredRun, *, unreliable: bool = False) -> Comparis
     """
     if a.path == b.path:
         raise _refused(a, b, "are the same run", "name two runs; ./inv runs lists them")
-    rows = [_rows(run) for run in (a, b)]
     one, other = a.record, b.record
+    foreign = bool(one.recorded and other.recorded)  # they have figures of the whole run only
+    rows = [{} if foreign else _rows(run) for run in (a, b)]
     if one.options.collective != other.options.collective:
         names = f"{one.options.collective}, {other.options.collective}"
         why = f"have different collectives ({names}): their times and busbw are not comparable"
@@ -122,7 +123,7 @@ def compare(a: StoredRun, b: StoredRun, *, unreliable: bool = False) -> Comparis
         why = f"have different scales (k = {one.k}, k = {other.k}): their emulated bandwidths are not comparable"
         raise _refused(a, b, why, "compare two runs with the same k")
     common = [size for size in rows[0] if size in rows[1]]
-    if not common:
+    if not common and not foreign:
         said = " and ".join(", ".join(format_size(size) for size in each) for each in rows)
         raise _refused(a, b, f"have no size in common: {said}", "run both with the same --size")
     equal = equal_runs(a), equal_runs(b)

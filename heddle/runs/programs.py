@@ -20,6 +20,8 @@ from heddle.lab import attached
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.proof.collect import collect_program
+from heddle.runs.parts.part import RunPart
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import made_ready, read_before
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.watching import recording
@@ -105,8 +107,14 @@ def watched(
             moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), moved)
             faults = tuple(faults_of(end))
+            lost = evidence.backlog_drops
+            busy = f"UNRELIABLE: this machine dropped {many(lost, 'packet')} before a switch received them"
+            faults = (*faults, busy) if lost else faults
             warnings = (*faults, *fabric.warnings(), *recorded.remarks)
-            record = writer.finish_program(evidence, exit_code=end.code, fabric_state=fabric, warnings=warnings)
+            parts: dict[str, RunPart] = {"queues": QueueUse.of(lab.fabric, recorded)} if head.recorded else {}
+            record = writer.finish_program(
+                evidence, exit_code=end.code, fabric_state=fabric, warnings=warnings, parts=parts
+            )
     return ProgramResult(end, record, (*faults, *fabric.warnings()))
 
 

@@ -265,6 +265,9 @@ def _undo(lab: Lab, rows: Sequence[Attachment]) -> None:
             if (row.host, row.port) in numbers:
                 wires.close(numbers[row.host, row.port])
     restore(rows)
+    for row in rows:  # a device that was moved to another namespace goes with the end that is here
+        with suppress(HeddleError), nl.RouteSocket(lab.handle(row.host).netns) as netlink:
+            dev.undo(netlink, [dev.removed(row.inner)])
 
 
 def restore(rows: Sequence[Attachment]) -> None:

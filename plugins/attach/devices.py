@@ -31,6 +31,7 @@ _NO_ADDRESS: Final = b"\1"  # IN6_ADDR_GEN_MODE_NONE
 _TCA_BPF_FD, _TCA_BPF_FLAGS, _DIRECT_ACTION = 6, 8, 1
 _HOOKS: Final = {"ingress": 0xFFF2, "egress": 0xFFF3}  # TC_H_MIN_INGRESS, TC_H_MIN_EGRESS
 _NAME_BYTES: Final = 15
+_LONGEST: Final = 65_535  # ETH_MAX_MTU
 TAP: Final = "tun"  # the kernel's kind of a TAP
 
 
@@ -110,12 +111,16 @@ def undo(netlink: nl.RouteSocket, steps: Sequence[LinkStep]) -> None:
 
 
 def veth(inner: str, far: str, space: int, mtu: int, mac: str) -> LinkStep:
-    """A veth: `inner` here, `far` in the namespace behind the descriptor. mac: of `far`; empty: any."""
+    """A veth: `inner` here, `far` in the namespace behind the descriptor. mtu, mac: of `far`; an empty MAC: any.
+
+    `inner` takes frames of every length, so that the program there counts those that are too long: a veth drops what
+    is longer than the MTU of its peer (is_skb_forwardable).
+    """
     other = uapi.IFINFOMSG.pack(0, 0, 0, 0, 0) + _name(far) + _u32(uapi.IFLA_MTU, mtu) + _u32(_IFLA_NET_NS_FD, space)
     other += nl.attribute(uapi.IFLA_ADDRESS, bytes.fromhex(mac.replace(":", ""))) if mac else b""
     info = nl.attribute(uapi.IFLA_INFO_KIND, b"veth\0")
     info += nl.attribute(_IFLA_INFO_DATA, nl.attribute(_VETH_INFO_PEER, other))
-    body = uapi.IFINFOMSG.pack(0, 0, 0, 0, 0) + _name(inner) + _u32(uapi.IFLA_MTU, mtu)
+    body = uapi.IFINFOMSG.pack(0, 0, 0, 0, 0) + _name(inner) + _u32(uapi.IFLA_MTU, _LONGEST)
     return LinkStep(f"a veth to {far}", (nl.RTM_NEWLINK, body + nl.attribute(uapi.IFLA_LINKINFO, info), NEW))
 
 

@@ -1,7 +1,8 @@
 """A run of what attached devices did: for a time, or while a command runs.
 
 In:  a running lab with attached ports. Out: a stored run with the flows that the switches have counted, and lines with
-what each device sent and received, and what was dropped at its edge.
+what each device sent and received, and what was dropped at its edge. Devices are held while the counters are read: a
+packet in flight would be counted at some of its switches only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from heddle.runs.writer import begun
 from heddle.switch.queues.classes import port_ids
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import endpoint_at
+from heddle_plugins.attach.holding import held
 from heddle_plugins.attach.state import faults
 from heddle_plugins.attach.wires import WireCounts, WireMaps
 
@@ -74,9 +76,11 @@ def record(lab: Lab, seconds: float | None, argv: Sequence[str], observer: Obser
 
     def act() -> ProgramEnd:
         before.update(counts_of(lab, known.values()))
+        holds.open()
         began = time.monotonic()
         code = run_attached(argv) if argv else _wait(seconds or 0)
         took = time.monotonic() - began
+        holds.close()
         return ProgramEnd(code, (code,), None, (), {}, took)
 
     def faults_of(end: ProgramEnd) -> list[str]:
@@ -88,7 +92,8 @@ def record(lab: Lab, seconds: float | None, argv: Sequence[str], observer: Obser
         return [*found, *first_lines([*faults(lab, known.values())])]
 
     what = f"record ({argv[0] if argv else f'{seconds:g} s'})"
-    return RecordedRun(watched(lab, head, what, observer, act, faults_of), after)
+    with held(known.values()) as holds:
+        return RecordedRun(watched(lab, head, what, observer, act, faults_of), after)
 
 
 def counts_of(lab: Lab, rows: Iterable[Attachment]) -> dict[str, WireCounts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from heddle.base import owners
 from heddle.base.problems import HeddleError, Problem
 from heddle.base.tables import many
 from heddle.checks.queuechecks import Found, NothingError, Subject
@@ -14,6 +15,7 @@ from heddle.lab.attached import Attachment
 from heddle.lab.facts import FactKind, LabLook
 from heddle.lab.lab import Lab
 from heddle_plugins.attach import devices as dev
+from heddle_plugins.attach.holding import is_held
 from heddle_plugins.attach.targets import spaces
 
 
@@ -42,9 +44,12 @@ def _wrong(lab: Lab, row: Attachment) -> Iterator[str]:
     try:
         with nl.RouteSocket(space) as netlink:
             found = dev.devices(netlink)
+            held = row.far in found and is_held(netlink, found[row.far].index)
     except HeddleError:
         yield f"is gone with its namespace: {row.target} has ended or was restarted"
         return
+    if held and not owners.working_on(lab.name):
+        yield "is held: a `record` was killed, and nothing of the device reaches the fabric"
     device, far = found.get(row.device), found.get(row.far)
     if device is None or device.index != row.index:
         other = next((each.name for each in found.values() if each.index == row.index), "")

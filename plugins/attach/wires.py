@@ -19,7 +19,7 @@ from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.install import NIC_MAPS
 from heddle.switch.queues.portqueues import HOSTS
 
-_WIRE: Final = struct.Struct("=3I6s6s16s11Q")
+WIRE: Final = struct.Struct("=3I6s6s16s11Q")
 _KEY: Final = struct.Struct("=I")
 # Why the edge drops a frame, in the order of `enum apart`: a word, and what it says.
 APART: Final[Mapping[str, str]] = {
@@ -97,7 +97,7 @@ class WireMaps:
         """Make the row of a port. outer, inner: interface indexes of the port, and of the wire's end beside it."""
         mac = bytes.fromhex(port.mac.replace(":", ""))
         address = as_ipv6(str(port.address.ip)) if port.address is not None else bytes(16)
-        row = _WIRE.pack(outer, inner, port.mtu, mac, mac, address, *[0] * 11)
+        row = WIRE.pack(outer, inner, port.mtu, mac, mac, address, *[0] * 11)
         self.wires.update(_KEY.pack(number), row)
 
     def open(self, number: int) -> None:
@@ -114,5 +114,5 @@ class WireMaps:
         row = self.wires.lookup(_KEY.pack(number))
         if row is None:
             return None
-        in_packets, in_bytes, out_packets, out_bytes, marked, *apart = _WIRE.unpack(row)[6:]
+        in_packets, in_bytes, out_packets, out_bytes, marked, *apart = WIRE.unpack(row)[6:]
         return WireCounts(in_packets, in_bytes, out_packets, out_bytes, marked, dict(zip(APART, apart, strict=True)))

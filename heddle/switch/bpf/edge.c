@@ -129,7 +129,7 @@ int edge(struct __sk_buff *skb)
 	struct frame_start start;
 	int fault = MALFORMED;
 
-	if (!wire)
+	if (!wire || skb->protocol == htons(ETH_P_KICK)) /* a kick is for the queue of the wire: plugins/attach */
 		return TC_ACT_SHOT;
 	if (!bpf_skb_load_bytes(skb, 0, &start, sizeof(start)))
 		fault = fault_of(skb, &start, wire);

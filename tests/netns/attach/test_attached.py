@@ -15,14 +15,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.base.process import run
 from heddle.lab import attached
 from heddle.lab.lab import Lab
-from heddle.runs.store import paths_of
+from heddle.lab.queues import read_queues
+from heddle.runs.run import run as measure
+from heddle.runs.store import History, paths_of
+from heddle.traffic.options import RunOptions
 from heddle_plugins.attach.attaching import attach, detach
 from heddle_plugins.attach.recording import counts_of
 from heddle_plugins.attach.targets import HERE
@@ -88,6 +93,61 @@ def test_ten_thousand_packets_of_a_foreign_endpoint_are_each_on_their_path(lab: 
     assert found["devices"]["host3:eth1"]["out_packets"] >= 10_000
     document("detach", lab=lab)
     assert [*ends.seen(ends.path(blue))] == ["lo"]
+
+
+FLOWS = """
+import socket, sys, time
+from pathlib import Path
+from tests.netns.attach import endpoints as ends
+space, source, target = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+sends = [ends.udp(space, source, 50000 + at) for at in range(4)]
+while True:
+    for at, each in enumerate(sends):
+        each.sendto(ends.bth(0x300 + at, 1) + bytes(3000), (target, ends.ROCE if at < 3 else ends.UET))
+"""
+
+
+@pytest.mark.long("endpoints that send before, during and after the run")
+def test_flows_that_go_on_are_proven_too_and_are_marked_and_paused(
+    lab: Lab, spaces: tuple[str, str], tmp_path: Path
+) -> None:
+    """Two foreign hosts fill the port of a third: the same queue, marks and pauses as with our own endpoints."""
+    blue, red = spaces
+    attach(lab, ["host1", "host2"], "netns", [blue, red])
+    there = address(lab, "host3")
+    hosts = ((blue, "host1"), (red, "host2"))
+    busy = [
+        subprocess.Popen([sys.executable, "-c", FLOWS, str(ends.path(space)), address(lab, host), there], cwd=ROOT)
+        for space, host in hosts
+    ]
+    try:
+        time.sleep(1)
+        found = document("record", "--for", "3s", lab=lab)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    paths = paths_of(lab, found["run_id"])
+    assert paths.agree, [proof.why for proof in paths.flows if proof.why]
+    flows = [proof.flow for proof in paths.flows if proof.flow.dst == "host3"]
+    assert {flow.src for flow in flows} == {"host1", "host2"} and len(flows) == 8
+    assert {flow.dport for flow in flows} == {ends.ROCE, ends.UET}
+    run_ = History.of(lab).open(found["run_id"])
+    marks, pauses = (sum(each) for each in zip(*marks_and_pauses(lab), strict=True))
+    assert run_.record.recorded and marks > 0 and pauses > 0
+    run_id = found["run_id"]
+    page = tmp_path / "page.html"
+    for words in (("report", run_id, "--out", str(page)), ("diagnose", "--run", run_id)):
+        done = typed(words[0], "--lab", lab.name, *words[1:])
+        assert done.returncode in (0, 1), done.stderr
+    assert "foreign endpoints" in page.read_text()
+    again = document("record", "--for", "100ms", lab=lab)["run_id"]
+    ratios = {row["figure"]: row for row in document("compare", run_id, again, lab=lab)["ratios"]}
+    assert ratios["marks"]["a"] > 0 and ratios["marks"]["b"] == 0 and ratios["pause frames"]["a"] > 0
+
+
+def marks_and_pauses(lab: Lab) -> list[tuple[int, int]]:
+    return [(row.marks, row.pfc_sent) for row in read_queues(lab).rows]
 
 
 def frame(lab: Lab, *, source: str = "", kind: int = 0x0800, body: bytes = b"", target: bytes = b"") -> bytes:
@@ -177,10 +237,10 @@ def tapped(lab: Lab, there: str) -> bool:
         fcntl.ioctl(fd, 0x400454CA, struct.pack("16sH22x", b"hd-host4", 0x1002))
         ask = b"\xff" * 6 + own + struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
         ask += own + socket.inet_aton(there) + bytes(6) + socket.inet_aton(gateway)
-        os.write(fd, ask)
-        for _ in range(20):
-            if not select.select([fd], [], [], 3)[0]:
-                return False
+        for _ in range(40):  # the kernel notices within a second that a program has opened it
+            os.write(fd, ask)
+            if not select.select([fd], [], [], 0.2)[0]:
+                continue
             got = os.read(fd, 2048)
             if got[12:14] == b"\x08\x06" and got[20:22] == b"\0\2":
                 return got[:6] == own and got[32:38] == own
@@ -231,7 +291,7 @@ def test_a_device_that_is_changed_under_the_lab_is_named_and_nothing_breaks(lab:
 
 
 def addressed(lab: Lab, space: str, taken: str) -> str:
-    ends.ip(space, "link add hdtaken type dummy")
+    ends.ip(space, "link add hdtaken type veth peer name hdother")
     ends.ip(space, f"addr add {taken}/32 dev hdtaken")
     said = refused("attach", "host2", "--netns", space, lab=lab)
     ends.ip(space, "link del hdtaken")
@@ -251,12 +311,31 @@ def test_a_foreign_flood_makes_no_verdict_wrong(lab: Lab, spaces: tuple[str, str
     flood = subprocess.Popen([sys.executable, "-c", code, str(ends.path(blue)), here, there], cwd=ROOT)
     try:
         time.sleep(1)
-        done = document("run", "--ranks", "2", "--placement", "host2,host4", "--size", "1M", lab=lab)
+        done = measure(lab, RunOptions(ranks=2, placement="host2,host4", sizes=(1 << 20,)), Silent())
     finally:
         flood.kill()
         flood.wait()
-    assert done["wrong"] == 0
-    assert done["agree"] or done["unreliable"], done
+    assert done.wrong == 0 and done.proof is not None
+    assert done.proof.agree or done.limited, done.proof
+
+
+@pytest.mark.long("sixteen devices at once, and the key of a fabric file")
+def test_a_fabric_file_attaches_sixteen_devices(up: Up, lab_name: Callable[[], str]) -> None:
+    name = lab_name()
+    wanted = [f"attach.host{number}=tap" for number in range(1, 17)]
+    made = up(name, "racks=4", "hosts_per_rack=4", *wanted)
+    try:
+        assert len(attached.read(made.lab.dir)) == 16
+        assert {f"hd-host{number}" for number in range(1, 17)} <= ends.seen(HERE).keys()
+        print("attached in", made.seconds["attach"], "s")
+        assert failed(made.lab) == {}
+    finally:
+        assert typed("down", name).returncode == 0
+    assert not [each for each in ends.seen(HERE) if each.startswith("hd-")]
+    with pytest.raises(InputError, match="names no device"):
+        up(name, "attach.host1=netns")
+    with pytest.raises(InputError, match="is not a host"):
+        up(name, "attach.host77=tap")
 
 
 KILLS = 20
@@ -268,7 +347,7 @@ def test_down_restores_devices_after_a_kill_at_any_instant(up: Up, lab_name: Cal
     made = [f"hdkill{number}" for number in range(2)]
     for _ in range(KILLS):
         for each in made:
-            run(["ip", "link", "add", each, "mtu", "1300", "type", "dummy"])
+            run(["ip", "link", "add", each, "mtu", "1300", "type", "veth", "peer", "name", f"p{each}"])
             run(["ip", "addr", "add", "192.0.2.9/24", "dev", each])
         try:
             before = {each: ends.seen(HERE)[each] for each in made}

@@ -30,10 +30,12 @@ from heddle.lab.outages import set_fault
 from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
+from heddle_plugins.attach.attaching import attach, detach
 from heddle_plugins.engineering.diagnosis import case
 from heddle_plugins.engineering.diagnosis.diagnosis import CAUSES, diagnose
 from tests import incidents
 from tests.machine import until
+from tests.netns.attach.endpoints import ip, namespaces
 from tests.netns.live import in_node
 
 Break = Callable[[Lab], AbstractContextManager[object]]
@@ -145,6 +147,17 @@ def incident(kind: str, node_or_port: str) -> Break:
     return around
 
 
+@contextmanager
+def device_down(lab: Lab) -> Iterator[None]:
+    with namespaces("heddlegray"):
+        attach(lab, ["host1"], "netns", ["heddlegray"])
+        try:
+            ip("heddlegray", "link set hd-host1 down")
+            yield
+        finally:
+            detach(lab, [])
+
+
 # Kind -> where the fact is, or the words of one that concerns the lab; and how it comes about.
 BREAKS: Final[Mapping[str, tuple[str, Break]]] = {
     "daemons": ("ctsw1", incident("frozen", "ctsw1")),
@@ -174,6 +187,7 @@ BREAKS: Final[Mapping[str, tuple[str, Break]]] = {
     "offloads": ("host1:eth1", by_command("host1", "ethtool -K eth1 tx on")),
     "order": ("host1:eth1", without_gro),
     facts.RECORDED: (PORT, unrecorded_loss),
+    "attached": ("host1:eth1", device_down),
 }
 _MAC: Final = "lladdr 02:00:00:00:00:99"
 # More faults of some kinds: kind, where the fact is, words that it has, and how it comes about.
