@@ -62,7 +62,7 @@ class Shard:
 
     def ran(self, *argv: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
         with self.become(*argv) as process:
-            out, err = process.communicate(data, timeout=60)
+            out, err = process.communicate(data, timeout=240)
         return process.returncode, out, err
 
     def agent(self) -> AgentCall:
@@ -130,7 +130,7 @@ def test_a_signal_passes_to_the_command_and_to_what_it_has_started(shard: Shard,
     with shard.become("sh", "-c", script) as process:
         ready(process)
         process.send_signal(number)
-        assert process.communicate(timeout=20)[0] == b"child\ngot it\n"
+        assert process.communicate(timeout=120)[0] == b"child\ngot it\n"
         assert process.returncode == 5
 
 
@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_takes_its_commands_with_it_and_starts_again(sha
         ready(process)
         (command,) = shard.commands()
         os.kill(before, signal.SIGKILL)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err.count(b"\n")) == (69, 1)
     assert err.startswith(b"the server of agents in this shard does not answer: it has ended")
     until(lambda: start_of(command) is None)
