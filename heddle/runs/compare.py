@@ -112,9 +112,10 @@ def compare(a: StoredRun, b: StoredRun, *, unreliable: bool = False) -> Comparis
     """
     if a.path == b.path:
         raise _refused(a, b, "are the same run", "name two runs; ./inv runs lists them")
-    one, other = a.record, b.record
-    foreign = bool(one.recorded and other.recorded)  # they have figures of the whole run only
+    # Recorded runs have figures of the whole run only.
+    foreign = bool(a.record.recorded and b.record.recorded)
     rows = [{} if foreign else _rows(run) for run in (a, b)]
+    one, other = a.record, b.record
     if one.options.collective != other.options.collective:
         names = f"{one.options.collective}, {other.options.collective}"
         why = f"have different collectives ({names}): their times and busbw are not comparable"

@@ -96,7 +96,7 @@ class FabricSpec(Strict):
         {},
         description="hosts or ports that `up` gives to devices of yours: `tap`, `tap NAME`, `netns NAME`,"
         " `netdev NAME`, `container NAME`, as of `./inv attach`",
-        examples=["{host1: tap, host2: netns blue}"],
+        examples=[{"host1": "tap", "host2": "netns blue"}],
     )
 
     @property

@@ -26,16 +26,16 @@ _MOST_IDLE_S: Final = 86_400.0
         "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
         "tls_cert": "certificate of the server, in PEM",
         "tls_key": "its key, in PEM",
-        "idle": Option("seconds without a request, after which flows are stopped (default: 300)"),
+        "idle": Option("seconds without a request, after which flows are stopped"),
     },
-    positional=["action", "lab"],
+    positional=["action"],
     extras=[DASHBOARD],
     root=True,
     files_in=["token_file", "tls_cert", "tls_key"],
 )
 def otg(
     out: Console,
-    action: str = "serve",
+    action: str | None = None,
     lab: str | None = None,
     port: int | None = None,
     bind: str = "127.0.0.1",
@@ -54,7 +54,7 @@ def otg(
     from heddle.lab.opening import open_lab
     from heddle_plugins.otg.serving import OtgServer
 
-    if action not in ACTIONS:
+    if action is not None and action not in ACTIONS:
         raise InputError(Problem("", f"otg {action}", "is not an action of otg", did_you_mean(action, ACTIONS)))
     if not 1 <= idle <= _MOST_IDLE_S:
         raise InputError(Problem("", f"--idle {idle:g}", "is outside the range", f"use 1 to {_MOST_IDLE_S:g} seconds"))

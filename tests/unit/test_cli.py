@@ -181,7 +181,7 @@ def test_every_verb_takes_its_lab_with_the_flag_and_as_a_word(tmp_path: Path, mo
     verbs = {name: each.verb for name, each in commands_in(vars(tasks)).items()}
     of_labs = {name: verb_ for name, verb_ in verbs.items() if "--lab" in verb_.flags}
     assert len(of_labs) > 20
-    first = {"perf": ["all_reduce"], "compare": ["1", "2"]}
+    first = {"perf": ["all_reduce"], "compare": ["1", "2"], "attach": ["host1"]}
     for name, verb_ in of_labs.items():
         words = first.get(name, [])
         with_flag = parse(verb_, [*words, "--lab", "mine"] + ["rtsw1", "ls"] * (name == "exec"))

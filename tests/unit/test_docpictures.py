@@ -50,7 +50,7 @@ def test_a_picture_that_was_replaced_removed_or_added_is_named(docs: Path) -> No
         (("heddle.runs.runtable.RunHead.program", property(lambda _: "all-reduce")), {"demo.svg"}),
         (("heddle.runs.parts.PARTS", {"a new part": object}), {"demo.svg"}),
         (("heddle.views.picturelayout.MARKS", {0.0: "0 %", 0.36: "36 %"}), {"report-fabric.png", "dashboard.png"}),
-        (("heddle.views.queuepicture.MARKED", "#00ff00"), {"report-queue.png", "dcqcn.png"}),
+        (("heddle.views.queuepicture.MARKED", "#00ff00"), {"report-queue.png", "dcqcn.png", "trimming.png"}),
     ],
 )
 def test_a_change_of_what_is_drawn_makes_the_picture_old(

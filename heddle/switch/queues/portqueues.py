@@ -420,21 +420,15 @@ def read_shapers(
                 shaper = options
             elif number in own and (handle & 0xFFFF0000 == _ROOT_ID or is_ets_band(handle)):
                 turn = read_ets_turn(options) if is_ets_band(handle) else _read_htb_turn(options)
-                leaves.append((number, _turned(own[number], turn)))
+                leaves.append((number, _turned(own[number].qdisc, own[number].limit_bytes, *turn)))
         if shaper is not None:
             found[port] = PortQueue(port, *_shaper(shaper), _leaves((*own.items(), *leaves)))
     return found
 
 
-@lru_cache(_ALIKE)
-def _turned(leaf: Leaf, turn: tuple[int, int]) -> Leaf:
-    return Leaf(leaf.qdisc, leaf.limit_bytes, *turn)
-
-
-@lru_cache(_ALIKE)
-def _leaves(rows: tuple[tuple[int, Leaf], ...]) -> Mapping[int, Leaf]:
-    """By class. One object for all ports that are alike: they are compared, and passed on between processes."""
-    return dict(rows)
+# One object for all ports that are alike: they are compared, and passed on between processes.
+_turned = lru_cache(_ALIKE)(Leaf)
+_leaves = lru_cache(_ALIKE)(dict[int, Leaf])
 
 
 def foreign_roots(rows: Iterable[nl.Qdisc], names: Mapping[int, str], ports: Iterable[str]) -> dict[str, str]:
@@ -484,9 +478,7 @@ def _read_htb_turn(options: bytes) -> tuple[int, int]:
 def _shaper(options: bytes) -> tuple[int, int, int]:
     """Rate, ceil and burst of struct tc_htb_opt: two struct tc_ratespec, then the burst as its time at the rate."""
     attrs = nl.attributes(options, 0)
-    parameters = attrs[_TCA_HTB_PARMS]
-    rate, ceil = struct.unpack_from("=8xI8xI", parameters)
-    burst_ticks = struct.unpack_from("=24xI", parameters)[0]
+    rate, ceil, burst_ticks = struct.unpack_from("=8xI8xII", attrs[_TCA_HTB_PARMS])
     # A rate of 2^32 bytes/s or more is in a separate attribute.
     rate = struct.unpack("=Q", attrs[_TCA_HTB_RATE64])[0] if _TCA_HTB_RATE64 in attrs else rate
     ceil = struct.unpack("=Q", attrs[_TCA_HTB_CEIL64])[0] if _TCA_HTB_CEIL64 in attrs else ceil
@@ -547,6 +539,9 @@ class Attached:
         return f"{self.hook}:{self.program}" + (f" as port {self.number}" if self.number else "")
 
 
+_attached = lru_cache(_ALIKE)(Attached)
+
+
 def expected(node: Node, number: int) -> tuple[Attached, ...]:
     """The programs that a port of a node has, in their order. number: the port's."""
     return tuple(Attached(each.hook, each.name, number if each.numbered else 0) for each in programs_of(node))
@@ -570,13 +565,8 @@ def read_attached(
                 blocks[number] = _filters(netlink, number)
             for _, name, base in blocks.get(number, ()):
                 port_id = port_at(int.from_bytes(base, sys.byteorder), each.ifindex) if base else 0
-                found[port] = (*found[port], Attached(hook, name, port_id) if port_id else _unnumbered(hook, name))
+                found[port] = (*found[port], _attached(hook, name, port_id))
     return found
-
-
-@cache
-def _unnumbered(hook: str, name: str) -> Attached:
-    return Attached(hook, name, 0)
 
 
 def _filters(netlink: nl.RouteSocket, block: int) -> list[tuple[int, str, bytes | None]]:
