@@ -199,7 +199,7 @@ def test_frames_that_no_nic_sends_are_dropped_at_the_edge_and_counted_apart(lab:
     few = {word: len(wrong[word]) for word in APART}
     few["multicast"] = counts.apart["multicast"]
     assert counts.apart == few and counts.apart["multicast"] >= 4, "the kernel itself sends some to all routers"
-    assert counts.in_packets == 0
+    assert counts.in_bytes == 86 * counts.in_packets, "at most the kernel's own neighbour solicitations pass"
     assert "MTU 9000" in "".join(line for line in document("status", lab.name)["labs"][0]["faults"])
     ends.ip(blue, "link set hd-host1 mtu 4200")
     assert ends.ping(blue, there) and failed(lab) == {}
