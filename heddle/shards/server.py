@@ -16,6 +16,7 @@ import gc
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -217,8 +218,12 @@ def install(place: Path = PLACE) -> None:
     """Write the relay, so that commands can start, and wait for the server."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = Path(__file__).with_name("relay.py").read_text(encoding="utf-8")
-    path = place / "run"
-    path.write_text(f"#!{sys.executable} -IS\n{text}", encoding="utf-8")
+    relay, path = place / "relay.py", place / "run"
+    relay.write_text(text, encoding="utf-8")
+    # Not with the interpreter in the first line, which a space in its path would end.
+    words = shlex.join([sys.executable, "-IS", str(relay)])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    relay.chmod(0o600)
     path.chmod(0o700)
 
 

@@ -41,7 +41,7 @@ def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
         "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links",
         "mtu", "neighbours", "addresses", "daemons", "bgp", "routes", "reachability", "depths", "headroom",
-        "pauses", "paths", "polarisation", "separation",
+        "pauses", "paths", "polarisation", "attached", "separation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 

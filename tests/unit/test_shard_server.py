@@ -42,7 +42,7 @@ class Shard:
     """A server as an ordinary process, with a directory of its own."""
 
     def __init__(self, directory: Path) -> None:
-        self.place = directory / "place"
+        self.place = directory / "a place"
         (directory / "become.py").write_text(BECOME)
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{directory}", "HEDDLE_STATE_DIR": str(directory / "state")}
         argv = [sys.executable, "-P", "-m", "heddle.shards.server", str(self.place)]
@@ -154,7 +154,7 @@ def test_a_terminal_is_that_of_the_command(shard: Shard) -> None:
 
 def test_only_root_of_the_shard_may_connect(shard: Shard) -> None:
     modes = {each.name: each.stat().st_mode & 0o777 for each in (shard.place, *shard.place.iterdir())}
-    assert modes == {"place": 0o700, "run": 0o700, "socket": 0o600}
+    assert modes == {"a place": 0o700, "run": 0o700, "relay.py": 0o600, "socket": 0o600}
 
 
 def test_an_agent_that_is_killed_ends_alone(shard: Shard) -> None:
