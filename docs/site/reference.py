@@ -199,7 +199,7 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:  # noqa: PLR09
         return ", ".join(f"`{word}`" for word in inside)
     if origin is list:
         return f"a list, each value {_takes(inside[0])}"
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"a map, each value {_takes(inside[1])}"
     if inside:
         return ", or ".join(_takes(each, metadata) for each in inside if each is not type(None))

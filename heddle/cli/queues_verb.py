@@ -185,9 +185,10 @@ def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
     # JSON always has the quiet rows: programs can filter them.
     data["ports"] = [row.to_json() for row in result.rows if wanted.has_row(row)]
     data["switches"] = [row.to_json() for row in result.switches if wanted.has_node(row.switch)]
-    foreign = [f"foreign: {each.text}" for each in attached.read(lab.dir)]
-    data |= {"attached": [each.text for each in attached.read(lab.dir)]} if foreign else {}
-    out.result(data, "\n".join([queues_text(result, rows, switches, hidden), *foreign]))
+    foreign = [each.text for each in attached.read(lab.dir)]
+    data |= {"attached": foreign} if foreign else {}
+    text = queues_text(result, rows, switches, hidden)
+    out.result(data, "\n".join([text, *(f"foreign: {each}" for each in foreign)]))
 
 
 def _check_watch(out: Console, every: float, seconds: float) -> None:

@@ -104,7 +104,7 @@ def write(directory: Path, rows: Iterable[Attachment]) -> None:
 
 
 def restore_devices(lab: str) -> int:
-    """Give back all devices that are attached to a lab which is about to be removed; returns their number.
+    """Restore all devices that are attached to a lab which is about to be removed; returns their number.
 
     InputError without the plugin that can do it.
     """

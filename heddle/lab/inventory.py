@@ -157,8 +157,9 @@ def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInvento
     asked = [node.name for node in nodes if node.role is Role.SWITCH and node.name not in stopped]
     sessions = lab.snapshot(LabPart.SESSIONS, asked).sessions
     seen = _seen(lab, [node.name for node in nodes if node.name not in stopped])
+    devices = {row.ref: row.target for row in attached.read(lab.dir)}
     found = [
-        _node(lab, node, stopped.get(node.name, ""), sessions.get(node.name) or {}, seen.get(node.name))
+        _node(lab, node, stopped.get(node.name, ""), sessions.get(node.name) or {}, seen.get(node.name), devices)
         for node in nodes
     ]
     sizes = len(fabric.switches), len(fabric.hosts), len(fabric.links)
@@ -181,14 +182,16 @@ def _seen(lab: Lab, names: Sequence[str]) -> dict[str, _Seen]:
     }
 
 
-def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _Seen | None) -> NodeEntry:
+def _node(
+    lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _Seen | None, devices: Mapping[str, str]
+) -> NodeEntry:
     addresses, down = ({}, None) if seen is None else seen
     # A fabric file defines the AS numbers; those of an imported lab are read from bgpd.
     peers: Mapping[str, BgpPeer] = {}
     if states and node.asn is None:
         peers = lab.daemons.peers(node.name) or {}
     asn = node.asn or next((peer.local_as for peer in peers.values() if peer.local_as), 0)
-    ports = tuple(_port(lab, port, addresses, down, states, peers) for port in node.ports)
+    ports = tuple(_port(lab, port, addresses, down, states, peers, devices) for port in node.ports)
     own = {port.name for port in node.ports}
     others = {
         name: (tuple(row for row in rows if not row.startswith("127.")))
@@ -204,7 +207,7 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str], seen: _
 
 def _port(
     lab: Lab, port: Port, addresses: Mapping[str, tuple[str, ...]], down: Mapping[str, bool] | None,
-    states: Mapping[str, str], peers: Mapping[str, BgpPeer],
+    states: Mapping[str, str], peers: Mapping[str, BgpPeer], devices: Mapping[str, str],
 ) -> PortEntry:  # fmt: skip
     there = lab.fabric.by_name[port.peer_node]
     far = there.port(port.peer_port).address
@@ -215,5 +218,5 @@ def _port(
         port.name, port.peer_ref, None if down is None else port.name not in down, known, port.mac, port.rate_bps,
         port.mtu, states.get(key, ""), there.asn or (peer.remote_as if peer is not None else 0),
         port.network if len(lab.fabric.networks) > 1 else "",
-        next((each.target for each in attached.read(lab.dir) if each.ref == port.ref), ""),
+        devices.get(port.ref, ""),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from heddle.base.problems import HeddleError, MachineError, Problem, did_you_mean, trouble
+from heddle.base.problems import MachineError, Problem, did_you_mean, trouble
 from heddle.base.userfiles import caller
 from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import NETNS_DIR, inside
@@ -136,8 +136,3 @@ def make_tap(name: str, space: Path) -> None:
                 os.close(fd)
     except OSError as error:
         raise trouble(error, f"TAP {name}") from None
-
-
-def is_gone(error: HeddleError) -> bool:
-    """Whether a namespace ended while it was read."""
-    return any("namespace" in each.why or "cannot be entered" in each.why for each in error.problems)

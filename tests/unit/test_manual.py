@@ -189,7 +189,7 @@ LONGER = {
     "docs/congestion-control.md": 870,
     "labs/06-pfc/README.md": 1050,
 }
-ALL_WORDS = 43_000
+ALL_WORDS = 43_100
 
 
 def test_pages_keep_to_their_budgets_of_words() -> None:

@@ -53,9 +53,13 @@ def losing(lab: Lab, port: str, loss: float) -> Iterator[None]:
             write_faults(lab, {port: NO_FAULT})
 
 
-def left_by(lab: Lab, port: str) -> tuple[int, int, int]:
-    """Packets and bytes that left a port by its queues, and packets that its link lost."""
-    rows = [row for row in read_queues(lab).rows if row.port == port]
+def left_by(lab: Lab, port: str, dscp: int | None = None) -> tuple[int, int, int]:
+    """Packets and bytes that left a port by its queues, and packets that its link lost.
+
+    dscp: only those of its class: the kernel's own packets, as of ARP, are of another one.
+    """
+    only = None if dscp is None else lab.fabric.policy.queues.class_of_dscp[dscp]
+    rows = [row for row in read_queues(lab).rows if row.port == port and only in (None, row.traffic_class)]
     return sum(r.packets for r in rows), sum(r.bytes for r in rows), sum(r.drops.get("fault", 0) for r in rows)
 
 
@@ -88,13 +92,13 @@ def test_queue_pairs_retransmit_what_is_lost(tiny: Lab) -> None:
         config = with_ports(api, tiny, ["host1", "host3"])
         roce_flow(config, 1, address_of(tiny, "host3"), source_qp_number=300, dscp=26)
         api.set_config(config)
-        before, lost = counted(tiny), left_by(tiny, leaf_port(tiny, "host3"))[2]
+        before, lost = counted(tiny), left_by(tiny, leaf_port(tiny, "host3"), dscp=26)[2]
         with losing(tiny, leaf_port(tiny, "host3"), 0.05):
             transmit(api, "start")
             until(lambda: qp_rows(api)["qp 1"].data_frames_retransmitted > 3)
             transmit(api, "stop")
         done = qp_rows(api)["qp 1"]
-        lost = left_by(tiny, leaf_port(tiny, "host3"))[2] - lost
+        lost = left_by(tiny, leaf_port(tiny, "host3"), dscp=26)[2] - lost
         assert done.message_fail == 0 and done.nak_tx > 0 and done.frame_sequence_error > 0
         assert done.frame_delta == lost == done.data_frames_tx - done.data_frames_rx
         assert at_port(tiny, before, leaf_port(tiny, "host3"), done.dest_qp) == (done.data_frames_tx, done.tx_bytes)
